@@ -10,6 +10,7 @@ import mmap
 import subprocess
 import sys
 from collections import UserList, deque
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -258,20 +259,22 @@ def test_a_command_that_fails_is_an_archive_cut_short(command: str) -> None:
 def test_as_the_source_of_a_loader(shards: Path) -> None:
     def make() -> sm.DataLoader[Any]:
         return sm.DataLoader(
-            sm.iter_samples(f"{shards}/train-{{000..011}}.tar"),
+            # Closed below: a generator that is left half way has a shard open.
+            sources.enter_context(closing(sm.iter_samples(f"{shards}/train-{{000..011}}.tar"))),
             preprocessor=lambda sample: int(sample["cls"]),
             batch_size=5,
             output_order="input",
         )
 
-    loader = make()
-    batches = iter(loader)
-    first = next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    batches.close()
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert [first, *resumed] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    with ExitStack() as sources:
+        loader = make()
+        batches = iter(loader)
+        first = next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        batches.close()
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [first, *resumed] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
 
 
 def test_urls() -> None:
