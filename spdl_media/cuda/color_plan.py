@@ -333,16 +333,10 @@ def plane_plan(source: Size, size: Size, algo: ScaleAlgo, bits: int, shift: int)
         bits: Bits of a sample.
         shift: Unused bits below them, which are zero in the result.
     """
-    return Plan(
-        luma=_windows(source, size, algo),
-        chroma=_windows(source, size, algo, (0, 0)),
-        matrix=np.zeros((3, 4), np.float32),
-        scale=np.full(3, (1 << bits) - 1, np.float32),
-        bias=np.zeros(3, np.float32),
-        ceiling=_CEILING * 2 ** (bits - 8),
-        shift=shift,
-        dtype="samples",
-    )
+    gray = YUVFormat("gray", bits=bits, shift=shift)
+    largest = np.full(3, (1 << bits) - 1, np.float32)
+    plan = make_plan(gray, source, size, algo=algo)
+    return replace(plan, scale=largest, dtype="samples")
 
 
 def _windows(

@@ -63,6 +63,20 @@ def test_scaled_planes_are_those_of_the_cpu() -> None:
     assert np.abs(got.astype(int) - want).max() <= 1
 
 
+@pytest.mark.parametrize(("pix_fmt", "unused"), [("yuv420p10le", 6), ("yuv420p12le", 4)])
+def test_scaled_deep_planes_have_nothing_in_the_low_bits(pix_fmt: str, unused: int) -> None:
+    planes = index_planes(6, 32, 16, pix_fmt)
+    data = make_video(planes, codec="libx265", format="mp4", pix_fmt=pix_fmt)
+    size = {"scale_width": 24, "scale_height": 10}
+    (buffer,) = streaming_load_video_nvdec(data, StandIn(), num_frames=6, **size)
+    got = np.asarray(buffer)
+    assert got.dtype == np.uint16
+    assert not (got & ((1 << unused) - 1)).any()
+    want = sm.load_video(data, pix_fmt="p010le", width=24, height=10, scale_mode=None).array[:, 0]
+    # In levels of 10 bits.
+    assert np.abs((got >> 6).astype(int) - (want >> 6)).max() <= 2
+
+
 def test_cropped_planes() -> None:
     (got,) = streaming_load_video_nvdec(
         CLIP, StandIn(), num_frames=90, crop_left=4, crop_top=2, crop_right=2, crop_bottom=6
