@@ -139,7 +139,7 @@ from spdl_media.video_file import VideoFile
 
 if TYPE_CHECKING:
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
-    from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb, yuv_to_rgb
+    from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb
     from spdl_media.cuda.images import (
         CPUFallbackWarning,
         decode_image_nvjpeg,
@@ -183,7 +183,7 @@ __all__ += ["load_npy", "load_npz", "load_wav", "parse_wav"]
 __all__ += ["CPUFallbackWarning", "CUDACapabilities", "Capability", "cuda_capabilities"]
 __all__ += ["decode_image_nvjpeg", "load_image_batch_nvjpeg"]
 __all__ += ["decode_packets_nvdec", "streaming_load_video_nvdec"]
-__all__ += ["nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"]
+__all__ += ["nv12_to_bgr", "nv12_to_rgb"]
 __all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "sample_windows"]
 __all__ += ["VideoCache", "VideoClips", "VideoFile", "sample_clips", "sample_decode_video"]
 
@@ -193,7 +193,7 @@ _LAZY_MODULES = ("dataloader", "pipeline", "ray", "source")
 # Names of such modules. Type checkers read the imports above instead.
 _LAZY_NAMES = {
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
-    "cuda.color": ("nv12_to_bgr", "nv12_to_rgb", "yuv_to_rgb"),
+    "cuda.color": ("nv12_to_bgr", "nv12_to_rgb"),
     "cuda.videos": ("decode_packets_nvdec", "streaming_load_video_nvdec"),
     "cuda.images": ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg"),
     "dataloader": ("DataLoader",),

@@ -13,10 +13,15 @@ from fake_cuda import FakeCupy, FakeTorch
 
 import spdl_media as sm
 from spdl_media import cuda_driver
+from spdl_media.config import as_cuda_config
 from spdl_media.cuda import color
 from spdl_media.cuda.color import Planes
-from spdl_media.cuda.color_plan import Plan, Taps
+from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, Taps, make_plan
+from spdl_media.devices import open_device
 from spdl_media.formats import Array
+from spdl_media.handover import in_place
+from spdl_media.row_plan import parse_values
+from spdl_media.transfer import buffer_on_stream
 
 
 def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:
@@ -87,3 +92,50 @@ def _put_on_stream(device: Any, batches: Sequence[Planes], plan: Plan, out: Arra
 
     stream = cuda_driver.driver().card.stream(device.index, device.stream)
     stream.put("the reference", convert)
+
+
+def noise(
+    pix_fmt: str, width: int, height: int, frames: int | None = None, contrast: float = 0.5
+) -> list[np.ndarray]:
+    """Y and UV of values around the middle, every one of them by default."""
+    dtype, bits, shift = SEMI_PLANAR[pix_fmt]
+    rng = np.random.default_rng(width * 1000 + height)
+    low, high = (int((1 << bits) * (0.5 + side * contrast)) for side in (-1, 1))
+    lead = () if frames is None else (frames,)
+    shapes = (*lead, height, width), (*lead, -(-height // 2), -(-width // 2), 2)
+    return [(rng.integers(low, high, shape) << shift).astype(dtype) for shape in shapes]
+
+
+def to_rgb(
+    planes: Sequence[sm.CUDABuffer],
+    pix_fmt: str,
+    *,
+    matrix: str | None = None,
+    color_range: str | None = None,
+    width: int | None = None,
+    height: int | None = None,
+    scale_algo: Any = None,
+    layout: str = "NHWC",
+    normalize: Any = None,
+    cuda_config: Any = None,
+) -> sm.CUDABuffer:
+    """What the kernel makes of Y and UV on a device, of one frame or several, by a plan as of decoding."""
+    index = planes[0].device_index
+    device = open_device(as_cuda_config(index if cuda_config is None else cuda_config), "a test")
+    for one in planes:
+        one.wait_on(device.stream)
+    luma, pairs = (in_place(one.array) for one in planes)
+    has_frames = luma.ndim == 3
+    batch = [part if has_frames else part[None] for part in (luma, pairs[..., 0], pairs[..., 1])]
+    source: Any = luma.shape[:-3:-1]
+    size = width or source[0], height or source[1]
+    algo = scale_algo or (None if size == source else "bicubic")
+    values = normalize and parse_values("float32", *normalize, pix_fmt="rgb24")
+    plan = make_plan(pix_fmt, source, size, matrix, color_range, algo=algo, values=values)
+    shape = (plan.height, plan.width, 3) if layout == "NHWC" else (3, plan.height, plan.width)
+    block = device.empty((*luma.shape[:-2], *shape), plan.dtype)
+    array = in_place(block.array)
+    out = array if has_frames else array[None]
+    pixels = out if layout == "NHWC" else out.transpose(0, 2, 3, 1)
+    color.convert_on_device(device, [tuple(batch)], plan, pixels)  # type: ignore[list-item]  # of three
+    return buffer_on_stream(block, device)

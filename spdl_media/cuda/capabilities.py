@@ -46,7 +46,7 @@ class CUDACapabilities:
     Attributes:
         pinned_memory: Page-locked host memory: ``cpu_storage``, ``StoragePool``.
         transfer: Copies: ``transfer_buffer``, ``transfer_tensor``.
-        kernels: Colour: ``yuv_to_rgb``, ``nv12_to_rgb``, ``nv12_to_bgr``.
+        kernels: Colour: ``nv12_to_rgb``, ``nv12_to_bgr``.
         dali: DALI's operators.
         nvjpeg: Pictures: ``decode_image_nvjpeg``, ``load_image_batch_nvjpeg``.
         nvdec: Videos: ``decode_packets_nvdec``, ``streaming_load_video_nvdec``, ``load_video(cuda=)``.

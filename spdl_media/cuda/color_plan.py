@@ -12,13 +12,11 @@ See:
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-import av
 import numpy as np
 
 from spdl_media.formats import COLORSPACES, Array
@@ -29,66 +27,27 @@ ScaleAlgo: TypeAlias = Literal["bicubic", "bilinear"]
 SCALE_ALGOS = get_args(ScaleAlgo)
 
 
-@dataclass(frozen=True, slots=True)
-class YUVFormat:
-    """How the samples of a pixel format lie in its planes.
+class Samples(NamedTuple):
+    """How the samples of a format lie in memory: their type, bits, and unused bits below them."""
 
-    Attributes:
-        name: FFmpeg's name of the format, without byte order.
-        sub_x: Pixels across for one sample of chroma; 0: there is no chroma.
-        sub_y: Pixels down for one sample of chroma.
-        pairs: Where U and V alternate in one plane, their places in a pair, else ``None``.
-        bits: Bits of a sample.
-        shift: Unused bits below them.
-        full_range: The name itself says full range (``yuvj``, ``gray``).
-    """
-
-    name: str
-    sub_x: int = 0
-    sub_y: int = 0
-    pairs: tuple[int, int] | None = None
-    bits: int = 8
-    shift: int = 0
-    full_range: bool = False
-
-    @property
-    def dtype(self) -> str:
-        """NumPy's name of the type of a sample."""
-        return "uint8" if self.bits == 8 else "uint16"
-
-    def chroma_shape(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and samples in a row of U."""
-        return -(-height // self.sub_y), -(-width // self.sub_x)
+    dtype: str
+    bits: int
+    shift: int
 
 
-@lru_cache(maxsize=256)
-def yuv_format(pix_fmt: str) -> YUVFormat:
-    """The format of this name; its byte order is that of the arrays.
+_DEEP = Samples("<u2", 12, 4)
+SEMI_PLANAR = MappingProxyType(
+    {
+        "nv12": Samples("|u1", 8, 0),
+        "p010le": Samples("<u2", 10, 6),
+        "p012le": _DEEP,
+        "p016le": _DEEP,
+    }
+)
+"""The formats in which NVDEC gives frames: Y, and U and V in turn, for two pixels each way.
 
-    Raises:
-        ValueError: It is no YUV format that is known here.
-    """
-    try:
-        parts = av.VideoFormat(pix_fmt, 16, 16).components
-    except ValueError:
-        parts = ()
-    # The arrays have their byte order in their type.
-    name = re.sub(r"(?<=[\db])(le|be)$", "", pix_fmt)
-    planes, bits = [part.plane for part in parts], parts[0].bits if parts else 0
-    if 8 <= bits <= 16 and planes == [0] and name.startswith("gray"):
-        return YUVFormat(name, bits=bits, full_range=True)
-    if 8 <= bits <= 16 and planes in ([0, 1, 1], [0, 1, 2]):
-        sub = 16 // parts[1].width, 16 // parts[1].height
-        order = (1, 0) if name in ("nv21", "nv42") else (0, 1)
-        is_high = name.startswith("p") or name.endswith("msb")
-        shift = 16 - bits if is_high else 0
-        pairs = order if planes[2] == 1 else None
-        return YUVFormat(name, *sub, pairs, bits, shift, name.startswith("yuvj"))
-    raise ValueError(
-        f"pix_fmt {pix_fmt!r} is not known here. It may be nv12, nv21, nv16, nv24, nv42, p010, p012, p016 "
-        "and their kin (p210, p410), yuv420p, yuvj420p, yuv422p, yuv444p, yuv440p, yuv411p, yuv410p, their "
-        "deep variants (yuv420p10, yuv444p12msb), or gray. decode_packets converts others on the CPU"
-    )
+12 bits are P012, which FFmpeg 8.0 calls P016.
+"""
 
 
 _CUBIC = 0.6  # FFmpeg's default; Pillow and PyTorch take 0.5
@@ -101,7 +60,7 @@ class Taps:
 
     Attributes:
         first: int32 ``(size,)``: the sample at which the window of each place begins.
-        weights: float32 ``(taps, size)``; each column adds up to 1. Without taps: there are no samples.
+        weights: float32 ``(taps, size)``; each column adds up to 1.
     """
 
     first: Array
@@ -119,13 +78,11 @@ def line_taps(length: int, size: int, sub: int, algo: ScaleAlgo, *, stretch: boo
     Args:
         length: Pixels in a line of the image.
         size: Pixels in a line of the result.
-        sub: Pixels for one sample, which stands amid them; 1 for luma; 0: there are no samples.
+        sub: Pixels for one sample, which stands amid them; 1 for luma.
         algo: The filter. It is as wide as needed to take in all samples where the line becomes shorter.
         stretch: The last sample counts in full, also where it stands for fewer than ``sub`` pixels. FFmpeg's
             scaler has it so; the CPU path scales so, and mends it where the size stays the same.
     """
-    if not sub:
-        return _frozen(np.zeros(size), np.zeros((0, size)))
     samples = -(-length // sub)
     if sub == 1 and length == size:
         return _frozen(np.arange(size), np.ones((1, size)))
@@ -199,7 +156,7 @@ COEFFICIENTS = {
 """The numbers of H.273 that ``coeff=`` takes, as SPDL has them.
 
 10 is constant luminance, whose equations are no matrix. SPDL takes the matrix of 9 for it; FFmpeg's scale
-filter refuses such pictures, and so does ``matrix=``.
+filter refuses such pictures, and so do frames and buffers that state it.
 """
 
 DEFAULT_MATRIX = "bt601"
@@ -280,7 +237,7 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def make_plan(
-    format: YUVFormat,
+    pix_fmt: str,
     source: Size,
     size: Size,
     matrix: str | None = None,
@@ -293,75 +250,57 @@ def make_plan(
     """Work out how images of one size are converted.
 
     Args:
-        format: Of their planes.
+        pix_fmt: One of :data:`SEMI_PLANAR`.
         source: Their width and height.
         size: Those of the result.
-        matrix: As in ``yuv_to_rgb``, as are the next two.
-        color_range: ``"tv"`` or ``"pc"``.
-        algo: The filter, which also scales an image to its own size, as FFmpeg's filter does.
+        matrix: As ``frames.colorspace`` has it; ``None``: BT.601, as FFmpeg takes it.
+        color_range: ``"tv"`` or ``"pc"``; ``None``: limited.
+        algo: The filter, which also scales an image to its own size, as FFmpeg's filter does. ``None``: the
+            image keeps its size, and chroma becomes as large bilinearly.
         values: The numbers that levels become.
         bgr: Blue comes first.
 
     Raises:
-        ValueError: An unknown matrix, or a range that contradicts the format.
+        ValueError: An unknown matrix.
     """
-    # Whoever names a filter gets it at every size, as of FFmpeg's scale filter.
-    is_scaled = algo is not None or size != source
-    algo = algo or ("bicubic" if is_scaled else "bilinear")
-    scale, bias = normalization(values)
-    subs, rgb = (format.sub_x, format.sub_y), _matrix(format, matrix, color_range)
+    samples, (scale, bias) = SEMI_PLANAR[pix_fmt], normalization(values)
+    rgb = rgb_matrix(matrix or DEFAULT_MATRIX, full_range=color_range == "pc", bits=samples.bits)
     return Plan(
-        luma=_windows(source, size, algo),
-        chroma=_windows(source, size, algo, subs, stretch=is_scaled),
+        luma=_windows(source, size, algo or "bilinear"),
+        chroma=_windows(source, size, algo or "bilinear", 2, stretch=algo is not None),
         matrix=np.ascontiguousarray(rgb[::-1] if bgr else rgb, np.float32),
         scale=scale,
         bias=bias,
-        ceiling=_CEILING * 2 ** (format.bits - 8),
-        shift=format.shift,
+        ceiling=_CEILING * 2 ** (samples.bits - 8),
+        shift=samples.shift,
         dtype="float32" if values is not None and values.is_float else "uint8",
     )
 
 
 @lru_cache(maxsize=256)
-def plane_plan(source: Size, size: Size, algo: ScaleAlgo, bits: int, shift: int) -> Plan:
-    """How one plane is scaled, or copied, without a change of its values.
+def plane_plan(pix_fmt: str, source: Size, size: Size, algo: ScaleAlgo) -> Plan:
+    """How one plane of a format is scaled, or copied, without a change of its values.
 
     Args:
+        pix_fmt: One of :data:`SEMI_PLANAR`. Unused bits are zero in the result.
         source: Samples in a row, and rows.
         size: Those of the result.
         algo: The filter.
-        bits: Bits of a sample.
-        shift: Unused bits below them, which are zero in the result.
     """
-    gray = YUVFormat("gray", bits=bits, shift=shift)
-    largest = np.full(3, (1 << bits) - 1, np.float32)
-    plan = make_plan(gray, source, size, algo=algo)
-    return replace(plan, scale=largest, dtype="samples")
+    largest = np.full(3, (1 << SEMI_PLANAR[pix_fmt].bits) - 1, np.float32)
+    # The kernel reads neither its matrix nor its windows of chroma.
+    return replace(make_plan(pix_fmt, source, size, algo=algo), scale=largest, dtype="samples")
 
 
 def _windows(
-    source: Size, size: Size, algo: ScaleAlgo, subs: Size = (1, 1), *, stretch: bool = True
+    source: Size, size: Size, algo: ScaleAlgo, sub: int = 1, *, stretch: bool = True
 ) -> tuple[Taps, Taps]:
-    """The windows across and down, for planes with a sample for so many pixels across and down."""
-    (across, wide, sub_x), (down, high, sub_y) = zip(source, size, subs, strict=True)
-    return (
-        line_taps(across, wide, sub_x, algo, stretch=stretch),
-        line_taps(down, high, sub_y, algo, stretch=stretch),
+    """The windows across and down, for planes with a sample for so many pixels each way."""
+    across, down = (
+        line_taps(length, short, sub, algo, stretch=stretch)
+        for length, short in zip(source, size, strict=True)
     )
-
-
-def _matrix(format: YUVFormat, matrix: str | None, color_range: str | None) -> Array:
-    if not format.sub_x:
-        # Gray has full range in FFmpeg, whatever it states, and is gray in every matrix.
-        found = rgb_matrix(DEFAULT_MATRIX, full_range=True, bits=format.bits)
-        return np.column_stack([found[:, 0], np.zeros((3, 3))])
-    if format.full_range and color_range == "tv":
-        raise ValueError(
-            f"color_range='tv' contradicts {format.name}, which always has full range. Leave it out, or name "
-            "the format without its j"
-        )
-    full_range = format.full_range or color_range == "pc"
-    return rgb_matrix(matrix or DEFAULT_MATRIX, full_range=full_range, bits=format.bits)
+    return across, down
 
 
 def normalization(values: Values | None) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ from av.codec.hwaccel import HWAccel
 from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
+from spdl_media.cuda.color_plan import SEMI_PLANAR
 from spdl_media.cuda_driver import driver_version
 from spdl_media.demux import make_filter
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
@@ -36,15 +37,6 @@ NVDEC_CODECS = frozenset(
 
 NVDEC_FORMATS = frozenset({"yuv420p", "yuvj420p", "nv12", "yuv420p10le", "yuv420p12le"})
 """Coded pixel formats that NVDEC decodes."""
-
-_DEEP = ("<u2", 4)
-SEMI_PLANAR = MappingProxyType(
-    {"nv12": ("|u1", 0), "p010le": ("<u2", 6), "p012le": _DEEP, "p016le": _DEEP}
-)
-"""The formats in which NVDEC gives frames: type of a value, and unused bits below it.
-
-12 bits are P012, which FFmpeg 8.0 calls P016.
-"""
 
 DRIVER, VIDEO_LIBRARY = (
     ("nvcuda.dll", "nvcuvid.dll")

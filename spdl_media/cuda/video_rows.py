@@ -15,8 +15,8 @@ from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color import Planes, convert_on_device
-from spdl_media.cuda.color_plan import Plan, make_plan, normalization, plane_plan, yuv_format
-from spdl_media.cuda.nvdec import DECODERS, SEMI_PLANAR, DecoderPool, format_name, open_on_device
+from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, make_plan, normalization, plane_plan
+from spdl_media.cuda.nvdec import DECODERS, DecoderPool, format_name, open_on_device
 from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
@@ -136,7 +136,7 @@ def plan_of(kind: Kind, output: Output) -> Plan:
         size = source
         left = source[0] - x - w if ops.mirror else x
     plan = make_plan(
-        yuv_format(kind.stored),
+        kind.stored,
         source,
         size,
         COLORSPACES.get(kind.matrix),
@@ -176,7 +176,7 @@ def frame_planes(shown: Shown) -> Planes:
     They keep the frame, whose memory FFmpeg else uses again for a later one. PyAV's own DLPack export cuts
     the chroma of odd sizes and has fewer formats.
     """
-    typestr = SEMI_PLANAR[format_name(shown.frame)][0]
+    typestr = SEMI_PLANAR[format_name(shown.frame)].dtype
     size, (luma, chroma) = np.dtype(typestr).itemsize, shown.frame.planes
     wide, high = shown.width, shown.frame.height
     half, pairs = (1, -(-high // 2), -(-wide // 2)), (0, chroma.line_size, 2 * size)
@@ -371,7 +371,7 @@ class DeviceRows:
         if self._output.is_yuv:
             # Luma, and below it U and V in turn, in half as many rows.
             shape = height + -(-height // 2), width + width % 2
-            return np.zeros(shape, SEMI_PLANAR[stored][0]), bool(width % 2)
+            return np.zeros(shape, SEMI_PLANAR[stored].dtype), bool(width % 2)
         row = np.zeros((height, width, 3), np.uint8)
         if values is not None and values.is_float:
             row = row + normalization(values)[1]
@@ -383,14 +383,11 @@ class DeviceRows:
         ops, (width, height) = self._output.ops, canvas
         pairs = rows[:, height:].reshape(len(rows), -(-height // 2), -1, 2)
         targets = rows[:, :height, :width], pairs[..., 0], pairs[..., 1]
-        # Of P010 the low bits stay zero when it is scaled.
-        typestr, unused = SEMI_PLANAR[kind.stored]
-        bits = 8 * np.dtype(typestr).itemsize - unused
         parts = zip(*(kind.views(frame_planes(shown), ops) for shown in frames), strict=True)
         for target, planes in zip(targets, parts, strict=True):
             algo: Any = ops.scale_algo
             sizes = planes[0].shape[2:0:-1], target.shape[2:0:-1]
-            plan = plane_plan(*sizes, algo, bits, unused)
+            plan = plane_plan(kind.stored, *sizes, algo)
             self._device.convert(
                 [(plane, plane, plane) for plane in planes], plan, target[..., None]
             )

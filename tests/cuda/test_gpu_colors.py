@@ -8,10 +8,10 @@ import color_kernel
 import numpy as np
 import pytest
 from color_kernel import fake_cupy
-from color_reference import by_reference
+from color_reference import by_reference, noise, to_rgb
 
 import spdl_media as sm
-from spdl_media.cuda.color_plan import yuv_format
+from spdl_media.cuda.color_plan import SEMI_PLANAR
 
 NORMAL = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -33,23 +33,11 @@ def values_of(buffer: sm.CUDABuffer) -> np.ndarray:
     return np.array(sm.transfer_buffer_cpu(buffer))
 
 
-def noise(pix_fmt: str, width: int, height: int, frames: int = 2) -> list[np.ndarray]:
-    format, rng = yuv_format(pix_fmt), np.random.default_rng(width)
-
-    def plane(*shape: int) -> np.ndarray:
-        values = rng.integers(0, 1 << format.bits, (frames, *shape)) << format.shift
-        return values.astype(format.dtype)
-
-    down, across = format.chroma_shape(height, width)
-    chroma = [(down, across, 2)] if format.pairs else [(down, across)] * 2
-    return [plane(height, width), *(plane(*shape) for shape in chroma)]
-
-
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("color_range", ["tv", "pc"])
-@pytest.mark.parametrize("pix_fmt", ["nv12", "yuv420p", "yuv422p", "p010le", "yuv444p12le"])
+@pytest.mark.parametrize("pix_fmt", list(SEMI_PLANAR))
 def test_the_kernel_gives_what_the_reference_gives(pix_fmt: str, color_range: str) -> None:
-    planes = noise(pix_fmt, 37, 29)
+    planes = noise(pix_fmt, 37, 29, 2)
     there = [sm.transfer_buffer(sm.CPUBuffer(plane), cuda_config=0) for plane in planes]
     for options in (
         {},
@@ -58,8 +46,8 @@ def test_the_kernel_gives_what_the_reference_gives(pix_fmt: str, color_range: st
         {"normalize": NORMAL, "layout": "NCHW", "matrix": "bt2020nc"},
     ):
         look: dict[str, Any] = {**options, "color_range": color_range}
-        found = values_of(sm.yuv_to_rgb(there, pix_fmt, **look))
-        want = by_reference(sm.yuv_to_rgb, planes, pix_fmt, **look)
+        found = values_of(to_rgb(there, pix_fmt, **look))
+        want = by_reference(to_rgb, planes, pix_fmt, **look)
         # Bit for bit where the kernel is compiled for the CPU; no device has been asked yet.
         if want.dtype == np.uint8:
             assert np.abs(found.astype(int) - want).max() <= 1
