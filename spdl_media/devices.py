@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_size_t
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from spdl_media.cuda_driver import (
     one_name,
 )
 from spdl_media.errors import TransferError
-from spdl_media.handover import Block, Guard, in_place
+from spdl_media.handover import Block, Guard
 
 HostArray: TypeAlias = npt.NDArray[Any]
 
@@ -241,8 +241,7 @@ class Device:
     def _memory(self, nbytes: int, allocator: Allocator | None) -> tuple[int, Callable[[], object]]:
         """An address, and what gives it back."""
         if allocator is None:
-            address = allocate(nbytes, self.index, self.stream)
-            return address, partial(free, address, self.index, self.stream)
+            allocator = allocate, partial(free, index=self.index, stream=self.stream)
         given = allocator[0](nbytes, self.index, self.stream)
         if not given:
             raise TransferError(
@@ -251,37 +250,23 @@ class Device:
             )
         return int(given), partial(allocator[1], given)
 
-    def copy_in(self, target: Any, source: HostArray, offset: int = 0) -> None:
-        """Begin to copy an array to the device, ``offset`` bytes behind the start of one there.
+    def copy(
+        self, way: Literal["HtoD", "DtoH", "DtoD"], target: HostArray, source: HostArray
+    ) -> None:
+        """Begin to copy an array from or to the device, or on it. Both are to be kept until it is done.
 
-        The source is to be kept until then.
-
-        Raises:
-            TransferError: The driver refuses the copy.
-        """
-        address = in_place(target).ctypes.data + offset
-        self._copy("HtoD", address, source.ctypes.data, source.nbytes)
-
-    def copy_out(self, target: HostArray, address: int) -> None:
-        """Begin to copy memory of the device to an array.
+        Args:
+            way: As the driver calls it, ``"HtoD"`` for host to device.
+            target: As large as the source; on the device as :func:`in_place` has it, as is the next.
+            source: Contiguous.
 
         Raises:
             TransferError: The driver refuses the copy.
         """
-        self._copy("DtoH", target.ctypes.data, address, target.nbytes)
-
-    def copy(self, target: HostArray, source: HostArray) -> None:
-        """Begin to copy memory of the device, as :func:`in_place` has it, to other memory of it.
-
-        Raises:
-            TransferError: The driver refuses the copy.
-        """
-        self._copy("DtoD", target.ctypes.data, source.ctypes.data, source.nbytes)
-
-    def _copy(self, way: str, target: int, source: int, nbytes: int) -> None:
-        if nbytes:  # an array without elements has no address
+        if target.nbytes:  # an array without elements has no address
+            places = target.ctypes.data, source.ctypes.data, target.nbytes
             with current(self.index):
-                call(f"cuMemcpy{way}Async_v2", target, source, nbytes, self.stream)
+                call(f"cuMemcpy{way}Async_v2", *places, self.stream)
 
     def record(self) -> Event:
         """An event behind all that was put on the stream.
@@ -290,17 +275,6 @@ class Device:
             TransferError: The stream is gone, or the device.
         """
         return Event(self.index, self.stream)
-
-    def memory_info(self) -> tuple[int, int]:
-        """Bytes of the device that are free, and all of them.
-
-        Raises:
-            TransferError: The device has failed.
-        """
-        free, total = c_size_t(), c_size_t()
-        with current(self.index):
-            call("cuMemGetInfo_v2", byref(free), byref(total))
-        return free.value, total.value
 
 
 @contextmanager
@@ -315,11 +289,13 @@ def out_of_memory_said(device: Device, nbytes: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        free, total = device.memory_info()
+        free, total = c_size_t(), c_size_t()
+        with current(device.index):
+            call("cuMemGetInfo_v2", byref(free), byref(total))
         raise TransferError(
             f"{nbytes} bytes do not fit into the memory of CUDA device {device.index}, which has "
-            f"{total} bytes and {free} of them free (pools of other libraries may hold more). Use smaller "
-            "batches, or drop buffers earlier"
+            f"{total.value} bytes and {free.value} of them free (pools of other libraries may hold more). "
+            "Use smaller batches, or drop buffers earlier"
         ) from error
 
 

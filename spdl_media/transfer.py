@@ -24,7 +24,7 @@ from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
 from spdl_media.cuda_driver import HISTORY, DriverError, Event, is_pinned
 from spdl_media.devices import Device, cuda_library, open_device, out_of_memory_said
 from spdl_media.errors import TransferError
-from spdl_media.handover import KEEPER, Block, Handover
+from spdl_media.handover import KEEPER, Block, Handover, in_place
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
@@ -78,7 +78,7 @@ def _to_device(
         block = device.empty(source.shape, source.dtype, config.allocator)
         is_direct = source.nbytes <= _SMALL or is_pinned(device.index, source.ctypes.data)
         if is_direct:
-            device.copy_in(block.array, source)
+            device.copy("HtoD", in_place(block.array), source)
         else:
             _WINDOW.copy(device, block.array, source)
         ready = Handover(device.index, device.stream, block.used_on)
@@ -117,18 +117,19 @@ class _Window:
 
     def copy(self, device: Device, target: Any, source: Array) -> None:
         """Begin to copy an array to one of the device's; the source may be dropped when this returns."""
-        flat = source.reshape(-1).view(np.uint8)
+        flat, there = (one.reshape(-1).view(np.uint8) for one in (source, in_place(target)))
         with self._lock:
             if self._memory is None:
                 self._memory = PinnedMemory().acquire(2 * self._half).reshape(2, -1)
             for start in range(0, len(flat), self._half):
-                side, part = start // self._half % 2, flat[start : start + self._half]
+                place = slice(start, start + self._half)
+                side, part = start // self._half % 2, flat[place]
                 if (before := self._events[side]) is not None:
                     with suppress(TransferError):  # a device that has failed reads nothing any more
                         before.synchronize()
                 piece = self._memory[side, : len(part)]
                 piece[...] = part
-                device.copy_in(target, piece, start)
+                device.copy("HtoD", there[place], piece)
                 self._events[side] = device.record()
 
 
@@ -208,9 +209,7 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     target = memory.view(buffer.dtype).reshape(buffer.shape)
     with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
         buffer.wait_on(device.stream)
-        if target.nbytes:
-            address = int(buffer.array.__cuda_array_interface__["data"][0])
-            device.copy_out(target, address)
+        device.copy("DtoH", target, in_place(buffer.array))
         device.record().synchronize()
     return CPUBuffer(target, **buffer.metadata)
 

@@ -11,8 +11,8 @@ from typing import Any, SupportsIndex
 from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda.dali import check_device
-from spdl_media.cuda.nvdec import DRIVER, LIBRARIES, VIDEO_LIBRARY
-from spdl_media.cuda_driver import HISTORY
+from spdl_media.cuda.nvdec import LIBRARIES, VIDEO_LIBRARY
+from spdl_media.cuda_driver import HISTORY, LIBRARY
 from spdl_media.devices import WITHOUT_CUDA, open_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
@@ -129,7 +129,7 @@ def _library(name: str) -> Any:
 
 def _driver() -> None:
     HISTORY.check("looking for devices")
-    driver, count = _library(DRIVER), ctypes.c_int()
+    driver, count = _library(LIBRARY), ctypes.c_int()
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or not count.value:
         raise RuntimeError(

@@ -48,7 +48,6 @@ CONVERSION = np.dtype(
 )
 
 _BLOCK = (32, 8, 1)
-_ALIGNMENT = 16
 # Samples that one thread sums up for a pixel, at most: some hundredths of a second.
 _MOST_WORK = 1 << 20
 
@@ -265,25 +264,18 @@ def _frames(planes: Planes) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, list[Array]]:
+def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, Array]:
     """The windows of a plan on a device, and where each axis has its own there."""
     device = Device(torch, index)  # the thread's own stream, on which no work of others waits
-    parts: list[bytes] = []
-    axes = []
-    for taps in (*plan.luma, *plan.chroma):
-        axis = np.zeros((), _AXIS)
-        axis["taps"], axis["size"] = taps.weights.shape
-        for name, values in (("first", taps.first), ("weights", taps.weights)):
-            axis[name] = sum(map(len, parts))
-            raw = values.tobytes()
-            parts.append(raw + bytes(-len(raw) % _ALIGNMENT))
-        axes.append(axis)
-    table = np.frombuffer(b"".join(parts), np.uint8)
+    taps = (*plan.luma, *plan.chroma)
+    parts = [array for one in taps for array in (one.first, one.weights)]
+    table = np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8)
     block = device.empty(table.shape, table.dtype)
-    device.copy_in(block.array, table)
+    there = in_place(block.array)
+    device.copy("HtoD", there, table)
     device.record().synchronize()  # once for a plan, and nobody has to wait for it afterwards
-    start = np.uint64(in_place(block.array).ctypes.data)
-    for axis in axes:
-        axis["first"] += start
-        axis["weights"] += start
+    starts = there.ctypes.data + np.cumsum([0, *(part.nbytes for part in parts)])
+    axes = np.zeros(len(taps), _AXIS)
+    axes["first"], axes["weights"] = starts[:-1:2], starts[1::2]
+    axes["taps"], axes["size"] = np.transpose([one.weights.shape for one in taps])
     return block, axes

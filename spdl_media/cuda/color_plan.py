@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -36,14 +35,12 @@ class Samples(NamedTuple):
 
 
 _DEEP = Samples("<u2", 12, 4)
-SEMI_PLANAR = MappingProxyType(
-    {
-        "nv12": Samples("|u1", 8, 0),
-        "p010le": Samples("<u2", 10, 6),
-        "p012le": _DEEP,
-        "p016le": _DEEP,
-    }
-)
+SEMI_PLANAR = {
+    "nv12": Samples("|u1", 8, 0),
+    "p010le": Samples("<u2", 10, 6),
+    "p012le": _DEEP,
+    "p016le": _DEEP,
+}
 """The formats in which NVDEC gives frames: Y, and U and V in turn, for two pixels each way.
 
 12 bits are P012, which FFmpeg 8.0 calls P016.
@@ -51,7 +48,7 @@ SEMI_PLANAR = MappingProxyType(
 
 
 _CUBIC = 0.6  # FFmpeg's default; Pillow and PyTorch take 0.5
-_REACH = MappingProxyType({"bicubic": 2, "bilinear": 1})
+_REACH = {"bicubic": 2, "bilinear": 1}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,18 +133,16 @@ _CEILING = 32767 / 128
 
 _BT601, _BT2020 = (0.299, 0.114), (0.2627, 0.0593)
 # What red and blue weigh in luma.
-_WEIGHTS = MappingProxyType(
-    {
-        "bt709": (0.2126, 0.0722),
-        "fcc": (0.30, 0.11),
-        "bt470bg": _BT601,
-        "smpte170m": _BT601,
-        "bt601": _BT601,
-        "smpte240m": (0.212, 0.087),
-        "bt2020nc": _BT2020,
-        "bt2020": _BT2020,
-    }
-)
+_WEIGHTS = {
+    "bt709": (0.2126, 0.0722),
+    "fcc": (0.30, 0.11),
+    "bt470bg": _BT601,
+    "smpte170m": _BT601,
+    "bt601": _BT601,
+    "smpte240m": (0.212, 0.087),
+    "bt2020nc": _BT2020,
+    "bt2020": _BT2020,
+}
 MATRICES = (*_WEIGHTS, "ycgco")
 COEFFICIENTS = {
     **{number: name for number, name in COLORSPACES.items() if name in MATRICES},

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from types import MappingProxyType
 from typing import Any
 
 import av
@@ -300,7 +299,7 @@ _STEP, _TIME_BASE = 40, Fraction(1, 1000)
 _CODECS, _CODECS_OF_CPU = ("h264", "hevc"), ("vp8", "vp9")
 
 # Without "none", DALI fills up with black what the file does not have.
-_DECODE = MappingProxyType({"affine": False, "pad_mode": "none"})
+_DECODE = {"affine": False, "pad_mode": "none"}
 
 
 def load_video_by_dali(

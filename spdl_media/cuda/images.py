@@ -18,9 +18,7 @@ from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, one_cuda_config
 from spdl_media.crops import CropPlan
-from spdl_media.cuda.dali import (
-    check_device,
-)
+from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
 from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
@@ -62,10 +60,17 @@ def device_steps(
         raise ValueError(f"decoder='dali': {refusal}. decoder='auto' takes the CPU for it")
 
     def steps(stopped: Callable[[], bool]) -> Buffer:
-        is_for_dali = refusal is None and (is_forced or (not request.is_single and _has_dali()))
-        unusable = _why_dali_fails(config, is_forced=is_forced) if is_for_dali else None
-        if is_for_dali and unusable is None:
-            return _load_by_dali(srcs, request, config, stopped)
+        unusable: Exception | None = None
+        if refusal is None and (is_forced or (not request.is_single and _has_dali())):
+            check_stream(config)
+            try:
+                check_device(config.device_index)
+            except (MissingDependencyError, TransferError) as error:
+                if is_forced:
+                    raise
+                unusable = error
+            else:
+                return _load_by_dali(srcs, request, config, stopped)
         # The device is opened in the thread that does the work, whose own stream it is.
         device = open_device(config, request.purpose)
         if unusable is not None:
@@ -97,24 +102,6 @@ def _why_not_dali(request: FrameRequest) -> str | None:
 
 def _listed(names: Iterable[str]) -> str:
     return " or ".join(repr(name) for name in names)
-
-
-def _why_dali_fails(config: CUDAConfig, *, is_forced: bool) -> Exception | None:
-    """Why DALI, which is installed, cannot be used on the device.
-
-    Raises:
-        MissingDependencyError: It is asked for, and is not installed or too old.
-        TransferError: It is asked for, and finds no device; the stream is of another device.
-        ValueError: There are devices, but not this one.
-    """
-    check_stream(config)
-    try:
-        check_device(config.device_index)
-    except (MissingDependencyError, TransferError) as error:
-        if is_forced:
-            raise
-        return error
-    return None
 
 
 def _load_by_dali(
@@ -251,8 +238,7 @@ def _as_spdl(
     """Load images as SPDL does, with these further options of a request."""
     # DALI does not use the stream, which must be of the device all the same.
     config = None if "cpu" in devices else one_device(*devices)
-    if pix_fmt not in SPDL_COLORS:
-        raise ValueError(f"pix_fmt must be {_listed(SPDL_COLORS)}, not {pix_fmt!r}")
+    check_choice("pix_fmt", pix_fmt, tuple(SPDL_COLORS))
     check_array_layout(options["layout"])
     if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:
         raise ValueError(

@@ -11,10 +11,8 @@ import atexit
 import ctypes
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Hashable
-from types import MappingProxyType
 from typing import Any
 
 import av
@@ -25,7 +23,7 @@ from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, descri
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color_plan import SEMI_PLANAR
-from spdl_media.cuda_driver import driver_version
+from spdl_media.cuda_driver import LIBRARY, driver_version
 from spdl_media.demux import make_filter
 from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
 from spdl_media.packets import with_data
@@ -38,24 +36,18 @@ NVDEC_CODECS = frozenset(
 NVDEC_FORMATS = frozenset({"yuv420p", "yuvj420p", "nv12", "yuv420p10le", "yuv420p12le"})
 """Coded pixel formats that NVDEC decodes."""
 
-DRIVER, VIDEO_LIBRARY = (
-    ("nvcuda.dll", "nvcuvid.dll")
-    if sys.platform == "win32"
-    else ("libcuda.so.1", "libnvcuvid.so.1")
-)
-LIBRARIES = MappingProxyType(
-    {
-        DRIVER: (
-            "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
-            "(docker run --gpus all)"
-        ),
-        VIDEO_LIBRARY: (
-            "the video library of NVIDIA's driver is missing ({}). In a container, set "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
-            "package (libnvidia-decode)"
-        ),
-    }
-)
+VIDEO_LIBRARY = "nvcuvid.dll" if os.name == "nt" else "libnvcuvid.so.1"
+LIBRARIES = {
+    LIBRARY: (
+        "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
+        "(docker run --gpus all)"
+    ),
+    VIDEO_LIBRARY: (
+        "the video library of NVIDIA's driver is missing ({}). In a container, set "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; on a host, install the driver's decode "
+        "package (libnvidia-decode)"
+    ),
+}
 """What decoding needs of NVIDIA's driver, and what to say where it is missing."""
 
 

@@ -107,9 +107,8 @@ class Kind(NamedTuple):
         x, y, w, h = box = self.box(ops)
         # A sample of chroma at the edge counts, even where the box has only a part of its pixels.
         half = x // 2, y // 2, -(-w // 2), -(-h // 2)
-        luma, *chroma = planes
-        u, v = (self._view(plane, half, ops) for plane in chroma)
-        return self._view(luma, box, ops), u, v
+        luma, u, v = planes
+        return self._view(luma, box, ops), self._view(u, half, ops), self._view(v, half, ops)
 
     def _view(self, plane: Any, box: Box, ops: PictureOps) -> Any:
         x, y, w, h = box
@@ -176,22 +175,17 @@ def frame_planes(shown: Shown) -> Planes:
     They keep the frame, whose memory FFmpeg else uses again for a later one. PyAV's own DLPack export cuts
     the chroma of odd sizes and has fewer formats.
     """
-    typestr = SEMI_PLANAR[format_name(shown.frame)].dtype
-    size, (luma, chroma) = np.dtype(typestr).itemsize, shown.frame.planes
-    wide, high = shown.width, shown.frame.height
-    half, pairs = (1, -(-high // 2), -(-wide // 2)), (0, chroma.line_size, 2 * size)
-    y, u, v = (
-        array_at(
-            {"data": (address, True), "shape": shape, "strides": strides, "typestr": typestr},
-            shown.frame,
-        )
-        for address, shape, strides in (
-            (luma.buffer_ptr, (1, high, wide), (0, luma.line_size, size)),
-            (chroma.buffer_ptr, half, pairs),
-            (chroma.buffer_ptr + size, half, pairs),
-        )
-    )
-    return y, u, v
+    dtype, *_ = SEMI_PLANAR[format_name(shown.frame)]
+    frame, wide, size = shown.frame, shown.width, np.dtype(dtype).itemsize
+
+    def view(plane: Any, shape: tuple[int, ...], *steps: int) -> Array:
+        place = {"data": (plane.buffer_ptr, True), "strides": (0, plane.line_size, *steps)}
+        return array_at({**place, "shape": shape, "typestr": dtype}, frame)
+
+    luma = view(frame.planes[0], (1, frame.height, wide), size)
+    half = 1, -(-frame.height // 2), -(-wide // 2), 2
+    chroma = view(frame.planes[1], half, 2 * size, size)
+    return luma, chroma[..., 0], chroma[..., 1]
 
 
 class VideoDevice(Device):
@@ -230,20 +224,14 @@ class VideoDevice(Device):
         block = self.empty(shape, row.dtype)
         if fill:
             array = in_place(block.array)
-            self.copy_in(block.array, row)
+            self.copy("HtoD", array[0], row)
             # The copy reads the row in the background, if the memory is pinned.
             KEEPER.keep((self.index, self.stream), self.record(), row)
             for other in array[1:]:
-                self.copy(other, array[0])
+                self.copy("DtoD", other, array[0])
         return block
 
-    def convert(self, planes: Sequence[Any], plan: Plan, out: Any) -> None:
-        """Launch the conversion of frames to ``out``, ``(frames, rows, columns, 3)`` in any strides.
-
-        Raises:
-            TransferError: The device refuses the launch.
-        """
-        convert_on_device(self, planes, plan, out)
+    convert = convert_on_device
 
     def buffer(self, block: Block, colors: Colors) -> Buffer:
         """The buffer over an array that is ready when the stream gets where it is now.
@@ -251,8 +239,7 @@ class VideoDevice(Device):
         Raises:
             TransferError: The device has failed.
         """
-        matrix, range = colors
-        return buffer_on_stream(block, self, colorspace=matrix, color_range=range)
+        return buffer_on_stream(block, self, colorspace=colors[0], color_range=colors[1])
 
 
 class DeviceRows:
@@ -338,8 +325,8 @@ class DeviceRows:
         if start == 0:
             self._first = found
         if found != self._first:
-            pair = ("frame 0", self._first), (f"frame {start}", found)
-            raise kinds_differ(*pair, self._source)
+            first = "frame 0", self._first
+            raise kinds_differ(first, (f"frame {start}", found), self._source)
         rows = self._memory(placement, kind.stored, stop)[start:stop]
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
@@ -362,7 +349,8 @@ class DeviceRows:
         self._block = self._device.memory((self._room, *row.shape), row, fill=fill)
         array = in_place(self._block.array)
         if before is not None:  # there are more frames than packets
-            self._device.copy(array, before[: self._written])
+            done = self._written
+            self._device.copy("DtoD", array[:done], before[:done])
         return array
 
     def _black(self, placement: Placement, stored: str) -> tuple[Array, bool]:

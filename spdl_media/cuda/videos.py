@@ -106,9 +106,12 @@ def _takes_nvdec(request: FrameRequest) -> bool:
         raise ValueError(
             f"decoder={request.decoder!r}: {refusal}. decoder='auto' takes the CPU for it"
         )
-    if refusal or request.config is None:
-        return False
-    return request.decoder != "auto" or _has_nvdec()
+    if refusal or request.decoder != "auto":
+        return not refusal
+    missing = missing_library()
+    if missing:
+        warn_of_fallback(str(missing))
+    return missing is None
 
 
 def _refusal(request: FrameRequest) -> str | None:
@@ -140,13 +143,6 @@ def _refusal(request: FrameRequest) -> str | None:
             "flips=, dtype= of floats and decode_config="
         )
     return None
-
-
-def _has_nvdec() -> bool:
-    missing = missing_library()
-    if missing:
-        warn_of_fallback(str(missing))
-    return missing is None
 
 
 def decode_packets_nvdec(
