@@ -75,10 +75,8 @@ def _cupy_count() -> tuple[int, str]:
         return int(cupy.cuda.runtime.getDeviceCount()), "cupy finds no CUDA device"
     # CuPy fails already at its import where the libraries of CUDA are missing.
     except Exception as error:  # noqa: BLE001  # cupy's error types come from the module that failed
-        return (
-            0,
-            f"cupy finds no CUDA device ({error}){_versions('cupy is for the CUDA of its wheel')}",
-        )
+        wheel = _versions("cupy is for the CUDA of its wheel")
+        return 0, f"cupy finds no CUDA device ({error}){wheel}"
 
 
 def _versions(wheel: str) -> str:
@@ -187,8 +185,6 @@ class Device:
 
     Thread safety: safe.
     """
-
-    __slots__ = ("index", "stream", "torch")
 
     def __init__(self, torch: Any, index: int, stream: int | None = None) -> None:
         self.torch, self.index = torch, index

@@ -51,8 +51,6 @@ _BLOCK = (32, 8, 1)
 # Samples that one thread sums up for a pixel, at most: some hundredths of a second.
 _MOST_WORK = 1 << 20
 
-_PURPOSE = "converting colours on a CUDA device"
-
 
 def nv12_to_rgb(
     buffers: CUDABuffer | Sequence[CUDABuffer],
@@ -169,7 +167,7 @@ def _placed(
             "takes one kind. Convert them one by one"
         )
     config = as_cuda_config(index if cuda_config is None else cuda_config)
-    device = open_device(config, _PURPOSE)
+    device = open_device(config, "converting colours on a CUDA device")
     if config.device_index != index:
         raise ValueError(
             f"the buffers lie on CUDA device {index}, and device {config.device_index} is to work on them. "

@@ -154,8 +154,6 @@ COEFFICIENTS = {
 filter refuses such pictures, and so do frames and buffers that state it.
 """
 
-DEFAULT_MATRIX = "bt601"
-
 
 def rgb_matrix(matrix: str, *, full_range: bool, bits: int) -> Array:
     """The matrix from samples to R, G and B of 0 to 255.
@@ -259,7 +257,7 @@ def make_plan(
         ValueError: An unknown matrix.
     """
     samples, (scale, bias) = SEMI_PLANAR[pix_fmt], normalization(values)
-    rgb = rgb_matrix(matrix or DEFAULT_MATRIX, full_range=color_range == "pc", bits=samples.bits)
+    rgb = rgb_matrix(matrix or "bt601", full_range=color_range == "pc", bits=samples.bits)
     return Plan(
         luma=_windows(source, size, algo or "bilinear"),
         chroma=_windows(source, size, algo or "bilinear", 2, stretch=algo is not None),

@@ -276,5 +276,5 @@ def ready_buffer(tensor: Any, stream: int | None = None, **metadata: Any) -> CPU
     # other, not even of those that its own DLPack hands it to.
     kept = [tensor]
     guard = Guard(int(index), stream, address[0], shape, np.dtype(dtype), kept.clear)
-    device = Device(None, int(index), stream)
-    return buffer_on_stream(Block(guard, guard.used_on), device, **metadata)
+    block = Block(guard, guard.used_on)
+    return buffer_on_stream(block, Device(None, int(index), stream), **metadata)

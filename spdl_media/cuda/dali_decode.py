@@ -87,7 +87,7 @@ class _File:
         data: The bytes of the file.
         source: What it was read from, for messages.
         size: Of the decoded image, upright.
-        box: What is cut out of it; ``None``: nothing is cut off.
+        box: What is cut out of it, or all of it.
         mirror: Whether left and right are exchanged.
         placement: How what was cut out is scaled and placed.
     """
@@ -95,7 +95,7 @@ class _File:
     data: npt.NDArray[np.uint8] = field(repr=False)
     source: str
     size: Size
-    box: Box | None
+    box: Box
     mirror: bool
     placement: Placement
 
@@ -159,9 +159,9 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         size = size[::-1]
     if not request.cuts.is_empty:
         ops = request.cuts.filter(position, size, ops, facts.source)
-    shown = ops.box[2:] if ops.box else size
-    placement = place(shown, ops.width, ops.height, ops.scale_mode)
-    return _File(data, facts.source, size, ops.box, ops.mirror, placement)
+    box = ops.box or (0, 0, *size)
+    placement = place(box[2:], ops.width, ops.height, ops.scale_mode)
+    return _File(data, facts.source, size, box, ops.mirror, placement)
 
 
 def _size(data: npt.NDArray[np.uint8]) -> Size | None:
@@ -246,8 +246,8 @@ def _made(
         **({} if hw_decoder_load is None else {"hw_decoder_load": float(hw_decoder_load)}),
     }
     pictures = slot.run("decoders.Image", [file.data for file in files], decoder)
-    boxes = [file.box or (0, 0, *file.size) for file in files]
-    if any(file.box for file in files):
+    boxes = [file.box for file in files]
+    if boxes != [(0, 0, *file.size) for file in files]:
         pictures = _window(slot, pictures, boxes)
     scaled = [file.placement.scaled for file in files]
     if scaled != [box[2:] for box in boxes]:

@@ -217,14 +217,13 @@ class DeviceDecoder:
     def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
         """Raise what FFmpeg logs of CUDA, unless it is about the data: it goes on in software after it."""
         text = _text(lines)
+        if old := re.search(r"Cannot load (\w+)", text):
+            self.is_sound = False
+            raise _why_not(self._index, old[0], self._source) from cause
         failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
-        old = re.search(r"Cannot load (\w+)", text)
-        if not old and (not failed or failed[2] in _OF_THE_DATA):
+        if not failed or failed[2] in _OF_THE_DATA:
             return
         self.is_sound = False
-        if old:
-            raise _why_not(self._index, old[0], self._source) from cause
-        assert failed is not None
         remedy = (
             "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, "
             "or drop buffers earlier"
@@ -325,13 +324,12 @@ class DecoderPool:
 
     def give(self, key: Hashable, decoder: DeviceDecoder) -> None:
         """Keep a decoder that was flushed."""
-        gone = []
+        gone = []  # let go behind the lock: that takes a while, and nobody needs to wait for it
         with self._lock:
             self._idle.append((key, decoder))
             # The one that waited longest goes first.
             while len(self._idle) > self._most or sum(d.nbytes for _, d in self._idle) > self._room:
                 gone.append(self._idle.pop(0))
-        del gone  # which takes a while, and nobody needs to wait for it
 
     def clear(self) -> bool:
         """Let all go; whether there were any."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from spdl_media._ffmpeg import ffmpeg_log
@@ -85,11 +86,6 @@ class DevicePath(PicturePath):
         # As in PicturePath, whose __init__ would open a decoder of the CPU's.
         self.decoder.gives_lead_in = self._filter.has_rate
 
-    @property
-    def time_base(self) -> Any:
-        """Seconds in one unit of the timestamps of what comes out."""
-        return self._filter._time_base
-
     def close(self) -> None:
         """Give the decoder back for the next clip."""
         lent, self._lent = self._lent, None
@@ -107,7 +103,8 @@ class _Moments(PictureFilter):
     def _push(self, frame: Any, orientation: int) -> list[Any]:
         # FFmpeg makes surfaces of even width.
         width = self._codec.width if self._codec.width == frame.width - 1 else frame.width
-        return [Shown(frame, frame.pts, orientation if self._orient else 1, width)]
+        turned = orientation if self._orient else 1
+        return [Shown(frame, frame.pts, turned, width, self._time_base)]
 
 
 def decode_clip(
@@ -142,17 +139,11 @@ def decode_clip(
 
     def decoded() -> tuple[Buffer, list[int | None], Fraction]:
         rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
-        paths: list[DevicePath] = []
-
-        def make_path(*arguments: Any) -> DevicePath:
-            paths.append(DevicePath(device, *arguments))
-            return paths[0]
-
-        decode_into(rows, packets, ops, config, num_frames, make_path)
+        decode_into(rows, packets, ops, config, num_frames, partial(DevicePath, device))
         if not rows.pts:
             raise no_frames(packets)
         pts = rows.pts
-        return rows.take(), pts, paths[0].time_base
+        return rows.take(), pts, rows.time_base
 
     try:
         return decoded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -21,15 +22,7 @@ from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.formats import COLOR_RANGES, COLORSPACES, Array
-from spdl_media.geometry import (
-    Box,
-    Placement,
-    Size,
-    fits,
-    place,
-    stored_flips,
-    swaps_sides,
-)
+from spdl_media.geometry import Box, Placement, Size, fits, place, stored_flips, swaps_sides
 from spdl_media.handover import KEEPER, Block, array_at, in_place
 from spdl_media.operations import PictureOps
 from spdl_media.row_plan import (
@@ -129,20 +122,16 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     ops, placement = output.ops, kind.placement(output.ops)
     source, size = kind.box(source_of(ops))[2:], placement.scaled
     left, top = max(0, -placement.left), max(0, -placement.top)
+    algo: Any = ops.scale_algo
     if not ops.is_scaled:
         # The whole frame is converted, and of its tables those of the box are taken.
         x, top, w, _ = kind.box(ops)
-        size = source
+        size, algo = source, None
         left = source[0] - x - w if ops.mirror else x
+    colors = COLORSPACES.get(kind.matrix), COLOR_RANGES.get(kind.range)
+    is_bgr = ops.pix_fmt == "bgr24"
     plan = make_plan(
-        kind.stored,
-        source,
-        size,
-        COLORSPACES.get(kind.matrix),
-        COLOR_RANGES.get(kind.range),
-        algo=ops.scale_algo if ops.is_scaled else None,
-        values=output.values,
-        bgr=ops.pix_fmt == "bgr24",
+        kind.stored, source, size, *colors, algo=algo, values=output.values, bgr=is_bgr
     )
     # What the canvas cuts off of the scaled frame is not computed.
     return plan.part(left, top, *map(min, placement.scaled, placement.canvas))
@@ -161,6 +150,7 @@ class Shown(NamedTuple):
     pts: int | None
     orientation: int
     width: int
+    time_base: Fraction
 
 
 def _kind_of(shown: Shown) -> Kind:
@@ -254,17 +244,13 @@ class DeviceRows:
 
     Attributes:
         pts: Of the frames since the last array was taken.
+        time_base: Seconds in one unit of these.
 
     Thread safety: one thread at a time.
     """
 
     def __init__(
-        self,
-        device: VideoDevice,
-        output: Output,
-        room: int,
-        source: str,
-        limit: int | None = None,
+        self, device: VideoDevice, output: Output, room: int, source: str, limit: int | None = None
     ) -> None:
         self._device, self._output, self._source = device, output, source
         self._room, self._limit = max(room, 1), limit
@@ -285,6 +271,7 @@ class DeviceRows:
         """
         self._pending.append(shown)
         self.pts.append(shown.pts)
+        self.time_base = shown.time_base
         # Of the frames that wait, by the pitch of their rows, which is larger than their width.
         nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
         if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):

@@ -42,8 +42,6 @@ __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
 DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
 
-_PURPOSE = "decoding video on the GPU"
-
 
 def device_frame_steps(
     request: FrameRequest, config: CUDAConfig
@@ -334,6 +332,6 @@ def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
     config = one_device(cuda, cuda_config)
     if missing := missing_library():
         raise missing
-    device = open_device(config, _PURPOSE)
+    device = open_device(config, "decoding video on the GPU")
     # With the stream, which is the thread's own if none was given.
     return VideoDevice(device.torch, device.index, device.stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_planes_are_views_of_padded_rows(stored: str, dtype: Any, width: int) ->
     luma = np.arange(48, dtype=dtype).reshape(6, 8)
     chroma = np.arange(24, dtype=dtype).reshape(3, 4, 2)
     one = frame(stored, luma, chroma)
-    y, u, v = frame_planes(Shown(one, 0, 1, width))
+    y, u, v = frame_planes(Shown(one, 0, 1, width, Fraction(1, 25)))
     assert np.array_equal(y[0], luma[:, :width])
     assert np.array_equal(u[0], chroma[:, :, 0])
     assert np.array_equal(v[0], chroma[:, :, 1])
@@ -162,7 +163,7 @@ def test_planes_are_views_of_padded_rows(stored: str, dtype: Any, width: int) ->
 
 def test_a_view_keeps_the_frame_alive() -> None:
     luma, chroma = np.full((4, 4), 7, np.uint8), np.full((2, 2, 2), 8, np.uint8)
-    view, _, _ = frame_planes(Shown(frame("nv12", luma, chroma), 0, 1, 4))
+    view, _, _ = frame_planes(Shown(frame("nv12", luma, chroma), 0, 1, 4, Fraction(1, 25)))
     del _
     assert (view == 7).all()  # a surface that is let go is overwritten
 

@@ -319,7 +319,7 @@ def test_there_is_room_for_more_frames_than_packets(options: Any) -> None:
     want, got = (DeviceRows(device, output, room, "x") for room in (len(frames), 1))
     for rows in (want, got):
         for frame in frames:
-            rows.put(Shown(frame, frame.pts, 1, frame.width))
+            rows.put(Shown(frame, frame.pts, 1, frame.width, packets.time_base))
     assert np.array_equal(got.take(), want.take())  # type: ignore[arg-type]  # arrays of NumPy
 
 
