@@ -88,6 +88,7 @@ def driver_is_up(load: Callable[..., Any] = ctypes.CDLL) -> bool:
     if not hasattr(os, "RTLD_NOLOAD"):
         return False
     try:
+        # To load it would be a first use of CUDA where nobody asked for one.
         loaded = load(LIBRARY, mode=os.RTLD_NOLOAD)
     except OSError:  # nobody has loaded it
         return False
@@ -276,6 +277,7 @@ class Event:
             TransferError: Work before it failed.
         """
         with current(self._index):
+            # Not by call: that it is not reached yet is an answer, not an error.
             status = driver().cuEventQuery(self._address)
         if status not in (0, _NOT_READY):
             raise DriverError(_failure("cuEventQuery", status))
@@ -343,12 +345,14 @@ def is_pinned(index: int, address: int) -> bool:
     kind = c_int()
     with current(index):
         status = driver().cuPointerGetAttribute(byref(kind), _MEMORY_TYPE, address)
+    # An error means memory that the driver has never seen: it is pageable.
     return not status and kind.value == _HOST_MEMORY
 
 
 _LOADING = threading.Lock()
 
 
+# The device is part of the key, because a module belongs to one context.
 @lru_cache(maxsize=256)
 def _function(_index: int, ptx: bytes, name: str) -> int:
     """A function of a module that is loaded into the current context, that of the device."""

@@ -211,6 +211,7 @@ class Device:
             TransferError: There is not enough, or PyTorch has no such type.
         """
         dtype = np.dtype(dtype)
+        # Not of NumPy's product, which wraps around.
         nbytes = math.prod(shape) * dtype.itemsize
         with out_of_memory_said(self, nbytes):
             if allocator is None and self.torch is not None:
@@ -244,6 +245,7 @@ class Device:
                 f"the allocator gave no memory for {nbytes} bytes on CUDA device {self.index}: it returned "
                 f"{given!r}, not an address"
             )
+        # It gets back what it gave, which may be more than a number to it.
         return int(given), partial(allocator[1], given)
 
     def copy(

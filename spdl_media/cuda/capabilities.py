@@ -69,6 +69,7 @@ class CUDACapabilities:
         for name in _NEEDS:
             one: Capability = getattr(self, name)
             missing = ", ".join(one.missing)
+            # Reasons stand with the parts below, so that each is said once.
             lines.append(f"{name}: no: {missing} missing" if missing else f"{name}: {one}")
         parts = (f"  {name}: {part}" for name, part in self.parts.items())
         return "\n".join([*lines, "parts:", *parts])
@@ -100,6 +101,7 @@ def cuda_capabilities(device_index: SupportsIndex = 0) -> CUDACapabilities:
 
 def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capability:
     """Whether all is there that it needs, and then whether the device opens."""
+    # One part of each group is enough: PyTorch or CuPy.
     missing = [one for one in _NEEDS[name] if not any(parts[part] for part in one)]
     if missing:
         reasons = [" and ".join(parts[part].reason for part in one) for one in missing]
@@ -136,11 +138,13 @@ def _driver() -> None:
             f"NVIDIA's driver is there and finds no device (error {status}). nvidia-smi shows whether it "
             "sees one, and CUDA_VISIBLE_DEVICES whether this process may"
         )
+    # This has started the driver, which a child that is forked now does not get.
     HISTORY.used = True
 
 
 def _torch() -> None:
     torch: Any = _package("torch")
+    # Not is_available: whether there is a device is a question for the driver.
     if not torch.backends.cuda.is_built():
         raise RuntimeError(
             f"torch {torch.__version__} {WITHOUT_CUDA}. Install one that has it, as "
@@ -150,6 +154,7 @@ def _torch() -> None:
 
 def _package(name: str) -> Any:
     """An optional package, or in few words that it is missing, and its ``pip`` line."""
+    # In few words, where the error of require has a sentence about its purpose.
     if not is_available(name):
         raise RuntimeError(f"{name} is not installed: {INSTALL[name][1]}")
     return require(name, f"using {name}")

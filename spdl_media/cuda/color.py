@@ -32,6 +32,7 @@ _AXIS = np.dtype([("first", "u8"), ("weights", "u8"), ("taps", "i4"), ("size", "
 _PLANE = np.dtype([("data", "u8"), ("row_step", "i8"), ("sample_step", "i8")], align=True)
 _FRAME = np.dtype([("planes", _PLANE, 3), ("out", "u8")], align=True)
 _AXES = ("luma_x", "luma_y", "chroma_x", "chroma_y")
+# With so many the struct stays below the 4 KB that a launch passes by value.
 MOST_FRAMES = 16
 CONVERSION = np.dtype(
     [
@@ -47,6 +48,7 @@ CONVERSION = np.dtype(
     align=True,
 )
 
+# The 32 threads of a warp write neighbours in a row.
 _BLOCK = (32, 8, 1)
 # Samples that one thread sums up for a pixel, at most: some hundredths of a second.
 _MOST_WORK = 1 << 20
@@ -191,6 +193,7 @@ def _planes_of(array: Array) -> Planes:
             f"planes of nv12 must be uint8, not {array.dtype}. load_video(cuda=) makes RGB of deep video"
         )
     rows, width = array.shape[-2:] if array.ndim > 1 else (0, 0)
+    # Of an odd height, chroma has half a row more than half.
     height = 2 * rows // 3
     if not rows * array.size or width % 2 or height + -(-height // 2) != rows:
         raise ValueError(
@@ -234,6 +237,7 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     conversion = np.zeros(1, CONVERSION)
     for name, axis in zip(_AXES, axes, strict=True):
         conversion[name] = axis
+    # The kernel counts in values, NumPy in bytes.
     steps = (stride // out.dtype.itemsize for stride in out.strides[1:])
     for name, step in zip(("out_row", "out_pixel", "out_channel"), steps, strict=True):
         conversion[name] = step
@@ -248,6 +252,7 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
         part = frames[start : start + MOST_FRAMES]
         conversion["frames"][0, : len(part)] = part
         launch(device.index, device.stream, kernel, (*blocks, len(part)), _BLOCK, conversion)
+    # They were made on another stream, which must not give them away while this one reads.
     tables.used_on(device.stream)
 
 
@@ -261,6 +266,7 @@ def _frames(planes: Planes) -> Array:
     return frames
 
 
+# A plan is a key by its identity, and the caches that make plans keep it.
 @lru_cache(maxsize=64)
 def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, Array]:
     """The windows of a plan on a device, and where each axis has its own there."""
@@ -274,6 +280,7 @@ def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, Array]:
     device.record().synchronize()  # once for a plan, and nobody has to wait for it afterwards
     starts = there.ctypes.data + np.cumsum([0, *(part.nbytes for part in parts)])
     axes = np.zeros(len(taps), _AXIS)
+    # Windows and weights take turns in the table.
     axes["first"], axes["weights"] = starts[:-1:2], starts[1::2]
     axes["taps"], axes["size"] = np.transpose([one.weights.shape for one in taps])
     return block, axes

@@ -185,6 +185,7 @@ def _difference_weights(matrix: str) -> Array:
     return np.array([[1, 0, v], [1, -u * blue / green, -v * red / green], [1, u, 0]])
 
 
+# Equal to itself alone: it is a key of caches, and its arrays have no hash.
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A conversion of images of one size and format.

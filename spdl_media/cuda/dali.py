@@ -227,6 +227,7 @@ class SlotPool:
             with slot.active():
                 yield slot
         finally:
+            # If none could be made, this is None, so that its place is not lost.
             self._idle.put(slot)
 
 

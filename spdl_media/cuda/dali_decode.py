@@ -107,6 +107,7 @@ def _read_all(inputs: list[Any], request: FrameRequest, stopped: Callable[[], bo
         MediaError: One fails, and is to be raised. The message names it and its position.
         NotForDaliError: DALI does not decode one, or one fails, and is not to be raised.
     """
+    # Its error is raised as it is, without a position in a batch.
     if request.is_single:
         return [_read(inputs, 0, request)]
     files: dict[int, _File] = {}
@@ -340,6 +341,7 @@ def load_video_by_dali(
         try:
             frames = slot.run("decoders.Video", [encoded], _DECODE, {"frames": [wanted]})
         except DALI_ERRORS as error:
+            # DALI's types of errors do not tell a full device from damaged data.
             kind = TransferError if is_out_of_memory(error) else DecodeError
             raise kind(
                 f"DALI cannot decode {len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} "

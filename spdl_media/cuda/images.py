@@ -61,11 +61,13 @@ def device_steps(
 
     def steps(stopped: Callable[[], bool]) -> Buffer:
         unusable: Exception | None = None
+        # DALI pays for batches alone: one picture takes 1.6 ms of CPU time with it.
         if refusal is None and (is_forced or (not request.is_single and _has_dali())):
             check_stream(config)
             try:
                 check_device(config.device_index)
             except (MissingDependencyError, TransferError) as error:
+                # PyTorch or CuPy may find the device all the same, and then a copy will do.
                 if is_forced:
                     raise
                 unusable = error
@@ -123,10 +125,12 @@ def _load_by_dali(
     Raises:
         Exception: As :func:`load_images`.
     """
+    # A list of its own: what was read stands in the place of its source, which may be read once.
     index, inputs = None if config is None else config.device_index, list(srcs)
     try:
         return load_images(inputs, request, index, stopped, hw_decoder_load)
     except NotForDaliError as found:
+        # All of it, so that no two pictures of a batch were decoded in different ways.
         buffer = load_rows(inputs, request, stopped)
         warn_of_fallback(str(found), "the pictures")
     return (
@@ -244,6 +248,7 @@ def _as_spdl(
         raise ValueError(
             f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
         )
+    # SPDL stretches to the size.
     ops = PictureOps(*size, SPDL_COLORS[pix_fmt], scale_mode=None)
     inputs = as_list(srcs, one="decode_image_nvjpeg")
     if not inputs:

@@ -198,6 +198,7 @@ class DeviceDecoder:
             if isinstance(error, av.error.NotImplementedError):  # AV1 has no part in software
                 raise NotOnDeviceError(self._found("no", log[start:])) from error
             raise
+        # FFmpeg logs that the device failed, and goes on in software without an error.
         if len(log) > start:
             self._check_device(log[start:])
         for frame in frames:
@@ -238,6 +239,7 @@ class DeviceDecoder:
 
     def _check(self, frame: Any, lines: list[LogLine]) -> None:
         """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not all of it."""
+        # It serves no other clip if one of the errors below is raised.
         is_sound, self.is_sound = self.is_sound, False
         if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
             raise NotOnDeviceError(self._found(format_name(frame), lines))
@@ -349,6 +351,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:
     """What clips have in common that one decoder serves."""
     kind = codec.name, codec.width, codec.height, codec.pix_fmt
+    # Those with lengths bring their headers among the packets.
     headers = None if has_lengths(codec) else codec.extradata
     # By which FFmpeg knows the encoder, and mends what it is known to do wrong.
     encoder = codec.x264_build, codec.codec_tag if codec.name == "mpeg4" else 0

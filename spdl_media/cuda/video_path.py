@@ -172,6 +172,7 @@ class _Batches(DeviceRows):
     def put(self, shown: Shown) -> bool:
         if super().put(shown):
             self.ready.append(self.take())
+        # The loop over the packets takes what is full, and goes on.
         return False
 
 
@@ -218,6 +219,7 @@ def decode_batches(
             raise not_on_nvdec(found, source) from found.__cause__
         finally:
             if path is not None:
+                # Also where whoever iterates stops half way.
                 path.close()
 
 

@@ -217,6 +217,7 @@ class VideoDevice(Device):
             self.copy("HtoD", array[0], row)
             # The copy reads the row in the background, if the memory is pinned.
             KEEPER.keep((self.index, self.stream), self.record(), row)
+            # Copies on the device, since an upload of all rows would cross the bus for each.
             for other in array[1:]:
                 self.copy("DtoD", other, array[0])
         return block
@@ -297,6 +298,7 @@ class DeviceRows:
                 # A stream may change its size or its colours, which is another plan.
                 for kind, alike in groupby(self._pending, _kind_of):
                     self._write_alike(kind, list(alike))
+            # FFmpeg may write to their memory again: its stream waits for ours.
             self._pending.clear()
 
     def _write_alike(self, kind: Kind, frames: Sequence[Shown]) -> None:
@@ -314,6 +316,7 @@ class DeviceRows:
         if found != self._first:
             first = "frame 0", self._first
             raise kinds_differ(first, (f"frame {start}", found), self._source)
+        # Made at the first frame, whose kind tells the shape.
         rows = self._memory(placement, kind.stored, stop)[start:stop]
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
@@ -349,6 +352,7 @@ class DeviceRows:
             return np.zeros(shape, SEMI_PLANAR[stored].dtype), bool(width % 2)
         row = np.zeros((height, width, 3), np.uint8)
         if values is not None and values.is_float:
+            # Black is what a level of 0 becomes.
             row = row + normalization(values)[1]
         if self._output.layout == "NCHW":
             row = np.ascontiguousarray(row.transpose(2, 0, 1))

@@ -71,9 +71,11 @@ def device_frame_steps(
                 buffer, timestamps = _by_nvdec(packets, config, request)
         except NotOnDeviceError as refusal:
             if request.decoder != "auto":
+                # Whoever named the decoder wants no other.
                 raise not_on_nvdec(refusal, packets.source) from refusal.__cause__
             warn_of_fallback(f"{packets.source}: {refusal}")
             return by_cpu(packets)
+        # The CPU path has checked this by itself.
         found, wanted, on_short = buffer.shape[0], request.num_frames or 0, request.on_short
         check_enough(found, wanted, on_short, "frames", packets.window, packets.source)
         return buffer, timestamps
@@ -87,6 +89,7 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: FrameRequest) 
     output = Output(ops, request.layout or "NHWC", request.values)
     device, decode, count = _video_device(config), request.decode_config, request.num_frames
     buffer, pts, time_base = decode_clip(packets, device, output, decode, count)
+    # One box and one flip for all frames of a clip.
     buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, lambda: seconds_of(pts, time_base, metadata_of(packets).zero)
 
@@ -106,6 +109,7 @@ def _takes_nvdec(request: FrameRequest) -> bool:
         )
     if refusal or request.decoder != "auto":
         return not refusal
+    # A decoder that was named is not replaced; its own error says what is missing.
     missing = missing_library()
     if missing:
         warn_of_fallback(str(missing))
@@ -122,8 +126,10 @@ def _refusal(request: FrameRequest) -> str | None:
     if options.scale_algo not in ("bicubic", "bilinear"):
         return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
     if request.on_short not in (None, "error"):
+        # It would fill up rows that the device has not made.
         return f"on_short={request.on_short!r} is for the CPU"
     if request.values is not None and request.values.dtype == "float16":
+        # The kernel writes uint8 and float32.
         return "dtype='float16' is for the CPU"
     if request.decode_config.decoder is not None:
         return "decode_config(decoder=) names a decoder of the CPU"
@@ -266,6 +272,7 @@ def streaming_load_video_nvdec(
     """
     check_int("num_frames", num_frames)
     sides = crop_left, crop_top, crop_right, crop_bottom
+    # Planes keep chroma for two pixels each way.
     for side, value in (("width", scale_width), ("height", scale_height)):
         _check_even(f"scale_{side}", value or 0)
     # Checked now, and cut out of frames whose size the first packets tell.
