@@ -234,7 +234,7 @@ def streaming_load_video_nvdec(
 ) -> Iterator[Buffer]:
     """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
 
-    :func:`~spdl_media.nv12_to_rgb` converts them. The source is read as the batches are asked for.
+    :func:`~spdl_media.nv12_to_rgb` converts those of 8 bits. The source is read as the batches are asked for.
 
     Args:
         src: As for :func:`~spdl_media.load_video`.
