@@ -83,8 +83,8 @@ class SampleDecoder(OpenDecoder):
         config: DecodeConfig,
         discarded: frozenset[int] = frozenset(),
     ) -> None:
-        # A decoder of Opus in MP4 itself leaves out the encoder's delay, once, whether the header states it or
-        # not. In Ogg and Matroska, which give it no tag, packets say so.
+        # A decoder of Opus in MP4 leaves out the encoder's delay itself, once, even if the header states
+        # none. In Ogg and Matroska, which give it no tag, packets say so.
         is_flushed = codec.name in _FRESH_WHEN_FLUSHED and not codec.codec_tag
         self._may_rest = is_flushed and config == DEFAULT_DECODE_CONFIG
         context = _at_rest.take(codec, config, metadata.source) if self._may_rest else None

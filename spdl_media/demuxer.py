@@ -183,14 +183,6 @@ class Demuxer:
         with self._opened() as container:
             return next(self._video_parts(container, window, stream_index, math.inf))
 
-    def video_parts(
-        self, timestamp: Timestamp | Window | None, stream_index: int | None, nbytes: int
-    ) -> Iterator[VideoPackets]:
-        """The same in parts of about so many bytes, for a caller of this package that keeps it for itself."""
-        window = parse_window(timestamp)
-        with self._opened() as container:
-            return self._video_parts(container, window, stream_index, nbytes)
-
     def _video_parts(
         self, container: Container, window: Window, stream_index: int | None, nbytes: float
     ) -> Iterator[VideoPackets]:
@@ -357,6 +349,18 @@ class Demuxer:
                 return
             yield found
             begun |= chunk.keys()
+
+
+def video_parts(
+    demuxer: Demuxer, timestamp: Timestamp | Window | None, stream_index: int | None, nbytes: int
+) -> Iterator[VideoPackets]:
+    """Read the packets of :meth:`Demuxer.demux_video` in parts of about ``nbytes``, as they are asked for.
+
+    No other thread may use the Demuxer meanwhile: the iterator is not guarded.
+    """
+    window = parse_window(timestamp)
+    with demuxer._opened() as container:
+        return demuxer._video_parts(container, window, stream_index, nbytes)
 
 
 def _check_limits(duration: Duration, num_packets: int | None) -> None:

@@ -33,7 +33,7 @@ from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan
 from spdl_media.decode import Default
-from spdl_media.demuxer import Demuxer
+from spdl_media.demuxer import Demuxer, video_parts
 from spdl_media.errors import ConvertError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
@@ -197,7 +197,7 @@ def load_video(
     decode, index = frame_steps(request), arguments["stream_index"]
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
         if request.config is None:
-            parts = demuxer.video_parts(timestamp, index, _PART_BYTES)
+            parts = video_parts(demuxer, timestamp, index, _PART_BYTES)
             # Of most videos the first part is all: then the number of rows is known.
             first, second = next(parts), next(parts, None)
             more = None if second is None else chain((second,), parts)

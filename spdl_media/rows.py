@@ -1,7 +1,4 @@
-"""Frames as rows of an array: what they have in common, where planes go, and what fills missing rows.
-
-:class:`FrameRows` and :class:`VideoRows` are sinks, to which frames are copied as they leave the filters.
-"""
+"""Sinks that copy frames to the rows of an array as they leave the filters, and what fills missing rows."""
 
 from __future__ import annotations
 
@@ -134,8 +131,9 @@ class VideoRows:
         self._packets, self._options, self._storage = packets, options, options.storage
         # Counted by the packets: the header's number of frames may be wrong.
         self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
-        self._is_exact &= are_all
-        if options.num_frames is not None and not (are_all and options.on_short is None):
+        # Packets that follow may give more, but no more than are asked for.
+        self._is_exact &= are_all or self._expected == options.num_frames
+        if options.on_short is not None and options.num_frames is not None:
             self._expected, self._is_exact = options.num_frames, True
         self._pts: list[int | None] = []
         self._array: Array | None = None
