@@ -1,6 +1,7 @@
-"""Images cut, scaled, padded and converted by FFmpeg's scaler alone, without a filter graph.
+"""Cut, scale, pad and convert images with FFmpeg's scaler alone, without a filter graph.
 
-It is called directly where it gives the same image, bit for bit. Borders are made and cut in NumPy.
+The scaler is called directly where it gives the same image as a graph, bit for bit. NumPy draws borders
+and crops.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ _JPEG_COLORS: dict[str, Any] = {
     "dst_color_range": ColorRange.JPEG,
     "src_color_range": ColorRange.JPEG,
 }
-# Kernels that take single pixels of a large image, and leave out those between. Of a smaller image they
-# would take others: on photographs at 224x224 that is up to 9 levels of 255 on average.
-_OF_SINGLE_PIXELS = ("neighbor", "fast_bilinear")
-# 8-bit YUV that a chain may end in, besides RGB.
+# Kernels that sample single pixels of a large image and skip those between. From an image that was reduced
+# first they sample others: on photographs at 224x224 the result is up to 9 levels of 255 off on average.
+_SPARSE_KERNELS = ("neighbor", "fast_bilinear")
+# 8-bit YUV formats that a chain may produce, besides RGB.
 _YUV = frozenset("yuv420p yuv422p yuv444p yuvj420p yuvj422p yuvj444p nv12".split())
-# Formats of 8 bits that are cut and mirrored here.
+# 8-bit formats that are cropped and mirrored in NumPy.
 _CUTTABLE = RGB_8BIT.union("gray yuv444p yuvj444p yuvj440p yuvj422p yuvj420p".split())
-# A thread keeps the scalers of so many pairs of a size and a conversion, over all chains: their tables depend
-# on both, and making them takes a third of the time. 64 photographs of 5 sizes, cropped to 224x224, took 304
-# microseconds each, and 395 where one pair was kept; 64 pairs gained nothing. One for photographs of 1920
-# pixels' width takes some 300 KiB.
+# Scalers kept per thread, one set for each image size and conversion, whatever the chain. The tables of a
+# scaler depend on both, and building them takes a third of the time. 64 photographs of 5 sizes, cropped to
+# 224x224, took 304 microseconds each, against 395 with one set kept; 64 sets gained nothing more. A scaler
+# for photographs 1920 pixels wide takes some 300 KiB.
 _MAX_SCALERS = 32
-# FFmpeg's av_image_check_size: 8 bytes a pixel, and a margin on both sides, are to be counted in an int.
+# FFmpeg's av_image_check_size: the bytes of an image (8 a pixel), with a margin on both sides, fit an int.
 _EDGE, _MAX_PIXELS = 128, 2**28
 
 
 class Plan(NamedTuple):
-    """Plan for images of one size.
+    """How images of one size are scaled, cropped and mirrored.
 
     Attributes:
-        placement: How it is scaled, and padded or cropped to the size asked for.
-        crop: What is cut out after that.
-        mirror: Whether that is mirrored.
+        placement: How the image is scaled, then padded or cropped to the requested size.
+        crop: What is cropped from the result.
+        mirror: Whether the crop is mirrored left to right.
     """
 
     placement: Placement
@@ -69,16 +70,16 @@ def _flags(names: str) -> int:
 
 
 class FastChain:
-    """The conversions of operations that need no graph. What they cut out first is not its business.
+    """The scaler's conversions for operations that need no graph. The caller crops the input box first.
 
     Args:
         ops: The operations.
-        formats: What the scaler gives, one after the other.
-        before: So many conversions come before the borders.
-        flags: Of the scaler, for the first of them.
+        formats: Pixel format after each conversion.
+        before: Number of conversions that run before borders are drawn.
+        flags: Scaler flags of the first conversion.
 
     Attributes:
-        plan: :meth:`_plan`, of which the last results are kept.
+        plan: :meth:`_plan` with a cache of its last results.
 
     Thread safety: free to share; each thread has scalers of its own.
     """
@@ -87,38 +88,38 @@ class FastChain:
         self.ops, self._formats, self._before = ops, formats, before
         self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
-        # Computing a plan takes 8 microseconds, and images of one size come in many.
+        # Computing a plan takes 8 microseconds, and many images share a size.
         self.plan = lru_cache(maxsize=64)(self._plan)
 
     def _plan(self, size: Size) -> Plan | None:
-        """The sizes for an upright image of this size; ``None``: a crop is larger than the image."""
+        """Plan an upright image of this size; ``None``: the crop is larger than the image."""
         ops = self.ops
-        # Borders of RGB are placed to the pixel; those of YUV on whole samples of chroma.
+        # Borders of RGB can start at any pixel, those of YUV only at a whole chroma sample.
         last = self._formats[-1]
         is_exact = self._is_yuv or last in ("gbrp", "gbrap")
         sample, grid = (chroma_steps(last), CHROMA_GRID) if is_exact else ((1, 1), 1)
         placement = place(size, ops.width, ops.height, ops.scale_mode, sample=sample, grid=grid)
         canvas = placement.canvas
         crop = middle(canvas, (ops.crop_width or canvas[0], ops.crop_height or canvas[1]), grid)
-        # One sample of chroma may be larger than the canvas.
+        # A chroma sample may be larger than the canvas.
         if crop.has_border or (ops.scale_mode == "pad" and not placement.is_inside):
             return None
         return Plan(placement, crop)
 
     def takes(self, frame: av.VideoFrame) -> bool:
-        """Whether the scaler alone converts such a frame as a graph does."""
+        """Whether the scaler alone converts this frame as a graph does."""
         needs_range = self._is_yuv or self._formats[0] == _HALF_CHROMA
         return _same_without_graph(frame.format.name) and (not needs_range or _keeps_range(frame))
 
     def run(self, frame: av.VideoFrame, plan: Plan) -> av.VideoFrame:
         """Run the conversions.
 
-        The frame is given away: it can be the result, with colour metadata written to it, and the scaler
-        changes its fields meanwhile, so no other thread may see it.
+        Takes ownership of the frame: it may be returned, with colour metadata written to it, and the scaler
+        changes its fields while it runs. No other thread may use it.
 
         Raises:
             PictureSizeError: The scaler does not take an image of this size.
-            FilterError: It makes none of the size that was asked for.
+            FilterError: The scaler cannot produce the requested size.
         """
         if self._changes_nothing(frame, plan):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
@@ -134,14 +135,14 @@ class FastChain:
     def _convert(
         self, frame: av.VideoFrame, size: Size, pix_fmt: str, flags: int, scaler: VideoReformatter
     ) -> av.VideoFrame:
-        # Matrix and range of the result, as a graph states them.
+        # Matrix and range of the result, the same as a graph reports.
         tags = (_BT601 if self._is_yuv else GBR), FULL_RANGE
         if pix_fmt == _HALF_CHROMA and not self._is_yuv:
             tags = int(frame.colorspace), int(frame.color_range)
             if frame.format.name in RGB_8BIT:
                 tags = _UNKNOWN_MATRIX, _UNKNOWN_RANGE
-                # PNG says that its range is full, as RGB's always is. The scaler alone then makes YUV of full
-                # range; in a graph it is of limited range, whatever is said.
+                # A decoded PNG is marked as full range, as RGB always is. The scaler alone would then produce
+                # full-range YUV; a graph produces limited range, whatever the mark.
                 frame.color_range = _UNKNOWN_RANGE
         colors = _JPEG_COLORS if self._is_yuv else {}
         try:
@@ -155,7 +156,7 @@ class FastChain:
         return result
 
     def _changes_nothing(self, frame: av.VideoFrame, plan: Plan) -> bool:
-        """Packed RGB of this size already: through planar RGB and back, it would come out as it is."""
+        """Whether the frame is packed RGB of the right size, which planar RGB and back would not change."""
         return (
             self._formats[-1] == frame.format.name
             and frame.format.name in RGB_8BIT
@@ -165,16 +166,16 @@ class FastChain:
         )
 
     def _scalers(self, frame: av.VideoFrame, plan: Plan) -> list[VideoReformatter]:
-        """This thread's scalers for such frames, one for each conversion.
+        """Return this thread's scalers for such frames, one for each conversion.
 
-        One that served two would make its tables anew at each change of format.
+        A scaler shared by two conversions would rebuild its tables at each change of format.
         """
         kept: dict[object, list[VideoReformatter]] = _kept.__dict__.setdefault("sets", {})
         scaled, final = plan.placement.scaled, plan.crop.canvas
         sizes = scaled, final, frame.width, frame.height
         key = (self._formats, self._flags, sizes, frame.format.name)
         found = kept.pop(key, None) or [VideoReformatter() for _ in self._formats]
-        kept[key] = found  # the last one, so that the first is the one not used for longest
+        kept[key] = found  # reinserted last, so that the first key is the least recently used
         if len(kept) > _MAX_SCALERS:
             del kept[next(iter(kept))]
         return found
@@ -186,7 +187,7 @@ class FastChain:
         if _is_possible(*size):
             return PictureSizeError(f"{made}: {error.strerror}")
         asked = self.ops.width or 0, self.ops.height or 0
-        # Of what was asked for as it is, no image is to blame.
+        # If the requested size itself is impossible, the argument is wrong, not this image.
         kind = PictureSizeError if min(asked) < 1 or _is_possible(*asked) else FilterError
         return kind(
             f"{made}: FFmpeg takes images with (width + {_EDGE}) * (height + {_EDGE}) below {_MAX_PIXELS}, "
@@ -194,41 +195,45 @@ class FastChain:
         )
 
     def from_rgb(self) -> FastChain:
-        """The chain for RGB images, which gain nothing from the yuv420p shortcut."""
+        """Return the chain for RGB images, which gain nothing from the yuv420p shortcut."""
         if self._formats[0] != _HALF_CHROMA or self._is_yuv:
             return self
         return FastChain(self.ops, ("gbrp", self._formats[1]), 1, self._flags[0])
 
     @property
     def scales_first(self) -> bool:
-        """Whether all pixels are scaled to a size, so that an RGB image small already will do."""
+        """Whether an RGB image that was reduced before gives the same result.
+
+        It does where the image is scaled to a size by a kernel that reads all pixels.
+        """
         is_rgb = not self._is_yuv
-        return is_rgb and self.ops.is_scaled and self.ops.scale_algo not in _OF_SINGLE_PIXELS
+        return is_rgb and self.ops.is_scaled and self.ops.scale_algo not in _SPARSE_KERNELS
 
 
-# Chains are many where targets vary, as in training at several scales, and boxes make sizes without end.
+# Scalers of each thread, shared by all chains: training at several scales makes many chains, and random
+# boxes make endless sizes, so a cache for each chain would grow without limit.
 _kept = threading.local()
 
 
-# A graph is made anew for each still, as each has its own size. Microseconds for a JPEG of 500x375 (of
-# 1920x1280), decoding not counted:
+# A graph has to be built for each still, because sizes differ. Microseconds for a JPEG of 500x375 (of
+# 1920x1280), without decoding:
 #     224x224 rgb24, bicubic        graph 470 (1970)    scaler alone 290 (1680)
 #     the same, padded              graph 480 (1920)    scaler alone 290 (1610)
 #     the same, area, padded        graph 340 (990)     scaler alone 165 (690)
 #     FFmpeg's own one step         graph 610 (2290)
 @lru_cache(maxsize=256)
 def fast_chain(ops: PictureOps) -> FastChain | None:
-    """The conversions that perform operations without a graph; ``None``: they take one.
+    """Return the conversions that perform operations without a graph; ``None``: they need a graph.
 
     Args:
-        ops: Without a cut, so that chains are few.
+        ops: The operations, without the input box and the mirroring, so that few chains are cached.
     """
     if not ops.gives_one or ops.pad_color != "black":
         return None
     if not ops.is_scaled and (ops.crop_width or ops.crop_height):
         return None  # the graph crops what the decoder gave, before it is converted
     target = ops.pix_fmt or ""
-    # The colours of JPEG, in which stills of all formats are wanted: no border colour is computed.
+    # YUV only with JPEG's matrix and range: the colour of a border then needs no conversion.
     is_jpeg = (ops.color_matrix, ops.color_range) == ("bt601", "pc")
     if not (target in RGB_8BIT or (target in _YUV and is_jpeg)):
         return None
@@ -239,14 +244,14 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
 
 
 def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None:
-    """Perform operations by the scaler alone, on a frame that is given away.
+    """Perform operations by the scaler alone. Takes ownership of the frame.
 
     Returns:
-        What a graph gives, bit for bit; ``None``: this frame takes a graph.
+        The same image as from a graph, bit for bit; ``None``: this frame needs a graph.
 
     Raises:
         PictureSizeError: The scaler does not take an image of this size.
-        FilterError: It makes none of the size that was asked for.
+        FilterError: The scaler cannot produce the requested size.
     """
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.takes(frame):
@@ -280,9 +285,12 @@ def _is_possible(width: int, height: int) -> bool:
 
 
 def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) -> av.VideoFrame:
-    """Put a black border around an image, or cut a part out, and mirror it; in one copy, if any.
+    """Draw a black border around an image or crop it, and mirror it, in at most one copy.
 
-    Chroma of a part begins with the sample that its corner lies in, as in FFmpeg's crop with ``exact=1``.
+    The chroma of a crop begins with the sample that contains its corner, as in FFmpeg's ``crop=exact=1``.
+
+    Returns:
+        A new frame, or ``frame`` itself if nothing changes.
     """
     if placement.scaled == placement.canvas and not mirror:
         return frame
@@ -293,7 +301,7 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
     for index, (plane, source, step) in enumerate(planes):
         target = plane
         if placement.has_border:
-            # Alpha is opaque, and so is what lies in it of packed formats; chroma has its zero in the middle.
+            # Plane 3 is alpha: opaque. Chroma is neutral at 128.
             plane[:] = 255 if index == 3 else 128 if index and is_yuv(name) else 0
             target = placement.part_of(plane, step=step)
         rows, columns = target.shape[:2]
@@ -303,7 +311,7 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
 
 
 def full_range_gray(frame: av.VideoFrame) -> av.VideoFrame:
-    """A gray frame of limited range (16 to 235 of 8 bits) with its levels spread to full range."""
+    """Expand a gray frame of limited range (16 to 235 in 8 bits) to full range, in a copy."""
     unit = 1 << frame.format.components[0].bits - 8
     levels = np.arange(256 * unit, dtype=np.float64)
     spread = (levels - 16 * unit) * (256 * unit - 1) / (219 * unit)
@@ -316,11 +324,11 @@ def full_range_gray(frame: av.VideoFrame) -> av.VideoFrame:
 
 @lru_cache(maxsize=256)
 def _same_without_graph(pix_fmt: str) -> bool:
-    """Whether the scaler gives the same alone and in a graph.
+    """Whether the scaler gives the same result alone and in a graph.
 
-    Where chroma has its own size, the scale filter reads from the frame where the samples stand, and the
-    scaler alone does not: decoded video differs by up to 151 levels. Full-range JPEG formats say nothing
-    of it, and the others have no such chroma. ``tests/test_fastpath_equivalence.py`` tries each.
+    With subsampled chroma, the scale filter reads the chroma location from the frame and the scaler alone
+    does not: decoded video differs by up to 151 levels. The full-range JPEG formats state no location, and
+    the remaining formats have full chroma. ``tests/test_fastpath_equivalence.py`` tries each.
     """
     if pix_fmt.startswith("yuvj"):
         return True
@@ -329,13 +337,13 @@ def _same_without_graph(pix_fmt: str) -> bool:
 
 
 def _keeps_range(frame: av.VideoFrame) -> bool:
-    """Whether the range of YUV stays as it is, alone and in a graph."""
+    """Whether both the scaler alone and a graph keep the range of this frame."""
     name = frame.format.name
     return name in RGB_8BIT or (name.startswith("yuvj") and frame.color_range == FULL_RANGE)
 
 
 def carries_more(frame: av.VideoFrame) -> bool:
-    """Whether a frame carries what PyAV cannot write into a new one: its damage and its metadata."""
+    """Whether a frame carries a damage flag or metadata, which PyAV cannot write to a new frame."""
     try:
         return frame.is_corrupt or bool(frame.metadata)
     except UnicodeDecodeError:
@@ -349,34 +357,34 @@ def _has_full_chroma(pix_fmt: str) -> bool:
 
 
 def _has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
-    """Whether the last row or column of chroma is for fewer rows or columns of pixels than the others."""
+    """Whether the last row or column of chroma covers fewer pixels than the others."""
     across, down = chroma_steps(pix_fmt)
     return width % across != 0 or height % down != 0
 
 
-# What is converted beyond a box: a sample of chroma in 4:1:0 at least, and up to a multiple of twice that,
-# where FFmpeg's patterns of rounding begin anew.
+# Pixels converted around a box: at least one chroma sample of 4:1:0, then up to a multiple of twice that,
+# where the scaler's rounding pattern restarts.
 _MARGIN = 4
 
 
 def part_to_convert(
     frame: av.VideoFrame, ops: PictureOps, turn: str = ""
 ) -> tuple[Box, Box] | None:
-    """The part of an image that is converted exactly before its box is cut out, and the box within it.
+    """Return the part of an image to convert before its box is cropped, and the box within that part.
 
-    A box begins and ends amid samples of chroma, and at the edge a sample may be for fewer pixels. So a
-    larger part of whole samples is converted and then cut, which gives the same part of the whole image's
-    conversion, bit for bit.
+    A box may begin and end inside a chroma sample, and a sample at the edge may cover fewer pixels.
+    Converting a larger part of whole samples and then cropping gives the same pixels as converting the
+    whole image, bit for bit.
 
     Args:
         frame: The image.
-        ops: What is done with it.
-        turn: The filters that turn it upright, before its box is cut out.
+        ops: The operations.
+        turn: Filters that turn it upright before the box is cropped.
 
     Returns:
-        ``None``: the cut comes first, or the box does not lie inside.
+        The part and the box; ``None``: the crop can come first, or the box exceeds the image.
     """
-    # Most are scaled, and the other questions take microseconds.
+    # First the most common case: images that are scaled. The other checks take microseconds.
     if ops.is_scaled or ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
         return None
     if not ops.is_conversion or ops.uses_default_conversion:
@@ -387,7 +395,7 @@ def part_to_convert(
         is_cut and max(chroma_steps(name)) > 1
     ):
         return None
-    # Boxes are those of upright images.
+    # ops.box refers to the upright image, so a turned one is converted whole.
     x, y, w, h = (0, 0, width, height) if turn or ops.box is None else ops.box
     if not fits((x, y, w, h), width, height):
         return None
@@ -406,13 +414,18 @@ def _around(start: int, end: int, side: int) -> tuple[int, int]:
 
 # In 4:2:0, the last chroma sample of an odd row covers one pixel, not two. FFmpeg's scaler stretches the row
 # of chroma over the row of pixels all the same, so colour drifts by up to a pixel across the image: 4 levels
-# of 255 on average for a photograph, and 40 at edges. With one more column of pixels, a copy of the last, it
-# has nothing to stretch. When an image is scaled as well, the drift is below a fifth of a pixel for common
-# sizes (0.2 levels at 224x224), and left alone.
+# of 255 on average for a photograph, and 40 at edges. One more column of pixels, a copy of the last, avoids
+# that. For images that are scaled as well, the drift is below a fifth of a pixel at common sizes (0.2 levels
+# at 224x224) and is not corrected.
 def whole_samples(frame: av.VideoFrame, box: Box) -> av.VideoFrame:
-    """A copy of a box, with further rows and columns, equal to the last, where they make a sample whole.
+    """Copy a box, repeating its last row and column where a chroma sample would be incomplete.
 
-    The box begins with a sample of its own. The frame itself, if that is the box.
+    Args:
+        frame: The image.
+        box: The part to copy; its corner lies on a whole chroma sample.
+
+    Returns:
+        The copy, or ``frame`` itself if the box covers it and no chroma sample is incomplete.
     """
     name = frame.format.name
     if box == (0, 0, frame.width, frame.height) and not _has_cut_chroma(name, *box[2:]):

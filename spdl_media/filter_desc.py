@@ -1,10 +1,10 @@
-"""Descriptions of filter graphs that carry the values they were written from.
+"""Build descriptions of filter graphs that keep the options they were built from.
 
     >>> desc = get_video_filter_desc(scale_width=224, scale_height=224)
     >>> desc.ops.width
     224
 
-The builders return a ``str`` that carries its values: FFmpeg gets the text, everything else reads ``ops``.
+The builders return a ``str`` with its options as ``ops``: FFmpeg gets the text, this package reads ``ops``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = (
 
 
 class FilterDesc(str):
-    """Text of a filter graph that carries the values it was written from.
+    """Text of a filter graph that keeps the options it was built from.
 
-    Copies and pickles keep the values. What is made of the text, by joining or editing, is a plain ``str``.
+    Copies and pickles keep the options. Joining or editing the text gives a plain ``str``.
 
     Attributes:
-        ops: The values.
+        ops: The options.
     """
 
     __slots__ = ("ops",)
@@ -47,13 +47,13 @@ class FilterDesc(str):
     ops: PictureOps | SoundOps
 
     def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
-        # A graph that does nothing: without any graph, images would not be turned upright.
+        # "null" is a graph that does nothing: without a graph, images would not be turned upright.
         desc = super().__new__(cls, ",".join(filter_text(ops)) or "null")
         desc.ops = ops
         return desc
 
     def __reduce__(self) -> tuple[type[FilterDesc], tuple[PictureOps | SoundOps]]:
-        # The text follows from the values, and not the other way round.
+        # The text is rebuilt from the options; the options cannot be read from the text.
         return FilterDesc, (self.ops,)
 
 
@@ -76,47 +76,49 @@ def get_video_filter_desc(
     color_range: ColorRange | None = None,
     filter_desc: str | None = None,
 ) -> FilterDesc | None:
-    """Write the filters for images, in this order: rate, window, scale, crop, count, your own, format.
+    """Build the filters for images, in this order: rate, window, scale, crop, count, custom, format.
 
     Args:
-        frame_rate: Frames in a second. Frame ``k`` is the one that is shown at ``start + k / frame_rate``,
-            with ``start`` that of the packets' window, or the time of the first frame. In a graph of text
-            FFmpeg's filter ``fps`` does it, whose moments are whole multiples of ``1 / frame_rate``.
+        frame_rate: Frames per second. Frame ``k`` is the one shown at ``start + k / frame_rate``, where
+            ``start`` is that of the packets' window, or the time of the first frame. If the text is run as
+            a plain graph, FFmpeg's ``fps`` filter samples at whole multiples of ``1 / frame_rate``.
         timestamp: Window ``(start, end)`` in seconds on the stream's own clock. Not needed for packets
-            that were demuxed with a window: it is cut before the graph.
+            that were demuxed with a window, which is applied before the graph.
         scale_width: Width in pixels. Without ``scale_height`` the aspect ratio is kept.
         scale_height: Height in pixels. Without ``scale_width`` the aspect ratio is kept.
         scale_algo: Name of FFmpeg's scaling algorithm.
-        scale_mode: With both sides given, ``"pad"`` fits the whole image inside and puts a border
-            around it, ``"crop"`` covers the whole size and cuts off what lies over it, ``None`` stretches.
-            The result has exactly the size that was asked for.
-        quality: ``"accurate"`` is exact. ``"auto"`` is the quickest conversion that is never farther from
-            exact than FFmpeg's own: without scaling, RGB of 8 bits is FFmpeg's own (about one level off, as a
-            graph of ``format=rgb24`` is), all else is exact. ``"fast"`` is quicker still: RGB is made of an
-            image that was scaled with half of its chroma, and with a bilinear kernel for it where luma has
-            a bicubic one: 1.2 to 1.6 levels off on photographs, more at sharp edges between colours.
-        crop_width: Width of a piece from the middle, after scaling. Not above the image's.
-        crop_height: Height of a piece from the middle.
-        pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps what the filters give.
-        num_frames: Exactly so many frames, as in SPDL: later ones are cut off, missing ones added. That of
-            :func:`~spdl_media.decode_packets` and :func:`~spdl_media.load_video` is at most so many.
+        scale_mode: With both sides given, ``"pad"`` fits the whole image inside and adds a border,
+            ``"crop"`` covers the whole size and crops the excess, ``None`` stretches. The result has exactly
+            the requested size.
+        quality: ``"accurate"`` is exact. ``"auto"`` is the fastest conversion that is never less exact than
+            FFmpeg's default: 8-bit RGB without scaling uses FFmpeg's default conversion (about one level off,
+            as ``format=rgb24`` is), everything else is exact. ``"fast"`` is faster still: the image is scaled
+            as 4:2:0 before it becomes RGB, with a bilinear kernel for chroma where luma has a bicubic one.
+            It is 1.2 to 1.6 levels off on photographs, more at sharp edges between colours.
+        crop_width: Width of the centre crop after scaling, at most that of the image.
+        crop_height: Height of the centre crop.
+        pix_fmt: FFmpeg's name of the pixel format of the result; ``None`` keeps the format of the filters.
+        num_frames: Exact number of frames, as in SPDL: later ones are dropped, missing ones added. The
+            ``num_frames`` of :func:`~spdl_media.decode_packets` and :func:`~spdl_media.load_video` is a
+            maximum.
         pad_mode: The frames added for ``num_frames``: ``None`` repeats the last one, a colour (a name or
-            ``"#rrggbb"``) makes frames of that colour.
+            ``"#rrggbb"``) adds frames of that colour.
         pad_color: Colour of the border that ``scale_mode="pad"`` adds.
-        color_matrix: Matrix of a YUV result, by the name of its standard. ``None`` keeps the file's; what is
-            made from RGB has BT.601.
-        color_range: ``"pc"`` for a YUV result of full range, ``"tv"`` of limited. ``None`` keeps the
-            file's; what is made from RGB is of limited range, in the ``yuvj`` formats of full.
-        filter_desc: Filters of your own, put in before the conversion to ``pix_fmt``. After scaling to an
-            RGB format they see planar RGB, else what the decoder gives.
+        color_matrix: Matrix of a YUV result, by the name of its standard. ``None`` keeps that of the file,
+            or BT.601 for RGB input.
+        color_range: Range of a YUV result: ``"pc"`` is full, ``"tv"`` limited. ``None`` keeps that of the
+            file; RGB input gives limited range, or full range in the ``yuvj`` formats.
+        filter_desc: Custom filters, inserted before the conversion to ``pix_fmt``. After scaling to an RGB
+            format they get planar RGB, else the decoder's format.
 
     Returns:
-        The description, a ``str`` with the values as its ``ops``; ``None`` when there is nothing to do
-        (every argument ``None``).
+        The description, a ``str`` with the options as ``ops``; ``None`` if there is nothing to do (every
+        argument is ``None``).
 
     Raises:
-        ValueError: A size, rate or count that is not positive, an unknown name, or a matrix or range for RGB.
-        TypeError: An argument of the wrong type.
+        ValueError: A size, rate or count is not positive, a name is unknown, or a matrix or range is given
+            for RGB.
+        TypeError: An argument has the wrong type.
     """
     for name, side in (("scale_width", scale_width), ("scale_height", scale_height)):
         if side is not None:
@@ -151,24 +153,24 @@ def get_audio_filter_desc(
     num_frames: int | None = None,
     filter_desc: str | None = None,
 ) -> FilterDesc | None:
-    """Write the filters for audio, in this order: channels, rate, window, count, your own, format.
+    """Build the filters for audio, in this order: channels, rate, window, count, custom, format.
 
     Args:
-        sample_rate: Samples of one channel in a second.
-        num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
-        sample_fmt: FFmpeg's name of the sample format; a final ``p`` means one plane a channel.
+        sample_rate: Samples per second and channel.
+        num_channels: Number of channels, mixed up or down to FFmpeg's default layout for that number.
+        sample_fmt: FFmpeg's name of the sample format; a final ``p`` means one plane per channel.
         timestamp: Window ``(start, end)`` in seconds on the stream's own clock. Not needed for packets
-            that were demuxed with a window: it is cut before the graph.
-        num_frames: Exactly so many samples of each channel: later ones are cut off, silence is added.
-        filter_desc: Filters of your own, put in before the conversion to ``sample_fmt``.
+            that were demuxed with a window, which is applied before the graph.
+        num_frames: Exact number of samples per channel: later ones are dropped, silence is added.
+        filter_desc: Custom filters, inserted before the conversion to ``sample_fmt``.
 
     Returns:
-        The description, a ``str`` with the values as its ``ops``; ``None`` when there is nothing to do
-        (every argument ``None``).
+        The description, a ``str`` with the options as ``ops``; ``None`` if there is nothing to do (every
+        argument is ``None``).
 
     Raises:
-        ValueError: A rate or count that is not positive, or an unknown name.
-        TypeError: An argument of the wrong type.
+        ValueError: A rate or count is not positive, or a name is unknown.
+        TypeError: An argument has the wrong type.
     """
     window = parse_window(timestamp)
     ops = SoundOps(sample_rate, num_channels, sample_fmt, window, num_frames, filter_desc)
@@ -178,28 +180,28 @@ def get_audio_filter_desc(
 def get_filter_desc(
     packets: VideoPackets | AudioPackets | None = None, **options: Any
 ) -> FilterDesc | None:
-    """Write the filters for packets of either kind.
+    """Build the filters for packets of either kind.
 
     Args:
-        packets: Their kind decides between :func:`get_video_filter_desc` and :func:`get_audio_filter_desc`.
-            Their window is not repeated: it is cut before the graph. Without packets, options that only
-            audio has choose audio, and anything else chooses images.
-        **options: The arguments of that function.
+        packets: Their kind chooses :func:`get_video_filter_desc` or :func:`get_audio_filter_desc`. The
+            window of the packets is not part of the description: it is applied before the graph. Without
+            packets, an option that only audio has chooses audio, anything else chooses images.
+        **options: Arguments of the chosen function.
 
     Returns:
-        The description; ``None`` when there is nothing to do.
+        The description; ``None`` if there is nothing to do.
 
     Raises:
-        TypeError: Options of the other kind, or of both kinds.
-        ValueError: As the two functions say.
+        TypeError: An option belongs to the other kind, or options of both kinds are given.
+        ValueError: The chosen function refuses a value.
     """
-    # Both functions have keyword-only arguments alone, so these are all of them.
+    # Both functions take only keyword-only arguments, so these are all of them.
     for_audio = get_audio_filter_desc.__kwdefaults__ or {}
     for_video = get_video_filter_desc.__kwdefaults__ or {}
     defaults = for_audio | for_video
     if unknown := sorted(options.keys() - defaults.keys()):
         raise TypeError(f"get_filter_desc() got an unexpected keyword argument {unknown[0]!r}")
-    # An option that says what would be anyway is for either kind.
+    # An option at its default value does not tell the kind.
     given = {name: value for name, value in options.items() if value != defaults[name]}
     video = [name for name in given if name not in for_audio]
     audio = [name for name in given if name not in for_video]

@@ -1,4 +1,4 @@
-"""Any filter graph, run over frames that are decoded already."""
+"""Run any filter graph over decoded frames."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
 
 @dataclass(slots=True, eq=False)
 class _Port:
-    """An end of a graph: where frames enter or leave.
+    """An input or output of a graph.
 
     Attributes:
-        node: Position of the filter that is the end, or that an open end belongs to.
-        kind: What flows there.
-        name: What messages call it.
-        key: What callers call it.
-        declared: The text has a node for it.
-        options: What is said of the frames, by FFmpeg's names: by the text, or by the first frame.
-        time_base: The unit of time that the frames have, if known; audio is brought to it.
-        args: Arguments of the source that feeds an open input, once its first frame has come.
-        waiting: Frames that came before the graph could be made.
+        node: Position of its buffer or sink node, or of the filter that the open input or output belongs to.
+        kind: Video or audio.
+        name: Name in error messages.
+        key: Name for callers.
+        declared: The text has a buffer or sink node for it.
+        options: Format of the frames by FFmpeg's option names, from the text or from the first frame.
+        time_base: Time base of the frames, if known; audio is converted to it.
+        args: Arguments of the buffer source of an open input, once its first frame has arrived.
+        waiting: Frames that arrived before the graph could be built.
     """
 
     node: int
@@ -79,23 +79,23 @@ class _Port:
     waiting: deque[AvFrame] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        # An expression is FFmpeg's to evaluate.
+        # The text may state an expression, which only FFmpeg evaluates.
         with suppress(KeyError, ValueError):
             self.time_base = Fraction(self.options["time_base"])
 
     def check(self, frame: AvFrame, desc: str) -> None:
-        """Refuse a frame of another format; the first one of an open input says which it takes.
+        """Refuse a frame of another format. The first frame of an open input sets its format.
 
         Raises:
             FilterError: The frame has another size, format or time base than the input takes.
         """
         given = frame_options(frame)
-        # An open input takes its format from its first frame.
+        # The first frame of an open input: nothing to compare with.
         if not (self.declared or self.args):
             self.options, self.args = given, source_args(frame)
             return
         base = as_fraction(frame.time_base)
-        # Only what both sides say is compared: a declaration may leave some out.
+        # Only options that both sides state are compared: a buffer node may omit some.
         is_other = any(self.options.get(name, value) != value for name, value in given.items())
         if is_other or (self.declared and self.time_base and base and base != self.time_base):
             takes, are = _in_words(self.options), _in_words(given)
@@ -103,32 +103,32 @@ class _Port:
             raise graph_error(desc, what)
 
     def unit(self, frame: av.AudioFrame, zero: Fraction) -> Fraction:
-        """The unit of time that the input takes audio in."""
+        """Return the time base in which the input takes audio."""
         if self.time_base is None and "time_base" in self.options:
             return time_base_of(frame)  # an expression, which FFmpeg evaluates
         if self.time_base is None:
             rate = frame.sample_rate
-            # FFmpeg's own, if the text says none.
+            # FFmpeg's default, if the text states none.
             self.time_base = Fraction(1, rate) if self.declared else sample_time_base(rate, zero)
         return self.time_base
 
 
 def _in_words(options: dict[str, str]) -> str:
-    """Size and format; empty: nothing is said of them."""
+    """Write size and format for a message; empty: none are stated."""
     parts = map(options.get, ("video_size", "pix_fmt", "sample_fmt", "channel_layout"))
     rate = options.get("sample_rate")
     return " ".join(filter(None, (*parts, f"{rate} Hz" if rate else None)))
 
 
 def _make_ports(wiring: Wiring, kinds: dict[str, Kind], side: str) -> list[_Port]:
-    """The ends on one side, declared ones first, as :class:`BuiltGraph` has them."""
+    """Return the inputs or the outputs, declared ones first, in the order of :class:`BuiltGraph`."""
     ports = []
     for position, node in enumerate(wiring.nodes):
         if node.name in kinds:
             names, options = (node.full_name, node.id or ""), _options(node.args or "")
             ports.append(_Port(position, kinds[node.name], *names, declared=True, options=options))
     pads = wiring.inputs if kinds is SOURCES else wiring.outputs
-    # One without a label needs no name; of several, each must be reachable.
+    # A single unlabelled input or output needs no key; several are numbered, so that each has one.
     unlabelled = [pad for pad in pads if not pad.label]
     for pad in pads:
         number = f"{side}{unlabelled.index(pad)}" if len(unlabelled) > 1 and not pad.label else ""
@@ -139,22 +139,22 @@ def _make_ports(wiring: Wiring, kinds: dict[str, Kind], side: str) -> list[_Port
 
 def _options(args: str) -> dict[str, str]:
     pairs = (part.partition("=") for part in args.split(":"))
-    # A value in quotes is a layout without a name: '2 channels'.
+    # Quotes surround a channel layout without a name: '2 channels'.
     options = {name.strip(): value.strip().strip("'") for name, equals, value in pairs if equals}
-    # FFmpeg takes the size in either form.
+    # FFmpeg takes the size as width and height, too.
     if "width" in options and "height" in options:
         options.setdefault("video_size", f"{options['width']}x{options['height']}")
     return options
 
 
 class FilterGraph:
-    """Any filter graph, run over decoded frames.
+    """A filter graph that runs over decoded frames.
 
     Inputs are ``buffer`` and ``abuffer`` nodes of the text (:func:`get_buffer_desc` writes them), and inputs
     left open (``[left][right]hstack``, or just ``hflip``), which take their format from the first frames
-    added. Outputs are ``buffersink`` and ``abuffersink`` nodes, and outputs left open. Each goes by its label
-    or name as ``key``: ``"left"`` for ``[left]``, ``"a"`` or ``"buffer@a"`` for ``buffer@a=...``. A graph
-    with one input or one output needs no key for it.
+    added. Outputs are ``buffersink`` and ``abuffersink`` nodes, and outputs left open. The ``key`` of each is
+    its label or name: ``"left"`` for ``[left]``, ``"a"`` or ``"buffer@a"`` for ``buffer@a=...``. A single
+    input or output needs no key.
 
         graph = FilterGraph("[left][right]hstack,format=rgb24")
         graph.add_frames(frames_a, key="left")
@@ -162,17 +162,17 @@ class FilterGraph:
         graph.flush()
         side_by_side = graph.get_frames()
 
-    All frames of one input have one size and format. Filters run with one thread. Frames are not consumed.
-    A description is code of yours: filters such as ``movie``, ``lut3d=file=...``, ``metadata=file=...`` and
-    ``drawtext=textfile=...`` read and write files by name, so never take one from a stranger.
+    All frames of one input have the same size and format. Filters run in one thread. Frames are not
+    consumed. Never run a description from an untrusted source: filters such as ``movie``,
+    ``lut3d=file=...``, ``metadata=file=...`` and ``drawtext=textfile=...`` read and write files by name.
 
     Args:
         desc: FFmpeg's description of the graph.
 
     Raises:
-        FilterError: The description is bad.
+        FilterError: The description is invalid.
 
-    Thread safety: one thread at a time; a second one gets a RuntimeError.
+    Thread safety: one thread at a time; a concurrent call raises RuntimeError.
 
     See:
         https://ffmpeg.org/ffmpeg-filters.html
@@ -189,12 +189,12 @@ class FilterGraph:
         self._metadata: FrameMetadata | None = None
         self._built: BuiltGraph | None = None
         self._flushed = False
-        # A graph without open inputs is made at once, so that FFmpeg refuses a bad one here.
+        # A graph without open inputs is built at once, so that FFmpeg reports errors here.
         self._run()
 
     @property
     def filter_desc(self) -> str:
-        """The description as it was given."""
+        """The description that was passed."""
         return self._wiring.desc
 
     @property
@@ -208,42 +208,42 @@ class FilterGraph:
         return tuple(port.key for port in self._outputs)
 
     def add_frames(self, frames: Frames, *, key: str | None = None) -> None:
-        """Put frames into an input.
+        """Send frames to an input.
 
         Args:
-            frames: Images or audio, as the input takes. Not consumed.
-            key: Which input, where there are several.
+            frames: Images for a video input, audio for an audio input. Not consumed.
+            key: The input; needed only if there are several.
 
         Raises:
-            FilterError: The frames are of another kind, size or format than the input takes, a filter
+            FilterError: The frames have another kind, size or format than the input takes, a filter
                 refuses them, or there is no such input.
-            RuntimeError: After :meth:`flush`, or while another thread is inside.
+            RuntimeError: :meth:`flush` was called before, or another thread is using the graph.
         """
         with self._guard:
             if self._flushed:
                 raise RuntimeError("this FilterGraph was flushed; make a new one for more frames")
-            # An unknown key is an error before any frame goes in.
+            # An unknown key raises before any frame is sent.
             port = self._port(self._inputs, key, "input")
             for frame in _frames_of(frames, port, self._wiring.desc):
                 port.check(frame, self._wiring.desc)
-                # Until the first frames of all open inputs are there, no graph can be made.
+                # The graph cannot be built before all open inputs have had a frame.
                 port.waiting.append(frame)
-            # Clock and window are those of the first frames.
+            # Clock and window of the output are those of the first frames.
             self._metadata = self._metadata or frame_metadata(frames)
             self._run()
 
     def get_frames(self, *, key: str | None = None) -> VideoFrames | AudioFrames | None:
-        """Take what an output has ready.
+        """Take all frames that an output has ready.
 
         Args:
-            key: Which output, where there are several.
+            key: The output; needed only if there are several.
 
         Returns:
-            The frames, images always as ``VideoFrames``; ``None``: nothing is ready.
+            The frames, images always as ``VideoFrames``; ``None`` if none are ready.
 
         Raises:
             FilterError: A filter fails, or there is no such output.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the graph.
         """
         with self._guard:
             port = self._port(self._outputs, key, "output")
@@ -260,11 +260,11 @@ class FilterGraph:
             return AudioFrames([placed_chunk(one, metadata.zero) for one in frames], metadata)
 
     def flush(self) -> None:
-        """End all inputs, so that the filters give out what they hold.
+        """End all inputs, so that the filters release the frames that they hold back.
 
         Raises:
             FilterError: An open input has had no frame, so its format is not known.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the graph.
         """
         with self._guard:
             if self._flushed:
@@ -283,11 +283,11 @@ class FilterGraph:
             in -> scale=32:24 -> format=rgb24
             format=rgb24 -> out
 
-        An input whose format is known shows it. Filters that FFmpeg puts in itself to convert formats are
-        not drawn.
+        Inputs are drawn with their format once it is known. Filters that FFmpeg inserts to convert formats
+        are not drawn.
 
         Raises:
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the graph.
         """
         with self._guard:
             names = _unique_names(self._wiring)
@@ -313,7 +313,7 @@ class FilterGraph:
         raise graph_error(self._wiring.desc, f"{asked}; its {side}s are {keys}")
 
     def _run(self) -> None:
-        """Give the graph what waits for it; it is made when all its inputs have a format."""
+        """Send waiting frames to the graph, which is built once all its inputs have a format."""
         if self._built is None:
             args = [port.args for port in self._inputs if not port.declared]
             if not all(args):
@@ -322,13 +322,13 @@ class FilterGraph:
         with filter_errors(self._wiring.desc, "it failed"):
             for source, port in zip(self._built.sources, self._inputs, strict=True):
                 while port.waiting:
-                    # One input may end before others: the frames that it no longer takes are dropped.
+                    # Filters may end one input before the others; its further frames are dropped.
                     push_frame(source, port.waiting.popleft())
 
 
 def _unique_names(wiring: Wiring) -> list[str]:
-    """Each filter by its text; a number tells apart those that are equal."""
-    # Without labels, which the arrows of the drawing replace.
+    """Return a name for each filter: its text, with a number where several are equal."""
+    # Without labels, because arrows replace them in the drawing.
     texts = [str(node._replace(inputs=(), outputs=())) for node in wiring.nodes]
     return [
         f"{text} #{texts[:position].count(text) + 1}" if texts.count(text) > 1 else text
@@ -337,7 +337,7 @@ def _unique_names(wiring: Wiring) -> list[str]:
 
 
 def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterable[AvFrame]:
-    """FFmpeg's frames behind ours, if they are of the kind that the input takes."""
+    """Return PyAV's frames, checked to be of the kind that the input takes."""
     kind = "audio" if isinstance(frames, AudioFrames) else "video"
     if not isinstance(frames, AudioFrames | VideoFrames | ImageFrames):
         raise TypeError(f"frames must be AudioFrames, VideoFrames or ImageFrames, not {frames!r}")
@@ -356,19 +356,19 @@ def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterable[AvFrame]:
 def get_buffer_desc(
     source: VideoCodec | VideoPackets, label: str | None = None, pix_fmt: str | None = None
 ) -> str:
-    """Write the source node through which frames of a stream enter a :class:`~spdl_media.FilterGraph`.
+    """Write the ``buffer`` node that feeds frames of a stream to a :class:`~spdl_media.FilterGraph`.
 
     Args:
-        source: Codec of a video, or packets. Packets know the orientation, and decoding turns images
-            upright, so the size named for packets is the upright one.
+        source: Codec of a video, or packets. With packets the size is the upright one, because packets know
+            the orientation and decoding turns images upright.
         label: Name of the input, as in ``buffer@label``, for :meth:`FilterGraph.add_frames`.
-        pix_fmt: Pixel format of the frames, where they are converted before they enter.
+        pix_fmt: Pixel format of the frames, if they are converted before they are added.
 
     Returns:
         The text of the node, to be followed by its output label or ``,``.
 
     Raises:
-        ValueError: The size or format is not known before a frame is decoded, or a bad label or name.
+        ValueError: The size or format is not known before a frame is decoded, or a label or name is invalid.
     """
     orientation: int = getattr(source, "orientation", 1)
     codec: Any = getattr(source, "codec", source)
@@ -380,7 +380,7 @@ def get_buffer_desc(
         )
     width, height = codec.width, codec.height
     aspect = codec.sample_aspect_ratio or Fraction(1)
-    # A pixel that is wider than high is higher than wide when it lies on its side.
+    # Turning the image by a quarter swaps the sides of its pixels, too.
     if swaps_sides(orientation):
         width, height, aspect = height, width, 1 / aspect
     rate = f":frame_rate={ratio(codec.frame_rate)}" if codec.frame_rate else ""
@@ -393,18 +393,18 @@ def get_buffer_desc(
 def get_abuffer_desc(
     source: AudioCodec | AudioPackets, label: str | None = None, sample_fmt: str | None = None
 ) -> str:
-    """Write the source node through which audio enters a :class:`~spdl_media.FilterGraph`.
+    """Write the ``abuffer`` node that feeds audio to a :class:`~spdl_media.FilterGraph`.
 
     Args:
         source: Codec of the audio, or packets.
         label: Name of the input, as in ``abuffer@label``, for :meth:`FilterGraph.add_frames`.
-        sample_fmt: Sample format of the frames, where they are converted before they enter.
+        sample_fmt: Sample format of the frames, if they are converted before they are added.
 
     Returns:
         The text of the node, to be followed by its output label or ``,``.
 
     Raises:
-        ValueError: The sample format is not known before a frame is decoded, or a bad label or name.
+        ValueError: The sample format is not known before a frame is decoded, or a label or name is invalid.
     """
     codec: Any = getattr(source, "codec", source)
     if sample_fmt is not None:
@@ -414,7 +414,7 @@ def get_abuffer_desc(
             "the sample format of this stream is known once a frame is decoded; say it as sample_fmt=, or "
             "leave the input of the FilterGraph open"
         )
-    # In samples, so that each stands at a whole number; add_frames brings frames to this unit.
+    # One tick per sample, so that timestamps are exact; add_frames converts frames to this time base.
     return (
         f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
         f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"

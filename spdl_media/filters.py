@@ -1,4 +1,4 @@
-"""Frames through filters: a graph with one input and one output, and the routes of images."""
+"""Filter decoded frames: graphs with one input and one output, and images with or without a graph."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from spdl_media.operations import (
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate, parse_rate
 
-# FFmpeg does not say why a graph fails. If it takes a square of this side, it fails for the image's size.
+# FFmpeg does not say why a graph fails. If the graph takes a square of this side, the image's size is why.
 _USUAL_SIDE = 256
 
 # A decoded frame, its orientation, and whether it is damaged.
-_Shown: TypeAlias = tuple[av.VideoFrame, int, bool]
+_DecodedImage: TypeAlias = tuple[av.VideoFrame, int, bool]
 
 _LIMITED = 1  # AVCOL_RANGE_MPEG
 _LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
-"""Gray formats of video codecs, which may be of limited range."""
+"""Gray formats of video codecs, which may have limited range."""
 
 
 def frame_options(frame: AvFrame) -> dict[str, str]:
-    """Size and format of a frame, by the names of FFmpeg's ``buffer`` and ``abuffer``."""
+    """Return size and format of a frame as options of FFmpeg's ``buffer`` or ``abuffer``."""
     if isinstance(frame, av.AudioFrame):
         return {
             "sample_rate": str(frame.sample_rate),
@@ -74,19 +74,19 @@ def source_args(
     frame_rate: Fraction | None = None,
     sample_aspect_ratio: Fraction | None = None,
 ) -> str:
-    """Arguments of the ``buffer`` or ``abuffer`` that takes frames like this one."""
+    """Write the arguments of a ``buffer`` or ``abuffer`` that takes frames like this one."""
     options: dict[str, object] = {**frame_options(frame)}
     base = as_fraction(frame.time_base) or time_base
     if isinstance(frame, av.AudioFrame):
-        # Layouts such as "5.1(side)" have characters that mean something between options.
+        # Layouts such as "5.1(side)" contain characters that are special in options.
         options["channel_layout"] = quote_option(frame.layout.name)
         options["time_base"] = base or Fraction(1, frame.sample_rate)
     else:
-        # Filters negotiate matrix and range like the format; left out, they count as unspecified.
+        # Filters negotiate matrix and range like the format; if omitted, they are unspecified.
         options["time_base"] = base or Fraction(1)
         options["colorspace"], options["range"] = int(frame.colorspace), int(frame.color_range)
         if not frame_rate and base and frame.duration > 0:
-            # tpad gives its frames nonsensical times where no rate is known.
+            # Without a rate, tpad gives its frames wrong timestamps.
             frame_rate = 1 / (frame.duration * base)
         if frame_rate:
             options["frame_rate"] = frame_rate
@@ -96,13 +96,13 @@ def source_args(
 
 
 def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
-    """All frames that a sink has ready, and whether it has ended.
+    """Take all frames that a sink has ready; the second result tells whether it has ended.
 
     Raises:
         av.FFmpegError: A filter fails.
     """
     frames: list[Any] = []
-    # FFmpeg tells "not yet" from "no more" by two errors.
+    # EAGAIN means "not yet", EOF means "no more".
     while True:
         try:
             frames.append(sink.pull())
@@ -113,7 +113,7 @@ def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
 
 
 def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
-    """Put a frame in; False: the filters have ended and take no more.
+    """Send a frame, or ``None`` for the end. Return False if the filters have ended and take no more.
 
     Raises:
         av.FFmpegError: A filter fails.
@@ -128,10 +128,10 @@ def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Give errors of a graph the source of its frames, which it does not know.
+    """Add the name of the source to a FilterError of the block, because graphs do not know it.
 
     Raises:
-        FilterError: The block raised it; it now names its source.
+        FilterError: The error of the block, with ``source`` set.
     """
     try:
         yield
@@ -142,24 +142,24 @@ def naming(source: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class FrameFilter:
-    """One input, one output: what decoding runs its frames through.
+    """A graph with one input and one output, which filters the frames of a decoder.
 
-    The graph is made for the first frame; when a later one has another size, format or colour, the old graph
-    is drained and a new one made.
+    The graph is built for the first frame. When the size, format or colour of the frames changes, the graph
+    is drained and rebuilt.
 
     Args:
         desc: FFmpeg's description of the filters.
-        kind: What flows: ``"video"`` or ``"audio"``.
-        time_base: Of the frames, where they carry none themselves.
-        frame_rate: Of a video, if known; filters such as ``fps`` and ``tpad`` read it.
-        sample_aspect_ratio: Of the pixels, if known; PyAV's frames do not tell.
-        gives_one: Each frame gives one at once.
+        kind: ``"video"`` or ``"audio"``.
+        time_base: Time base of frames that have none themselves.
+        frame_rate: Frame rate of a video, if known; filters such as ``fps`` and ``tpad`` read it.
+        sample_aspect_ratio: Width to height of a pixel, if known; PyAV's frames do not carry it.
+        gives_one: The graph outputs exactly one frame for each input, without delay.
 
     Raises:
-        FilterError: The description is bad, or has more than one input or output, or turns one kind into
-            the other.
+        FilterError: The description is invalid, has more than one input or output, or its output is of the
+            other kind.
 
-    Thread safety: one thread at a time; its owner takes care.
+    Thread safety: one thread at a time; the owner has to ensure it.
     """
 
     desc: str
@@ -170,7 +170,7 @@ class FrameFilter:
     sample_aspect_ratio: Fraction | None = None
     gives_one: bool = False
     finished: bool = field(default=False, init=False)
-    """The graph has said that it gives no more frames, whatever comes (``trim`` past its end)."""
+    """The graph outputs no more frames, whatever is sent (``trim`` after its end)."""
 
     def __post_init__(self) -> None:
         self._wiring = wire(self.desc)
@@ -179,7 +179,7 @@ class FrameFilter:
         self._key: object = None
 
     def push(self, frame: AvFrame) -> list[Any]:
-        """Put in one frame; take out all that are ready, of the same kind. The frame stays the caller's.
+        """Send one frame and return all frames that are ready. The caller keeps the frame.
 
         Raises:
             FilterError: A filter refuses the frame, or fails.
@@ -193,7 +193,7 @@ class FrameFilter:
         key = _frame_key(frame)
         done: list[Any] = []
         if key != self._key or self._graph is None:
-            # A source has one size and format for good.
+            # The size and format of a buffer source cannot change.
             done = self._drain()
             args = source_args(frame, self.time_base, self.frame_rate, self.sample_aspect_ratio)
             self._graph, self._key, self.finished = build(self._wiring, (args,)), key, False
@@ -212,7 +212,7 @@ class FrameFilter:
             raise graph_error(self._wiring.desc, text) from error
 
     def flush(self) -> list[Any]:
-        """End the input; take out what the filters still hold. Nothing can be pushed afterwards.
+        """End the input and return the frames that the filters still hold. Later frames are ignored.
 
         Raises:
             FilterError: A filter fails.
@@ -237,7 +237,8 @@ class FrameFilter:
 def _frame_key(frame: AvFrame) -> object:
     if isinstance(frame, av.AudioFrame):
         return frame.sample_rate, frame.format.name, frame.layout.name
-    # Without the time base, whose Fraction takes 10 times as long: it is one for all frames of a stream.
+    # Without the time base: it is the same for all frames of a stream, and reading its Fraction takes 10
+    # times as long as the rest.
     return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
@@ -259,19 +260,19 @@ def _check_simple(wiring: Wiring, kind: Kind) -> None:
 
 
 class PictureFilter:
-    """Turns decoded images of one stream upright, and filters them.
+    """Turns the decoded images of one stream upright and filters them.
 
     Args:
-        codec: Of the stream.
-        filter: What is done; ``None`` gives images as they are decoded, not turned either.
-        config: Says whether they are turned.
-        metadata: Of the packets; ``None``: they are those of a still, which has no time and no rate.
+        codec: Codec of the stream.
+        filter: The filters; ``None`` returns images as decoded, not turned upright either.
+        config: Tells whether images are turned upright.
+        metadata: Metadata of the packets; ``None`` for a still, which has no time and no rate.
 
     Attributes:
-        has_rate: Whether frames come at a constant rate. Then :meth:`push` takes those before the window,
-            too: one of them is shown when it starts.
-        orientation: EXIF number of what came out, 1 once it was turned; 0: nothing came.
-        copied_corrupt: Timestamps of damaged frames that were copied, which PyAV cannot mark on a copy.
+        has_rate: Whether the output has a constant frame rate. :meth:`push` then needs the frames before
+            the window, too: one of them is shown at its start.
+        orientation: EXIF orientation of the output, 1 if it was turned upright; 0 before any output.
+        copied_corrupt: Timestamps of damaged frames that were copied: PyAV cannot set the flag on a copy.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class PictureFilter:
         self._desc = filter
         self._ops = picture_ops(filter)
         self._time_base, self._frame_rate = codec.time_base, codec.frame_rate
-        self._rate: ConstantRate[_Shown] | None = None
+        self._rate: ConstantRate[_DecodedImage] | None = None
         self.has_rate = self._goes_on = False
         if self._ops is not None and self._ops.frame_rate is not None:
             if metadata is not None:
@@ -296,17 +297,17 @@ class PictureFilter:
         self._is_still = codec.frame_rate is None
         self._graph: FrameFilter | None = None
         self._graph_desc = ""
-        # What is copied of a frame before it goes through the graph, if anything.
+        # The part of a frame that is copied before the graph runs, if any.
         self._part: Box | None = None
         self._key: object = None
         self.orientation = 0
         self.copied_corrupt: frozenset[int | None] = frozenset()
         if isinstance(filter, str) and (self._ops is None or self._ops.filter_desc):
-            # Say what is wrong before the window proves empty.
+            # Report a bad description even if the window turns out to be empty.
             FrameFilter(filter, kind="video")
 
     def follow(self, metadata: PacketMetadata) -> None:
-        """Take the window and the clock of the frames that come next."""
+        """Take the window and the clock of the next frames."""
         self._goes_on = metadata.goes_on
         if self.has_rate and (self._rate is None or not metadata.continues):
             assert self._frame_rate is not None
@@ -318,27 +319,27 @@ class PictureFilter:
     def push(
         self, frame: av.VideoFrame, orientation: int, *, is_corrupt: bool = False
     ) -> Iterable[av.VideoFrame]:
-        """The frames that come out for this one, which is given away.
+        """Return the output frames for this one. Takes ownership of the frame.
 
         Args:
-            frame: As decoded.
-            orientation: From which it is turned upright.
-            is_corrupt: It is damaged in a way that FFmpeg does not say.
+            frame: The frame as decoded.
+            orientation: Its EXIF orientation.
+            is_corrupt: It has damage that FFmpeg does not report.
 
         Raises:
-            FilterError: The filters do not take the frame; a PictureSizeError: not in this size.
+            FilterError: The filters do not take the frame; PictureSizeError: they do not take its size.
         """
         if self._rate is None:
             return self._push(frame, orientation)
         if frame.pts is None:
             raise FilterError("frame_rate= needs the times of frames, and the source states none")
-        # Where the file does not say how long the last frame is shown, it is as long as others.
+        # If the file states no duration for a frame, it gets the usual one.
         duration = frame.duration or usual_duration(self._codec)
         return self._at_rate(self._rate.push((frame, orientation, is_corrupt), frame.pts, duration))
 
-    def _at_rate(self, moments: Iterable[tuple[_Shown, int]]) -> Iterator[av.VideoFrame]:
+    def _at_rate(self, moments: Iterable[tuple[_DecodedImage, int]]) -> Iterator[av.VideoFrame]:
         for (frame, orientation, is_corrupt), pts in moments:
-            # A graph takes a reference to the pixels, so the same frame can stand at several moments.
+            # A graph only references the pixels, so one frame can be sent with several timestamps.
             frame.pts, frame.time_base, frame.duration = pts, self._time_base, 0
             if is_corrupt:
                 self.copied_corrupt |= {pts}
@@ -349,9 +350,9 @@ class PictureFilter:
             self.orientation = orientation
             return [frame]
         if frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY:
-            # FFmpeg's scaler takes all gray for full range, so its levels are spread before.
+            # FFmpeg's scaler treats all gray as full range, so limited range is expanded first.
             frame = self._marked(full_range_gray(frame), frame)
-        # Attributes of a frame cost 0.2 microseconds together, and what follows from them 100 times that.
+        # Reading these attributes costs 0.2 microseconds, what is derived from them 100 times that.
         key = frame.width, frame.height, frame.format.name, orientation
         if key == self._key and self._graph is not None:
             return self._through_graph(self._graph, frame)
@@ -378,13 +379,13 @@ class PictureFilter:
         return before + self._through_graph(self._graph, frame)
 
     def _marked(self, copy: av.VideoFrame, frame: av.VideoFrame) -> av.VideoFrame:
-        """What was made of a frame, whose damage PyAV cannot mark on a copy."""
+        """Record the damage of a frame that was copied: PyAV cannot set the flag on a copy."""
         if copy is not frame and frame.is_corrupt:
             self.copied_corrupt |= {frame.pts}
         return copy
 
     def flush(self) -> Iterator[av.VideoFrame]:
-        """The frames that are held back.
+        """Return the frames that the filters hold back.
 
         Raises:
             FilterError: A filter fails.
@@ -393,10 +394,10 @@ class PictureFilter:
         yield from self._drain()
 
     def end_run(self) -> Iterable[av.VideoFrame]:
-        """The frames at the moments of the last one, before frames that do not continue it.
+        """Return the output for the last frame at a constant rate, before frames that do not follow it.
 
         Raises:
-            FilterError: The filters do not take it.
+            FilterError: The filters do not take the frame.
         """
         return () if self._rate is None else self._at_rate(self._rate.flush(goes_on=self._goes_on))
 
@@ -404,7 +405,7 @@ class PictureFilter:
         return [] if self._graph is None else self._graph.flush()
 
     def _route(self, frame: av.VideoFrame, turn: str) -> tuple[str, Box | None]:
-        """The graph that such frames go through, and the part that is first copied, if any."""
+        """Return the graph for such frames, and the part that is copied first, if any."""
         ops = self._ops
         if ops is None:
             return _joined(turn, str(self._desc)), None
@@ -433,7 +434,7 @@ class PictureFilter:
             raise
 
     def _takes_others(self, frame: av.VideoFrame) -> bool:
-        """Whether a graph that fails for an image takes such images of a usual size."""
+        """Whether the graph that failed for an image takes one of usual size in the same format."""
         usual = like_frame(frame, _USUAL_SIDE, _USUAL_SIDE)
         try:
             FrameFilter(self._graph_desc, kind="video", time_base=self._codec.time_base).push(usual)

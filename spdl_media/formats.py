@@ -1,4 +1,4 @@
-"""Every table of pixel and sample formats, and the views of FFmpeg's planes that follow from them.
+"""Tables of pixel and sample formats, and views of FFmpeg's planes.
 
 ==================================================  =======================  =======
 pixel format                                        shape                    dtype
@@ -16,8 +16,8 @@ yuv422p yuvj422p, even W                            (1, 2H, W)               uin
 9 to 16 bit variants of the above, p010 p012 p016   the same                 uint16
 ==================================================  =======================  =======
 
-The ``gbr`` formats come in the order R, G, B. Deep formats come in native byte order, with the values that
-FFmpeg has: 0 to 2**bits - 1, in ``p010`` and ``p012`` multiplied by 2**(16 - bits).
+Planes of the ``gbr`` formats are reordered to R, G, B. Deep formats are in native byte order with FFmpeg's
+values: 0 to 2**bits - 1, in ``p010`` and ``p012`` multiplied by 2**(16 - bits).
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PixelLayout:
-    """How the planes of a pixel format lie in an array.
+    """How the planes of a pixel format are stored in an array.
 
     Attributes:
         kind: ``"packed"``: one plane, (H, W, C). ``"planar"``: C planes of equal size, (C, H, W).
-            ``"tiled"``: a luma plane and smaller chroma planes one below the other, (1, rows, W).
-        channels: C; for ``"tiled"`` 1.
+            ``"tiled"``: a luma plane and below it the smaller chroma planes, (1, rows, W).
+        channels: C; 1 for ``"tiled"``.
         dtype: NumPy's name of the type, in native byte order.
-        order: Plane of FFmpeg's frame at each place of the array.
-        chroma_rows: For ``"tiled"``: rows of chroma for every row of luma, as the divisor of the height.
+        order: Index of FFmpeg's plane for each channel of the array.
+        chroma_rows: For ``"tiled"``: the chroma planes fill ``ceil(H / chroma_rows)`` rows of the array.
     """
 
     kind: Literal["packed", "planar", "tiled"]
@@ -62,27 +62,27 @@ class PixelLayout:
     chroma_rows: int = 1
 
     def shape(self, width: int, height: int, layout: str | None = None) -> Shape:
-        """Shape of the array of one frame; ``layout`` is ``"NCHW"`` or ``"NHWC"`` for RGB and gray."""
+        """Return the shape of one frame; ``layout`` is ``"NCHW"`` or ``"NHWC"`` for RGB and gray."""
         if self.kind == "tiled":
-            # Luma, and below it the rows that both chroma planes fill together.
+            # Luma, then the rows that both chroma planes fill together.
             return 1, height + -(-height // self.chroma_rows), width
         if self._channels_first(layout):
             return self.channels, height, width
         return height, width, self.channels
 
     def tiles(self, width: int) -> bool:
-        """Whether the planes of a frame this wide make one rectangle."""
+        """Whether the planes of a frame of this width fill a rectangle."""
         return self.kind != "tiled" or width % 2 == 0
 
     def places(self, frames: Array, planes: Sequence[Shape], layout: str | None) -> list[Array]:
-        """The places in an array of frames for each of FFmpeg's planes, which have these shapes: views."""
+        """Return a view of an array of frames for each of FFmpeg's planes, which have these shapes."""
         if self.kind == "tiled":
             ends = list(accumulate(map(prod, planes)))
             tiles = np.split(frames.reshape(len(frames), -1), ends[:-1], axis=1)
             return [tile.reshape(-1, *shape) for tile, shape in zip(tiles, planes, strict=True)]
         last = np.moveaxis(frames, 1, -1) if self._channels_first(layout) else frames
         if self.kind == "packed":
-            # A plane of one component has no axis for it.
+            # FFmpeg's plane has no channel axis if there is one component.
             return [last[..., 0] if self.channels == 1 else last]
         return [last[..., self.order.index(plane)] for plane in range(self.channels)]
 
@@ -113,13 +113,13 @@ _DEEP = re.compile(r"(gray|yuv420p|yuv422p|yuv444p|yuva444p|gbrp|gbrap)(9|10|12|
 PIXEL_LAYOUTS: Mapping[str, PixelLayout] = MappingProxyType(
     {name: layout for names, layout in _TABLE.items() for name in names.split()}
 )
-"""The formats that have a name of their own; :func:`pixel_layout` knows their deep variants too."""
+"""The layouts by name of format, most deep formats left out: :func:`pixel_layout` finds those, too."""
 
 
 @lru_cache(maxsize=256)
 def pixel_layout(pix_fmt: str) -> PixelLayout | None:
-    """The layout of a pixel format; ``None``: it has no row in the table."""
-    # Arrays have the machine's byte order, whatever that of the format is.
+    """Return the layout of a pixel format; ``None`` if it is not in the table."""
+    # Arrays are in native byte order, whatever that of the format is.
     name = re.sub(r"(?<=\d)(le|be)$", "", pix_fmt)
     deep = _DEEP.fullmatch(name)
     if deep is None:
@@ -135,7 +135,7 @@ _SAMPLE_TYPES = ("uint8", "int16", "int32", "int64", "float32", "float64")
 SAMPLE_DTYPES: Mapping[str, str] = MappingProxyType(
     dict(zip(_SAMPLE_FORMATS, _SAMPLE_TYPES, strict=True))
 )
-"""FFmpeg's packed sample formats as NumPy types. Planar ones have a ``p`` behind, and give (C, N)."""
+"""NumPy types of FFmpeg's packed sample formats. Planar formats append a ``p`` and give (C, N)."""
 
 # Packed RGB -> planar RGB of the same depth, with alpha where the packed one has it. FFmpeg's scaler writes
 # planar RGB exactly in less time than it writes packed RGB inexactly; interleaving costs little. 500x375
@@ -151,7 +151,7 @@ PLANAR = {
 }
 
 RGB_8BIT = frozenset("rgb24 bgr24 rgba bgra argb abgr gbrp gbrap".split())
-"""RGB of 8 bits, packed without padding and planar."""
+"""8-bit RGB formats: packed without padding, and planar."""
 
 
 def _by_number(table: str) -> Mapping[int, str]:
@@ -176,7 +176,7 @@ COLOR_TRCS = _by_number(
     "11 iec61966-2-4, 12 bt1361e, 13 iec61966-2-1, 14 bt2020-10, 15 bt2020-12, 16 smpte2084, "
     "17 smpte428, 18 arib-std-b67"
 )
-# By the names that FFmpeg's frames and codec contexts have for them.
+# The keys are attributes of FFmpeg's frames and codec contexts.
 COLOR_TABLES: Mapping[str, Mapping[int, str]] = {
     "color_range": COLOR_RANGES,
     "colorspace": COLORSPACES,
@@ -189,7 +189,7 @@ _PALETTE = np.dtype("u4")
 
 @lru_cache(maxsize=256)
 def is_yuv(pix_fmt: str) -> bool:
-    """Whether the numbers of a pixel format are colours only with a matrix and a range; no: unknown names."""
+    """Whether the values of a pixel format need a matrix and a range; False for unknown names."""
     try:
         format = av.VideoFormat(pix_fmt, 16, 16)
     except ValueError:
@@ -199,11 +199,11 @@ def is_yuv(pix_fmt: str) -> bool:
 
 
 def picture_planes(frame: av.VideoFrame) -> tuple[Array, ...]:
-    """Read-only views of the planes of an image, in the order of its pixel format.
+    """Return read-only views of the planes of an image, in the order of its pixel format.
 
     Returns:
-        Arrays ``(height, width)``, or ``(height, width, components)`` where a plane has several, of the
-        format's own type and byte order; ``(height, bytes)`` uint8 where its pixels are not whole values.
+        Arrays ``(height, width)``, or ``(height, width, components)`` if a plane has several components, in
+        the format's type and byte order; ``(height, bytes)`` uint8 if components are not whole bytes.
     """
     views = plane_views(frame)
     for view in views:
@@ -212,13 +212,13 @@ def picture_planes(frame: av.VideoFrame) -> tuple[Array, ...]:
 
 
 def plane_views(frame: av.VideoFrame) -> tuple[Array, ...]:
-    """The same views, to write to: for frames that nobody else sees."""
+    """Return writable views of the planes, for frames that only the caller uses."""
     name = frame.format.name
     return tuple(_view(plane, name, index) for index, plane in enumerate(frame.planes))
 
 
 def like_frame(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:
-    """A new frame of this size, whose pixels are not set, with the other metadata of a frame."""
+    """Return a new frame of this size with uninitialised pixels and the other metadata of ``frame``."""
     result = av.VideoFrame(width, height, frame.format.name)
     result.pts, result.dts = frame.pts, frame.dts
     if frame.time_base:
@@ -241,11 +241,11 @@ def _view(plane: Any, pix_fmt: str, index: int) -> Array:
 def _geometry(
     pix_fmt: str, index: int, width: int, height: int, line_size: int
 ) -> tuple[tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]:
-    """Shape, type, first byte and strides of a plane."""
+    """Return shape, type, offset of the first row in bytes, and strides of a plane."""
     dtype, samples, bits = _plane_type(pix_fmt, index)
     if dtype is _PALETTE:
         return (height, width), _PALETTE, 0, (width * _PALETTE.itemsize, _PALETTE.itemsize)
-    # An image that runs upwards has its first row last in memory.
+    # With a negative line size, the first row is the last one in memory.
     start = (height - 1) * -line_size if line_size < 0 else 0
     if dtype is None:
         return (height, -(-width * bits // 8)), np.dtype("u1"), start, (line_size, 1)
@@ -257,7 +257,7 @@ def _geometry(
 
 @lru_cache(maxsize=1024)
 def _plane_type(pix_fmt: str, index: int) -> tuple[np.dtype[Any] | None, int, int]:
-    """Type of a value, values of a pixel, and bits of a pixel; no type: pixels are not whole values."""
+    """Return type of a value, values per pixel and bits per pixel; the type is None for partial bytes."""
     format = av.VideoFormat(pix_fmt, 64, 64)
     bits = format.padded_bits_per_pixel
     components = [part for part in format.components if part.plane == index]
@@ -278,7 +278,7 @@ def _plane_type(pix_fmt: str, index: int) -> tuple[np.dtype[Any] | None, int, in
 
 @lru_cache(maxsize=256)
 def plane_steps(pix_fmt: str) -> tuple[tuple[int, int], ...]:
-    """Pixels across and down for each sample of each plane; none where one plane has samples of two sizes.
+    """Return the pixels across and down per sample, for each plane; empty if a plane mixes sample sizes.
 
     Raises:
         ValueError: FFmpeg has no pixel format of this name.
@@ -295,7 +295,7 @@ def plane_steps(pix_fmt: str) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=256)
 def chroma_steps(pix_fmt: str) -> tuple[int, int]:
-    """Pixels across and down for which there is one sample of chroma.
+    """Return the pixels across and down that one chroma sample covers.
 
     Raises:
         ValueError: FFmpeg has no pixel format of this name.
@@ -308,19 +308,19 @@ _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
 
 
 def format_name(argument: Literal["pix_fmt", "sample_fmt"], name: str) -> str:
-    """Check that FFmpeg has a format of this name.
+    """Check that FFmpeg has a format of this name, and return the name.
 
     Raises:
-        TypeError: The name is no ``str``.
+        TypeError: The name is not a ``str``.
         ValueError: FFmpeg has no such format.
     """
     is_pixel = argument == "pix_fmt"
     example, exists = ("rgb24", is_pixel_format) if is_pixel else ("fltp", is_sample_format)
     if not isinstance(name, str):
         raise TypeError(f"{argument} must be a str, such as {example!r}, not {name!r}")
-    # The pattern first: a name goes into the text of a graph.
+    # The pattern comes first, because the name goes into the text of a graph.
     if not (_FORMAT_NAME.match(name) and exists(name)):
-        # Of 16 bits there are as many again, which would leave no room for those that are meant.
+        # 16-bit names are left out of the hint: they would crowd out the 8-bit names that users mean.
         usual = [one for one, layout in PIXEL_LAYOUTS.items() if layout.dtype == "uint8"]
         names = usual if is_pixel else [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)]
         hint = did_you_mean(name.lower(), names, likely=example)
