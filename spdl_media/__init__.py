@@ -4,45 +4,45 @@ The data goes through these steps::
 
     source -> demux -> packets -> decode (filter graph) -> frames
 
-The modules with public names, of which each imports only those above it:
+The modules with public names; each imports only modules above it:
 
-``errors``        the tree of errors
+``errors``        the exception classes
 ``config``        :func:`demux_config`, :func:`decode_config`: options as frozen values
 ``timing``        windows of time, in exact seconds
 ``inputs``        a path, a URL, bytes, an array or a file object
-``codec``         what a decoder must know of a stream
-``packets``       coded data as plain values: reusable, picklable, free to share
+``codec``         stream parameters that a decoder needs
+``packets``       coded data as plain values: reusable, picklable, safe to share between threads
 ``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`; :func:`apply_bsf`
 ``demuxer``       :class:`Demuxer`: many windows, streams and chunks of one source
 ``_probe``        :func:`probe`: what is in a source
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
-``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: what is cut out
+``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: crop boxes
 ``frames``        decoded planes with their metadata
 ``array_frames``  :func:`frames_from_array`: arrays as frames
 ``filter_graph``  :class:`FilterGraph`: run any graph over frames
 ``decode``        :func:`decode_packets`
 ``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks; :func:`sample_decode_video`
-``load``          :func:`load_image_batch` and others: all of it in one call
+``load``          :func:`load_image_batch` and others: from source to batch in one call
 ``clips``         :func:`load_clip`: frames and audio of one interval; :func:`sample_windows`
 ``video_file``    :class:`VideoFile`: frames by number and time
 ``video_clips``   :func:`sample_clips`: clips of a video for training; :class:`VideoCache`: opened videos
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
-``_collate``      :func:`collate`: items of several fields into buffers
-``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: no FFmpeg
+``_collate``      :func:`collate`: a list of items into one batch, field by field
+``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: without FFmpeg
 ``encode``        :func:`video_encode_config`, :func:`audio_encode_config`: how frames are encoded
 ``image_files``   :func:`encode_image`, :func:`save_image`
-``mux``           :class:`Muxer`: files of frames that are encoded, or of packets as they are
-``save``          :func:`save_video`, :func:`save_audio`, :func:`cut`: files by one call
+``mux``           :class:`Muxer`: write files of encoded frames, or of packets without re-encoding
+``save``          :func:`save_video`, :func:`save_audio`, :func:`cut`: write a file in one call
 ``samplers``      indices for the ranks of a training; :class:`BatchByLength`: batches of similar length
-``source``        samplers, and sources made of others
+``source``        samplers, and sources that combine others
 ``datasets``      :class:`ImageFolder`: a folder for each class; :class:`Mix`: sources in given proportions
 ``shards``        :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
-Beside them stand ``pipeline``, which knows nothing of media, and ``ray``, decoders for Ray Data. They,
-``source`` and ``dataloader`` are imported when they are first used.
+Two more packages stand apart: ``pipeline``, a generic asyncio pipeline without media, and ``ray``, decoders
+for Ray Data. These two, ``source`` and ``dataloader`` are imported at first use.
 
-FFmpeg comes inside PyAV; nothing has to be installed but wheels.
+FFmpeg comes inside PyAV's wheel; no system library is needed.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ if TYPE_CHECKING:
     from spdl_media.samplers import BatchByLength
     from spdl_media.shards import Shards
 
-# In the order of the modules above. Rows, because the formatter gives each name of a long list its own line.
+# In the order of the modules above. Added row by row, because the formatter would give each name of one long
+# list a line of its own.
 __all__ = ["ConvertError", "DecodeError", "DemuxError", "FilterError", "MediaError", "SourceError"]
 __all__ += ["MissingDependencyError", "PictureSizeError", "StorageTooSmallError", "TransferError"]
 __all__ += ["EncodeError", "WriteError"]
@@ -187,10 +188,10 @@ __all__ += ["nv12_to_bgr", "nv12_to_rgb"]
 __all__ += ["BatchByLength", "DataLoader", "ImageFolder", "Mix", "Shards", "sample_windows"]
 __all__ += ["VideoCache", "VideoClips", "VideoFile", "sample_clips", "sample_decode_video"]
 
-# Modules that bring asyncio along, or are not needed by everyone.
+# Modules imported at first use, because they import asyncio or are rarely needed.
 _LAZY_MODULES = ("dataloader", "pipeline", "ray", "source")
 
-# Names of such modules. Type checkers read the imports above instead.
+# Public names that are imported at first use, by module. Type checkers read the imports above instead.
 _LAZY_NAMES = {
     "cuda.capabilities": ("CUDACapabilities", "Capability", "cuda_capabilities"),
     "cuda.color": ("nv12_to_bgr", "nv12_to_rgb"),

@@ -1,4 +1,4 @@
-"""``python -m spdl_media``: the command ``spdl-media``."""
+"""Run the command ``spdl-media`` as ``python -m spdl_media``."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Checks of arguments, each written once.
+"""Checks of arguments, shared by all modules.
 
-Messages say the name, the value and what is allowed.
+Error messages state the argument's name, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = (
 def check_int(
     name: str, value: object, *, at_least: int | None = 1, unit: str = "", remedy: str = ""
 ) -> int:
-    """Return a whole number as an ``int``; NumPy's integers count, ``True`` does not.
+    """Return ``value`` as an ``int``; NumPy integers are accepted, bools are not.
 
     Raises:
-        TypeError: ``value`` is no whole number.
+        TypeError: ``value`` is not a whole number.
         ValueError: ``value`` is below ``at_least``.
     """
     number = as_int(value)
@@ -58,10 +58,10 @@ def check_int(
 
 
 def check_positive(name: str, value: object) -> int:
-    """Return a size, a rate or a count, where ``None`` (checked by the caller) leaves it unchanged.
+    """Return ``value`` as a positive ``int``; the caller handles ``None``, which means "unchanged".
 
     Raises:
-        TypeError: ``value`` is no whole number.
+        TypeError: ``value`` is not a whole number.
         ValueError: ``value`` is not positive.
     """
     number = check_int(name, value, at_least=None)
@@ -71,18 +71,18 @@ def check_positive(name: str, value: object) -> int:
 
 
 def as_int(value: object) -> int | None:
-    """Return a whole number as an ``int``, or ``None`` for anything else."""
-    # A bool is an index for Python, and nearly always a mistake for a count.
+    """Return ``value`` as an ``int`` if it is a whole number, else ``None``."""
+    # Python accepts a bool as an index, but where a number is expected it is nearly always a mistake.
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # the TypeError is the answer
+        return operator.index(value)  # type: ignore[arg-type]  # a TypeError means: no integer
     except TypeError:
         return None
 
 
 def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> float:
-    """Return a number of seconds as a ``float``; ``None`` stands for no limit and gives infinity.
+    """Return a number of seconds as a ``float``; ``None`` (no limit) becomes infinity.
 
     Raises:
         TypeError: ``value`` is neither a real number nor ``None``.
@@ -93,7 +93,7 @@ def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> floa
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     seconds = float(value)
-    # Written so that NaN fails.
+    # `not (x > 0)` instead of `x <= 0`, so that NaN fails.
     if not (seconds >= 0 if allow_zero else seconds > 0):
         limit = "at least" if allow_zero else "above"
         raise ValueError(f"{name} must be {limit} 0 seconds, not {value}. None means no limit.")
@@ -103,12 +103,12 @@ def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> floa
 def check_choice(
     name: str, value: object, choices: Sequence[str | None], *, remedy: str = ""
 ) -> None:
-    """Refuse what is none of the choices, and name the similar one.
+    """Raise unless ``value`` is one of the choices, and suggest a similar choice.
 
     Raises:
         ValueError: ``value`` is not among ``choices``.
     """
-    # Compared one by one: an array or an unhashable value is a wrong choice, not another error.
+    # Tested for its type first: comparing an array would raise an unrelated error.
     if value is None or isinstance(value, str):
         if value in choices:
             return
@@ -119,7 +119,7 @@ def check_choice(
 
 
 def check_callable(name: str, value: object, *, remedy: str = "") -> None:
-    """Refuse what cannot be called.
+    """Raise unless ``value`` is callable.
 
     Raises:
         TypeError: ``value`` is not callable.
@@ -132,13 +132,13 @@ def check_callable(name: str, value: object, *, remedy: str = "") -> None:
 def check_weights(
     weights: Sequence[float] | npt.NDArray[np.floating], count: int, of_what: str
 ) -> npt.NDArray[np.float64]:
-    """Return one weight for each of ``count`` things, as a new array.
+    """Return one weight for each of ``count`` items, as a new float64 array.
 
     Raises:
-        ValueError: There are more or fewer weights, one is negative or not finite, or their sum is
-            zero or not finite.
+        ValueError: The number of weights is not ``count``, a weight is negative or not finite, or the
+            sum is zero or not finite.
     """
-    # Not at the top: the pipeline runs in sub-interpreters, which cannot import NumPy.
+    # Imported here: the pipeline runs in sub-interpreters, which cannot import NumPy.
     import numpy as np
 
     array = np.array(weights, dtype=np.float64)
@@ -153,7 +153,7 @@ def check_weights(
         raise ValueError(
             f"weights must be finite and at least 0, but weights[{position}] is {array[position]}"
         )
-    # Finite weights may have an infinite sum, with which no draw would be possible.
+    # The sum of finite weights can overflow to infinity, and then nothing could be drawn.
     with np.errstate(over="ignore"):
         total = np.cumsum(array)[-1]
     if not 0 < total < np.inf:
@@ -165,8 +165,11 @@ def check_weights(
 
 
 def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:
-    """Return "Did you mean ...?", or an empty string. An exact or likely name comes first."""
-    # Imported when something is wrong: it takes longer than all other checks together.
+    """Return "Did you mean ...?" with similar names, or an empty string.
+
+    An exact match is listed first, then ``likely``.
+    """
+    # Imported only after an error: the import takes longer than all other checks together.
     import difflib
 
     close = difflib.get_close_matches(name, list(names), n=3)
@@ -175,7 +178,7 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
 
 
 def answers_unknown(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Decorate a class so that unknown keyword arguments are answered with what to say instead."""
+    """Make a class decorator that adds a hint to the ``TypeError`` of an unknown keyword argument."""
 
     def decorate(cls: type[T]) -> type[T]:
         init = cls.__init__
@@ -189,14 +192,14 @@ def answers_unknown(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
                     raise TypeError(f"{cls.__name__} takes no argument {name!r}. {hint}".rstrip())
             init(self, *args, **given)
 
-        cls.__init__ = checked  # type: ignore[assignment]  # wraps says less of it
+        cls.__init__ = checked  # type: ignore[assignment]  # functools.wraps has a wider type
         return cls
 
     return decorate
 
 
 def listed(choices: Iterable[object]) -> str:
-    """Spell out choices: ``'a', 'b' or None``."""
+    """Format choices for a message: ``'a', 'b' or None``."""
     *most, last = map(repr, choices)
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -207,9 +210,9 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
 
 def outer_frame() -> tuple[FrameType, int]:
-    """Return the frame outside of this package that led here, and its stack level for the caller."""
+    """Return the nearest frame outside of this package, and its stack level seen from the caller."""
     frame, level = sys._getframe(1), 1
-    # By the name of the module: code that `dataclass` writes has no file.
+    # Told by the module's name: code that `dataclass` generates has no file.
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1
     return frame, level
@@ -218,8 +221,8 @@ def outer_frame() -> tuple[FrameType, int]:
 class OneThread:
     """A context that a second thread cannot enter while the first is inside.
 
-    FFmpeg's contexts crash the process when two threads use one at once; this turns the mistake
-    into an exception. Entering costs a lock that nobody waits for.
+    FFmpeg's contexts crash the process when two threads use one at once; this raises a
+    ``RuntimeError`` instead. Entering costs one uncontended lock.
     """
 
     __slots__ = ("_lock", "_what")
@@ -229,7 +232,7 @@ class OneThread:
         self._what = what
 
     def __enter__(self) -> None:
-        # Never waits: a second thread is a mistake, which waiting would hide.
+        # Non-blocking: a second thread is a mistake, which waiting would hide.
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"this {self._what} is in use by another thread; it serves one at a time. "

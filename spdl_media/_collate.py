@@ -1,4 +1,4 @@
-"""Items of several fields into buffers of several fields."""
+"""Collate a list of items into one batch, field by field."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ ByField: TypeAlias = Mapping[Any, Any]
 
 
 class Padded(NamedTuple):
-    """Arrays of different lengths in one. Made by :func:`collate`.
+    """Arrays of different lengths padded to one batch. Made by :func:`collate`.
 
     Attributes:
-        data: The arrays with B in front, filled up with zeros (audio frames with silence) to the longest.
-        lengths: How long each of them is, ``(B,)`` int64.
+        data: The arrays, stacked along a new first axis B and padded with zeros (audio frames with silence)
+            to the length of the longest.
+        lengths: Length of each array before padding, ``(B,)`` int64.
     """
 
     data: CPUBuffer
@@ -53,35 +54,36 @@ def collate(
     storage: Storage | ByField | None = None,
     pad: bool | ByField = False,
 ) -> Any:
-    """Make one item of many: frames, numbers and arrays of each field become one buffer.
+    """Collate items into one batch: the frames, numbers or arrays of each field become one buffer.
 
     Args:
-        items: Tuples, lists, dictionaries or dataclasses of one structure, nested as deeply as you like, or
-            plain values. A value is frames, a number, an array (NumPy's, or what NumPy can view, such as CPU
-            tensors and buffers), or anything else.
-        storage: Memory for the buffers. For plain values a storage; for items with fields a mapping of the
-            field's name, key or index to its storage, or to a mapping for a field that has fields. Fields
-            that are left out get fresh memory.
-        pad: ``True``: arrays may differ in length along their last axis, as audio ``(channels, samples)`` and
-            tokens ``(tokens,)`` do, and audio frames in their number of samples: each field of them becomes a
-            :class:`Padded`, whether they differ or not, but for arrays without axes. A mapping of fields, as
-            for ``storage``, names those that do, and the axis: ``{"audio": -1, "mel": 0}``.
+        items: Tuples, lists, dictionaries or dataclasses of one structure, nested to any depth, or plain
+            values. A value is frames, a number, an array (a NumPy array, or an object that NumPy can view,
+            such as a CPU tensor or a buffer), or any other object.
+        storage: Memory for the buffers. For plain values, one storage. For items with fields, a mapping from
+            a field's name, key or index to its storage, or to another mapping if the field has fields
+            itself. Fields that are left out get fresh memory.
+        pad: ``True``: arrays may differ in length along their last axis, such as audio
+            ``(channels, samples)`` or tokens ``(tokens,)``, and audio frames may differ in their number of
+            samples. Each field of such values becomes a :class:`Padded`, even if all lengths are equal;
+            zero-dimensional arrays do not. A mapping, as for ``storage``, gives the fields to pad and their
+            axes: ``{"audio": -1, "mel": 0}``.
 
     Returns:
-        The structure of an item (a dataclass without running its ``__init__``), with a
-        :class:`~spdl_media.CPUBuffer` in place of each field: frames as
-        :func:`~spdl_media.convert_frames` makes them, numbers ``(B,)`` with the type that
-        :func:`~spdl_media.convert_array` gives them, arrays with B in front and their own type. What a
-        named tuple or dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` is an array, such as
-        the times of a :class:`~spdl_media.Clip`, so that clips become a clip of batches. Strings, NumPy's
-        too, dates, ``None`` and all others become lists of the values as they are.
+        An object of the same structure as an item (a dataclass is rebuilt without running its ``__init__``)
+        with a :class:`~spdl_media.CPUBuffer` in place of each field. Frames are converted as by
+        :func:`~spdl_media.convert_frames`. Numbers become ``(B,)`` with the dtype that
+        :func:`~spdl_media.convert_array` chooses. Arrays keep their dtype and get B as first axis. A field
+        that a named tuple or dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, such as
+        the times of a :class:`~spdl_media.Clip`, is treated as an array, so a list of clips becomes one clip
+        of batches. All other values (strings and dates, NumPy's too, ``None``) become lists, unchanged.
 
     Raises:
-        ConvertError: There are no items, their structure differs, a field has values of two kinds (numbers
-            and ``None``, say), or frames or arrays of a field differ, other than along the axis that ``pad``
-            names.
-        TypeError: ``items`` are no sequence, numbers that no array type holds, arrays of other things than
-            numbers, tensors that NumPy cannot take, or a storage that is none.
+        ConvertError: There are no items, their structure differs, a field has values of two kinds (such as
+            numbers and ``None``), or the frames or arrays of a field differ in more than the length of the
+            axis that ``pad`` gives.
+        TypeError: ``items`` is not a sequence, no array dtype holds the numbers, an array does not hold
+            numbers, NumPy cannot view a tensor, or a storage is neither a storage nor a pool.
         ValueError: ``storage`` or ``pad`` names a field that does not exist.
 
     Thread safety: safe.
@@ -92,13 +94,13 @@ def collate(
         >>> collate([np.ones(3, np.float32), np.ones(5, np.float32)], pad=True)
         Padded(data=<CPUBuffer: (2, 5) float32>, lengths=<CPUBuffer: (2,) int64>)
     """
-    # These can be iterated, and are no batch.
+    # Strings and mappings are iterable, but are not a batch.
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise TypeError(
             f"collate takes a sequence of items, not one of {type(items).__name__}; as the aggregator of a "
             "DataLoader it gets one with batch_size="
         )
-    # An iterator serves, too, and is gone through several times.
+    # A list, because an iterator is accepted as well and the items are iterated several times.
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")
@@ -114,7 +116,7 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     dtypes = _rows_of_numbers(values[0].__class__)
     rows = []
     for position, value in enumerate(values):
-        # Of one class exactly: the result is made like the first item.
+        # The class must be the same, because the result is an object of the first item's class.
         row = fields_of(value) if type(value) is type(values[0]) else None
         if row is None or row.keys() != fields.keys():
             raise _structures_differ(values[0], value, position, where)
@@ -122,7 +124,7 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     storages = _by_field("storage", storage, fields, where)
     axes = dict.fromkeys(fields, axis) if axis == -1 else _by_field("pad", axis, fields, where)
     collated = {
-        # A field that has no storage gets fresh memory.
+        # Without a storage, a field gets fresh memory.
         key: _collate(
             [row[key] for row in rows], storages.get(key), axes.get(key), f"{where}[{key!r}]"
         )
@@ -133,12 +135,12 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
 
 @cache
 def _rows_of_numbers(cls: type) -> dict[Key, type]:
-    """The fields that a class declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, with the type."""
+    """Map fields that a class declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` to their type."""
     if not dataclasses.is_dataclass(cls) and not hasattr(cls, "_fields"):
         return {}
     try:
         hints = get_type_hints(cls)
-    except (NameError, TypeError):  # names that are there for type checkers alone
+    except (NameError, TypeError):  # names imported under TYPE_CHECKING
         return {}
     rows = tuple[float, ...], tuple[int, ...]
     return {name: get_args(hint)[0] for name, hint in hints.items() if hint in rows}
@@ -171,7 +173,7 @@ def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapp
 
 
 def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
-    # Classes of the user's may take other arguments than their items, so batches are plain containers.
+    # A user's subclass may take other arguments than its items, so batches are plain dict, list or tuple.
     if isinstance(first, Mapping):
         return collated
     if isinstance(first, list):
@@ -188,7 +190,7 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
     kind = _kind_of(first)
-    # What holds for one value holds for all of its type, and most fields have one.
+    # Check the first value of each type only: most fields have values of one type.
     firsts = {type(value): position for position, value in reversed([*enumerate(values)])}
     for position in sorted(firsts.values()):
         value = values[position]
@@ -202,7 +204,7 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
     if kind is not None:
         try:
             return _convert(kind, values, storage, axis, where)
-        except TypeError as error:  # does not say which of many fields it was
+        except TypeError as error:  # add the name of the field
             raise TypeError(f"{where}: {error}") from error
     if storage is not None:
         raise ValueError(
@@ -212,11 +214,11 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
 
 
 def _kind_of(value: Any) -> str | None:
-    """Kind of the buffers that such values become; ``None``: they become a list."""
+    """Return how a value is collated: "frames", "numbers", "arrays", or ``None`` for a plain list."""
     if isinstance(value, AudioFrames | VideoFrames | ImageFrames):
         return "frames"
-    # Before arrays, which NumPy's scalars look like. Strings are such scalars, too, and so are spans of
-    # time, which are integers to the module numbers.
+    # NumPy scalars are tested before arrays, because they have the array interface. The dtype decides:
+    # strings are NumPy scalars too, and so is timedelta64, which `numbers` takes for an integer.
     if isinstance(value, np.generic):
         return "numbers" if value.dtype.kind in NUMBER_KINDS else None
     if isinstance(value, numbers.Number):
@@ -240,7 +242,7 @@ def _convert(
     arrays = [as_numpy(value) for value in values]
     first = arrays[0]
     if axis == -1 and not first.ndim:
-        axis = None  # pad=True is for all fields, and labels may be tensors
+        axis = None  # pad=True applies to all fields, and labels may be zero-dimensional tensors
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
     along = None if axis is None else axis % first.ndim
@@ -259,16 +261,16 @@ def _convert(
 
 
 def _kind_beside(array: Array, axis: int | None) -> tuple[Any, ...]:
-    """What arrays of one buffer have in common: all but the length along the axis."""
+    """Return what the arrays of one buffer must have in common: all but the length along the axis."""
     shape = array.shape
     return array.dtype, len(shape), shape if axis is None else shape[:axis] + shape[axis + 1 :]
 
 
 class ImageBuffer(CPUBuffer):
-    """A buffer of a decoded image, whose array is made when somebody asks for it.
+    """A buffer of a decoded image whose array is made at first access.
 
-    A batch does not ask: :func:`collate` writes the image to its row. So floats of an image are
-    written once, and until then it is kept in bytes, a quarter of their size.
+    :func:`collate` does not access the array, but writes the image directly into its row of the batch. So
+    the normalised floats are written once, and until then the image takes a quarter of their size, as uint8.
 
     Thread safety: safe.
     """
@@ -281,7 +283,7 @@ class ImageBuffer(CPUBuffer):
         options: RowOptions,
         **metadata: Unpack[BufferMetadata],
     ) -> None:
-        # No array yet; None would be a released one.
+        # A placeholder for the array; None would mean a released buffer.
         super().__init__((), **metadata)  # type: ignore[arg-type]
         self._image: ImageFrames | None = image
         self._options = options
@@ -296,30 +298,31 @@ class ImageBuffer(CPUBuffer):
         return super()._alive()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Planes of FFmpeg's go to no other process: a copy has the array.
+        # FFmpeg's planes cannot be pickled, so the copy gets the array.
         return partial(CPUBuffer, self.array, **self.metadata), ()
 
     def release(self) -> None:
-        """Give the memory back, as other buffers do."""
-        # The outer lock first, as whoever asks for the array interface.
+        """Release the memory, as :meth:`CPUBuffer.release` does."""
+        # Same lock order as in __array_interface__: RELEASING first.
         with RELEASING, self._lock:
             self._image = None
             super().release()
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        self._alive()  # made before the lock of all buffers is taken
+        self._alive()  # makes the array before the base class takes the global lock
         return super().__array_interface__
 
 
 def _collate_images(buffers: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:
-    """Copy images to the rows of a buffer, each once.
+    """Write images of :class:`ImageBuffer` directly into the rows of one buffer.
 
     Returns:
-        The buffer; ``None``: they are no such images, or not alike, or arrays already.
+        The buffer; ``None`` if a buffer is no :class:`ImageBuffer` or has made its array already, or if the
+        images differ in size, format or options.
     """
     images = [(one, one._image) for one in buffers if type(one) is ImageBuffer]
-    # Read once: another thread may make an array of one meanwhile.
+    # one._image is read only once: another thread may make the array and clear it meanwhile.
     pending = [(one._options, image) for one, image in images if image is not None]
     kinds = {(i.width, i.height, i.pix_fmt, o.layout, o.values) for o, i in pending}
     if len(pending) < len(buffers) or len(kinds) != 1:

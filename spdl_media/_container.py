@@ -1,4 +1,4 @@
-"""An open container: its streams, its clock, seeking, and its packets cut loose from it."""
+"""An open container: its streams, start time, seeking, and reading of packets that outlive it."""
 
 from __future__ import annotations
 
@@ -44,34 +44,35 @@ from spdl_media.stills import HEAD_SIZE, WITHOUT_SIGNATURE, container_still, sti
 
 Kind: TypeAlias = Literal["video", "audio"]
 
-# Formats whose start is found by seeking. Matroska and Ogg say only once after opening how many samples to
-# skip at the start of a stream. Others have other times behind a seek, or FFmpeg lands behind the start.
+# Formats that rewind by a seek. Matroska and Ogg state only once after opening how many samples to skip at
+# the start of a stream. In other formats, timestamps differ after a seek, or FFmpeg lands after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
 
-# Of images one behind the other (these, and all formats called "..._pipe") FFmpeg does not know the
-# places: it lands inside one, or takes a later one for the first. H.263 has other times after a seek, and of
-# H.261 no packet tells whether it is a key frame. In an MPEG program stream a packet has a timestamp only now
-# and then; after a seek, those in between are counted from the wrong one.
+# Formats in which seeking is wrong. In concatenated images (mjpeg, webp_anim, and all formats called
+# "..._pipe") FFmpeg lands inside an image, or takes a later one for the first. H.263 has other timestamps
+# after a seek, and H.261 packets do not tell whether they are key frames. In an MPEG program stream only some
+# packets have a timestamp; after a seek, those of the packets in between are extrapolated from the wrong one.
 _SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
 
-# To try out the decoder takes half of the time to open a file of audio. These tell all without it.
-_TELL_STREAMS = frozenset({"ogg", "mov"})
+# Headers of these formats state all stream parameters. For others FFmpeg opens decoders to find them, which
+# takes half of the time to open an audio file.
+_COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
-NO_DECODERS = "none"  # in the place of decoders' names
+NO_DECODERS = "none"  # as codec_whitelist: FFmpeg has no decoder of this name, so it opens none
 
 
 class Container:
-    """One open container, read from any place as often as the source can be sought.
+    """One open container. If the source can seek, it can be read repeatedly and from any position.
 
-    Packets are read, and places sought, inside of :meth:`reading`.
+    Read packets and seek inside a :meth:`reading` block.
 
     Attributes:
-        name: What is being read, for messages.
-        av: PyAV's container. Another one after a rewind that had to open the source anew.
-        format: FFmpeg's names of its format.
+        name: Name of the source in messages.
+        av: PyAV's container. Replaced by a new one if a rewind has to open the source again.
+        format: FFmpeg's name of the format.
         turn: Number of reads begun, so that a reader notices when another one has moved the position.
-        tried: The decoders that FFmpeg has tried out for what headers do not tell, divided by commas;
-            ``None``: all of them.
+        tried: Names of the decoders that FFmpeg was allowed to open to find stream parameters, joined by
+            commas; ``None``: all decoders.
     """
 
     def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
@@ -93,7 +94,7 @@ class Container:
         decoder = self.named_still()
         if decoder is None or decoder in WITHOUT_SIGNATURE or self._config.format is not None:
             return
-        # FFmpeg takes a file for an image by its name alone; text in a .jpg is no image.
+        # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
         if still_codec(self._input.head(HEAD_SIZE)) != decoder:
             self.av.close()
             raise self.error(
@@ -102,14 +103,15 @@ class Container:
             )
 
     def _open_file(self) -> tuple[InputContainer, str]:
-        # What cannot seek is opened once.
+        # The signature tells the format, which spares FFmpeg's probing. Only for sources that can seek: if
+        # opening fails, they are opened a second time.
         if self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             head = self._input.head(HEAD_SIZE)
             known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
             if known is not None:
-                # What is damaged is told in the words for a file of any format.
+                # A damaged file gets its error from opening it below, as a file of unknown format.
                 with suppress(DemuxError):
-                    if known[0] not in _TELL_STREAMS:
+                    if known[0] not in _COMPLETE_HEADERS:
                         self.tried = None
                     options = {} if self.tried is None else {"codec_whitelist": self.tried}
                     config = DemuxConfig(format=known[0], format_options=options)
@@ -119,52 +121,52 @@ class Container:
         return file, file.format.name
 
     def named_still(self) -> str | None:
-        """The decoder of an image that FFmpeg found by the name of the file; ``None``: by its content."""
+        """Return the decoder of an image that FFmpeg detected by the file name; ``None``: by the content."""
         if self.format != "image2" or not self.av.streams.video:
             return None
         context = self.av.streams.video[0].codec_context
         return None if context is None else context.codec.name
 
     def close(self) -> None:
-        """Free FFmpeg's structures. The input is its owner's to close."""
+        """Free FFmpeg's structures. The input stays open; its owner closes it."""
         self.av.close()
 
     def error(self, text: str) -> DemuxError:
-        """A DemuxError that names the source."""
+        """Return a ``DemuxError`` that names the source."""
         return DemuxError(text, source=self.name)
 
-    # Streams. Reading may open the source again, and PyAV's streams are gone then: so callers get the
-    # index and the codec's parameters as values.
+    # Streams. A rewind may open the source again, which invalidates PyAV's stream objects. So callers get
+    # the index and the codec's parameters as values.
 
     def video(self, index: int | None = None) -> tuple[int, VideoCodec]:
-        """Index and codec of the video stream with this index, or of the best one.
+        """Return index and codec of the video stream with this index, or of the best one.
 
         Raises:
-            DemuxError: There is none, it is of another kind, or no decoder knows it.
+            DemuxError: There is no such stream, it is of another kind, or FFmpeg has no decoder for it.
         """
         stream = self._stream("video", index)
         return stream.index, read_video_codec(stream)
 
     def audio(self, index: int | None = None) -> tuple[int, AudioCodec]:
-        """Index and codec of the audio stream with this index, or of the best one.
+        """Return index and codec of the audio stream with this index, or of the best one.
 
         Raises:
-            DemuxError: There is none, it is of another kind, or no decoder knows it.
+            DemuxError: There is no such stream, it is of another kind, or FFmpeg has no decoder for it.
         """
         stream = self._stream("audio", index)
         codec = read_audio_codec(stream)
         return stream.index, filled_in(codec) if self.tried == NO_DECODERS else codec
 
     def best_index(self, kind: Kind) -> int | None:
-        """Index of the best stream of a kind; ``None``: there is none."""
+        """Return the index of the best stream of a kind, or ``None`` without one."""
         stream = self.av.streams.best(kind)
         return None if stream is None else stream.index
 
     def codec(self, index: int) -> AudioCodec | VideoCodec:
-        """Codec of the stream with this index.
+        """Return the codec of the stream with this index.
 
         Raises:
-            DemuxError: There is none, it is neither audio nor video, or no decoder knows it.
+            DemuxError: There is none, it is neither audio nor video, or FFmpeg has no decoder for it.
         """
         kinds = {stream.index: stream.type for stream in self.av.streams}
         return self.audio(index)[1] if kinds.get(index) == "audio" else self.video(index)[1]
@@ -191,8 +193,8 @@ class Container:
         return stream
 
     def _check_whole(self) -> None:
-        """Refuse a HEIF image made of tiles, which FFmpeg shows as one stream a tile beside a thumbnail."""
-        # In a movie, a dependent stream is a layer that its main stream can do without.
+        """Raise for a tiled HEIF image, which FFmpeg shows as one stream per tile beside a thumbnail."""
+        # In a movie (which has a duration), a dependent stream is an optional layer of the main stream.
         tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
         if tiles and self.av.duration is None:
             raise self.error(
@@ -203,15 +205,15 @@ class Container:
 
     @cached_property
     def zero(self) -> Fraction:
-        """Second 0 of the container on FFmpeg's clock, in seconds."""
+        """Start time of the container on FFmpeg's clock, in seconds; it is second 0 of our timestamps."""
         start = self.av.start_time
         if start is None:
             return Fraction(0)
-        # FFmpeg rounds the container's start to microseconds. The stream that starts it states the same
-        # moment exactly, in its own time base; a window's edge must not fall beside a frame by rounding.
+        # FFmpeg rounds the container's start to microseconds. The stream that starts first states the same
+        # moment exactly, in its own time base. Without that, the edge of a window could miss a frame.
         pairs = [(stream.start_time, stream.time_base) for stream in self.av.streams]
         stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
-        # In microseconds, and whole numbers up to the last step: fractions take ten times as long.
+        # Differences in microseconds. Integers up to the division: fractions take ten times as long.
         errors = [
             abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
             for ticks, base in stated
@@ -224,8 +226,8 @@ class Container:
 
     @property
     def duration(self) -> float | None:
-        """Seconds by the header; ``None``: it does not say."""
-        # FFmpeg counts in microseconds.
+        """Duration in seconds that the header states, or ``None``."""
+        # FFmpeg's unit is microseconds.
         return None if self.av.duration is None else self.av.duration / 1_000_000
 
     # Reading.
@@ -234,8 +236,8 @@ class Container:
     def reading(self) -> Iterator[None]:
         """Translate FFmpeg's errors while packets are read, and note failed checksums.
 
-        It is entered once for all packets of a call: to collect the log takes longer than to read a packet.
-        A generator must not hold it over a ``yield``, since the log is that of a thread.
+        Enter it once per call: capturing the log takes longer than reading a packet. Do not ``yield`` inside
+        the block, because the log belongs to one thread.
 
         Raises:
             DemuxError: FFmpeg cannot read the container.
@@ -252,19 +254,19 @@ class Container:
     def packets(
         self, indices: Sequence[int], *, keep: bool = True, mend: bool = True
     ) -> Iterator[AvPacket]:
-        """The packets of these streams from the present place on.
+        """Return the packets of some streams from the current position on.
 
         Args:
-            indices: Of the streams.
-            keep: They outlive the container, which takes half as long again as to read them.
-            mend: What FFmpeg states wrongly of them is put right, for which some are read ahead.
+            indices: Indices of the streams.
+            keep: Whether the packets must outlive the container, which makes reading half as slow again.
+            mend: Whether to correct what FFmpeg states wrongly of packets. Reads some packets ahead.
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
         self._ended = False
         self._empty = from_start
         self._checksum_failed = from_start and self._input.checksum_failed
-        # What FFmpeg said of other places, and while it looked for this one, is not about these packets.
+        # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)
         self.turn += 1
         streams = [self.av.streams[index] for index in indices]
@@ -272,54 +274,54 @@ class Container:
         if not mend:
             return found
         found = mended(found, self.format, streams)
-        wavering = {index: starts for index in indices if (starts := self._counted_starts(index))}
-        return straightened(found, wavering) if wavering else found
+        jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
+        return straightened(found, jittered) if jittered else found
 
     def counts_samples(self, index: int) -> bool:
-        """Whether each packet of an audio stream states the sample with which it begins."""
+        """Whether the timestamp of each packet of an audio stream is exact to the sample."""
         # FFmpeg counts the frames of MP3 files itself.
         return self.format == "mp3" or self._counted_starts(index) is not None
 
     def _counted_starts(self, index: int) -> dict[int, int] | None:
-        """Timestamps of an audio stream's packets by those that an MP4 states; ``None``: it has no index."""
+        """Return an audio stream's exact timestamps by those that an MP4 states; ``None``: no index."""
         if index not in self._starts:
             stream = self.av.streams[index]
-            # In fragments the index grows while it is read, and the header states no packets.
+            # In a fragmented MP4 the header states no packets, and the index grows while it is read.
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
                 codec = self.audio(index)[1]
                 self._starts[index] = counted_starts(codec, stream.index_entries)
         return self._starts.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:
-        """Let FFmpeg skip the other streams; it finds no place in one that it skips."""
+        """Let FFmpeg skip all other streams. It cannot seek in a stream that it skips."""
         for stream in list(self.av.streams):
             stream.discard = Discard.default if stream.index in indices else Discard.all
 
     def _read(self, streams: list[av.stream.Stream], *, keep: bool) -> Iterator[AvPacket]:
-        # A packet of PyAV keeps its container, and so the whole source, alive. Passing it through a
-        # filter that does nothing moves the data into one that does not.
-        loosened = BitStreamFilterContext("null").filter if keep else None
+        # A packet of PyAV's keeps its container, and so the whole source, alive. The "null" bitstream filter
+        # moves its data into a packet that does not.
+        detach = BitStreamFilterContext("null").filter if keep else None
         for packet in self.av.demux(streams):
-            if not packet.size:  # PyAV's mark of the end
+            if not packet.size:  # PyAV ends each stream with an empty packet
                 continue
             self._empty = False
-            if loosened is None:
+            if detach is None:
                 yield packet
             else:
-                yield from loosened(packet)
+                yield from detach(packet)
         self._input.check()
         self._ended = True
 
     def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
-        """Say what is missing from the packets that were read, where the format tells.
+        """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
 
-        A window that lies in what is there is whole, and nothing is looked at for it.
+        The end is examined only if reading reached it: a window before it is complete.
 
         Args:
-            packets: The last ones that were read of a stream.
+            packets: The last packets that were read of a stream.
 
         Raises:
-            DemuxError: It is an image of which FFmpeg gives nothing at all.
+            DemuxError: The source is an image in which FFmpeg finds no packet.
         """
         if self._checksum_failed:
             return "a page fails its checksum, and FFmpeg leaves it out"
@@ -327,7 +329,7 @@ class Container:
             return None
         head = self._input.head(HEAD_SIZE) if self._input.seekable else b""
         if kind := container_still(head) or still_codec(head):
-            if self._empty:  # a parser of FFmpeg's that finds the header implausible
+            if self._empty:  # FFmpeg's parser has rejected the header
                 raise self.error(f"FFmpeg finds no image in this {kind} data")
             return check_complete(kind, self._input.read_all())
         missing = self._input.missing_end()
@@ -339,8 +341,8 @@ class Container:
         if not packets:
             return None
         last = packets[-1]
-        # FFmpeg marks a packet that has fewer bytes than its header states. In MPEG-TS and -PS the mark is
-        # one of transmission errors as well, which decoders are to judge. Those of MP3 state it themselves.
+        # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states. In MPEG-TS and -PS it
+        # marks transmission errors as well, which are left to the decoder. An MP3 frame states its own size.
         is_mp3 = self.format == "mp3"
         frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if is_mp3 else None
         marked = last.is_corrupt and not self.format.startswith("mpeg")
@@ -358,8 +360,8 @@ class Container:
         """Go to the first packet of the file.
 
         Raises:
-            SourceError: It cannot be opened again.
-            DemuxError: It cannot seek, or is no media any more.
+            SourceError: The source cannot be opened again.
+            DemuxError: The source cannot seek, or is no longer a media file.
         """
         if self._fresh:
             return
@@ -368,7 +370,7 @@ class Container:
                 "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
             )
         self._select(range(len(list(self.av.streams))))
-        # Opening again always leads to the very first packet, and costs more than seeking.
+        # Opening again always leads to the very first packet, but costs more than a seek.
         if not self._seek_to_start():
             self.av.close()
             self._open()
@@ -378,41 +380,41 @@ class Container:
         if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START):
             return False
         try:
-            # In MP4, packets that an edit list skips lie before the start.
+            # One second earlier: in MP4, packets that an edit list skips lie before the start.
             self.av.seek(min(self.av.start_time, 0) - 1_000_000)
         except av.FFmpegError:
             return False
         return True
 
     def seek(self, pts: int, index: int) -> bool:
-        """Go to about this timestamp of a stream; False where the format or the source cannot."""
+        """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""
         astray = self.format in _SEEKS_ASTRAY or self.format.endswith("_pipe")
         if astray or not self._input.seekable:
             return False
         self._select((index,))
-        self._fresh = False  # a seek that fails has moved the place as well
+        self._fresh = False  # a seek that fails moves the position as well
         try:
             self.av.seek(pts, stream=self.av.streams[index])
-        except (av.FFmpegError, OverflowError):  # or a time that no file has
+        except (av.FFmpegError, OverflowError):  # the latter: the timestamp exceeds 64 bits
             return False
         return True
 
     def places(
         self, indices: Sequence[int], pts: int | None, *, keep: bool = True, mend: bool = True
     ) -> Iterator[tuple[Iterator[AvPacket], bool]]:
-        """Packets from about a timestamp on, from further and further back, at last from the file's start.
+        """Yield packet iterators that start near a timestamp, then ever earlier, at last at the file's start.
 
-        MPEG-TS lands late and between key frames; an open group's key frame can be shown after frames that
-        are asked for. The caller stops where decoding can begin.
+        One seek may not do: in MPEG-TS it lands too late and between key frames, and the key frame of an open
+        GOP can be shown after the requested frames. The caller takes the first start that it can decode from.
 
         Args:
-            indices: Of the streams; the first one is sought in.
-            pts: Where to seek to; ``None``: the start of the file.
-            keep: As for :meth:`packets`, as is ``mend``.
-            mend: What FFmpeg states wrongly is put right.
+            indices: Indices of the streams; seeks are made in the first one.
+            pts: Timestamp to seek to; ``None``: the start of the file.
+            keep: As for :meth:`packets`.
+            mend: As for :meth:`packets`.
 
         Yields:
-            Packets, and whether their place was sought.
+            An iterator of packets, and whether a seek found its start.
         """
         base = as_fraction(self.av.streams[indices[0]].time_base)
         back = 0
@@ -427,11 +429,11 @@ class Container:
     # Orientation.
 
     def orientation(self, index: int, packets: Iterable[AvPacket] | None = None) -> int:
-        """EXIF number of the images of a video stream: by a still's metadata, or a video's display matrix.
+        """Return the EXIF orientation of a video stream: from a still's EXIF, or a video's display matrix.
 
         Args:
             index: Index of the stream.
-            packets: Some of its packets, if they are there. ``None``: the first is read if it tells.
+            packets: The first packets of the stream. ``None``: the first one is read where EXIF may tell.
         """
         if self.format == "image2" or self.format.endswith("_pipe"):  # each packet is a file
             if packets is None:
@@ -443,6 +445,6 @@ class Container:
         if index not in self._orientations:
             is_stated = any(name in self.format for name in ("mp4", "matroska"))
             matrix = muxed_matrix(self.av.streams[index]) if is_stated else None
-            # Of AVIF and HEIC it turns before it mirrors, as MIAF wants it (ISO/IEC 23000-22, 7.3.6.7).
+            # In AVIF and HEIC it rotates before it mirrors, as MIAF demands (ISO/IEC 23000-22, 7.3.6.7).
             self._orientations[index] = matrix_orientation(matrix) if matrix else 1
         return self._orientations[index]

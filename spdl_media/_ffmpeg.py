@@ -1,4 +1,4 @@
-"""The one border to FFmpeg: its errors, its log lines, the names of its options, its fractions."""
+"""Adapt FFmpeg, as PyAV exposes it: errors, log lines, names of options and formats, fractions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     AvPacket = av.Packet  # generic in PyAV's stubs only
 
-# Level, name of the part of FFmpeg that speaks, and what it says.
+# Level, name of the FFmpeg component that logged, and the text.
 LogLine: TypeAlias = tuple[int, str, str]
 
 _QUIET = -8  # AV_LOG_QUIET
@@ -40,25 +40,27 @@ _logger = logging.getLogger("libav")
 
 
 class _LogState:
-    """Whether PyAV hears FFmpeg's lines, and whether they are passed on as well."""
+    """State of FFmpeg's log: whether PyAV captures its lines, and whether they are forwarded to a logger."""
 
-    # PyAV has one log level and one logger for the process.
+    # Class attributes, because PyAV has one log level and one logger per process.
     prepared = False
     forwarded = False
     handler: logging.Handler = logging.NullHandler()
     lock = threading.Lock()
-    # Blocks of ffmpeg_log that are open, and whether PyAV hears FFmpeg because of them alone.
+    # num_open counts the open capturing blocks. is_ours: the program has set no level, so PyAV captures
+    # only while such a block is open.
     num_open = 0
     is_ours = False
 
     @classmethod
     def update(cls) -> None:
-        """Have PyAV hear FFmpeg while a block is open, unless the program says what it hears."""
+        """Capture FFmpeg's log while a block is open, unless the program has set PyAV's log level."""
         if not cls.is_ours or av.logging.get_level() not in (None, av.logging.ERROR):
             return
-        # Not always: PyAV 18 takes the GIL for each line of FFmpeg's, whatever its level, and a JPEG has 40
-        # for debuggers. Threads that decode would wait for each other as often. FFmpeg's own function does
-        # nothing at the level "quiet". Not set_level(None): it fails a call that another thread is making.
+        # Not captured all the time: PyAV 18 takes the GIL for each line that FFmpeg logs, whatever its level,
+        # and a JPEG logs 40 debug lines, at each of which decoding threads would wait for each other.
+        # FFmpeg's default callback does nothing at level "quiet". Not set_level(None): it makes a call fail
+        # that another thread is making.
         if cls.num_open:
             av.logging.set_level(av.logging.ERROR)
         else:
@@ -66,23 +68,23 @@ class _LogState:
 
 
 def set_log_level(level: str) -> None:
-    """Let FFmpeg's own log lines through to Python's logger ``libav``, or keep them in (the default).
+    """Forward FFmpeg's log lines to Python's logger ``libav``, or suppress them (the default).
 
-    Where the program has set up no logging, they go to stderr. Errors carry FFmpeg's last line
-    whatever the level is.
+    If the program has not configured logging, forwarded lines go to stderr. Exceptions contain FFmpeg's
+    last error line at every level.
 
     Args:
-        level: ``"quiet"`` (the default), ``"error"``, ``"warning"``, ``"info"``, ``"verbose"``,
+        level: ``"quiet"`` (the default), ``"error"``, ``"warning"``, ``"info"``, ``"verbose"`` or
             ``"debug"``.
 
     Raises:
-        ValueError: Any other level.
+        ValueError: ``level`` is none of these.
 
-    Thread safety: safe; the level is one for the whole process, as in FFmpeg.
+    Thread safety: safe. The level applies to the whole process, as in FFmpeg.
     """
     check_choice("level", level, LOG_LEVELS)
     with _LogState.lock:
-        _keep_in()
+        _suppress_output()
         _LogState.forwarded = _logger.propagate = level != "quiet"
         _LogState.is_ours = level == "quiet"
         av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
@@ -92,34 +94,34 @@ def set_log_level(level: str) -> None:
         )
         _logger.removeHandler(_LogState.handler)
         has_stream = any(isinstance(each, logging.StreamHandler) for each in _logger.handlers)
-        # A program without any logging would see nothing.
+        # Without a handler anywhere, the lines would be lost.
         if _LogState.forwarded and not (logging.getLogger().handlers or has_stream):
             _LogState.handler = logging.StreamHandler()
             _logger.addHandler(_LogState.handler)
 
 
-def _keep_in() -> None:
-    """Have no line of FFmpeg's printed."""
+def _suppress_output() -> None:
+    """Keep FFmpeg from printing log lines, unless the program has set a log level of PyAV's."""
     if _LogState.prepared:
         return
     _LogState.prepared = True
-    # A program that has chosen a log level of PyAV's own keeps it.
+    # A log level that the program has set in PyAV is kept.
     if av.logging.get_level() is None:
         _LogState.is_ours = True
         av.logging.set_libav_level(_QUIET)
-        # The lines reach Python's logger ``libav``, which prints them on stderr for lack of a handler.
+        # Captured lines also reach the logger ``libav``. Without a handler, logging prints them to stderr.
         _logger.addHandler(logging.NullHandler())
         _logger.propagate = False
-        # Otherwise the same line twice in a row is kept once, and the second error has lost its
-        # reason.
+        # PyAV drops a line that repeats the one before. The second of two equal errors would then have no
+        # reason in its message.
         av.logging.set_skip_repeated(False)
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
-    """Have PyAV hear FFmpeg's error lines in a block, in all threads."""
+def _capturing() -> Iterator[None]:
+    """Let PyAV capture FFmpeg's error lines in a block, for all threads."""
     with _LogState.lock:
-        _keep_in()
+        _suppress_output()
         _LogState.num_open += 1
         _LogState.update()
     try:
@@ -131,22 +133,23 @@ def _heard() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """Forget the blocks of the parent's other threads, one of which may hold the lock."""
+    """Reset the state in a forked child, where the parent's other threads and their blocks are gone."""
+    # One of those threads may have held the lock at the fork.
     _LogState.lock = threading.Lock()
     _LogState.num_open = 0
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
 def forwards_log() -> bool:
-    """Whether FFmpeg's lines go to the program's log."""
+    """Whether FFmpeg's log lines are forwarded to Python's logging."""
     return _LogState.forwarded
 
 
 class _CurrentLog(threading.local):
-    """The lines of the innermost block of :func:`ffmpeg_log` that a thread is in."""
+    """The log lines of a thread's innermost :func:`ffmpeg_log` block."""
 
     lines: list[LogLine] | None = None
 
@@ -155,23 +158,25 @@ _current_log = _CurrentLog()
 
 
 def current_log() -> list[LogLine] | None:
-    """FFmpeg's log lines of this thread, in the block of :func:`ffmpeg_log` that it is in, if any.
+    """Return the log lines of this thread's innermost :func:`ffmpeg_log` block; ``None`` outside of one.
 
-    A loop over many frames opens one block, which takes 3 microseconds, and looks here for each of them.
+    To enter a block takes 3 microseconds, so a loop over many frames enters one around the loop and calls
+    this function for each frame.
     """
     return _current_log.lines
 
 
 @contextmanager
 def ffmpeg_log() -> Iterator[list[LogLine]]:
-    """Collect what FFmpeg logs in this thread in a block.
+    """Collect the lines that FFmpeg logs in this thread during a ``with`` block.
 
-    Open it once for a whole call: entering takes longer than reading a packet. The list grows as FFmpeg
-    speaks, so ``mark = len(lines)`` before a step and ``lines[mark:]`` after it are the lines of that
-    step. Never hold it over a ``yield``: a generator may go on in another thread, or never.
+    Enter it once for a whole call: entering takes longer than reading a packet. FFmpeg's lines are appended
+    to the list as they come. To get those of one step, take ``mark = len(lines)`` before it and
+    ``lines[mark:]`` after it. Never ``yield`` inside the block: the generator may be resumed in another
+    thread, or never.
     """
     outer = _current_log.lines
-    with _heard(), av.logging.Capture() as lines:
+    with _capturing(), av.logging.Capture() as lines:
         _current_log.lines = lines
         try:
             yield lines
@@ -182,14 +187,14 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
 
 
 class TranslatedErrors:
-    """A block that translates every error of FFmpeg into one of ours, with FFmpeg's own message.
+    """A context manager that turns an FFmpeg error into a :class:`MediaError` with FFmpeg's message.
 
-    Inside of a block of :func:`ffmpeg_log` it takes that one's lines, because to open another costs as much
-    as to make a small filter.
+    Inside an :func:`ffmpeg_log` block it reads the lines of that block: to open another one costs as much as
+    to create a small filter.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
-            (moov atom not found)". The original becomes its cause.
+            (moov atom not found)". The original error becomes its ``__cause__``.
     """
 
     __slots__ = ("_lines", "_log", "_make_error", "_mark")
@@ -218,16 +223,15 @@ class TranslatedErrors:
 
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:
-    """FFmpeg's own words for an error: the text of its number, then its last error line in brackets."""
-    # str() of it would add an error number, and the name of the file, which our messages have
-    # already.
+    """Return FFmpeg's text for an error: that of its error code, then the last error line in brackets."""
+    # Not str(error): it adds the error number and the file name, which our messages have already.
     text = getattr(error, "strerror", None) or str(error)
     said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
     return f"{text} ({said[-1]})" if said else str(text)
 
 
 def says_checksum_failed(lines: list[LogLine]) -> bool:
-    """Whether FFmpeg found data that do not fit their checksum, which for it is not always an error."""
+    """Whether FFmpeg logged a failed checksum. For some formats it reports that only in the log."""
     return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)
 
 
@@ -239,7 +243,7 @@ def _forward(lines: list[LogLine]) -> None:
 
 @lru_cache(maxsize=256)
 def codec_option_names(codec: str, mode: Literal["r", "w"] = "r") -> frozenset[str]:
-    """The names of the options that a decoder or encoder takes: FFmpeg's for all codecs, and its own."""
+    """Return the option names of a decoder or encoder: its own, and those that all codecs have."""
     options = CodecContext.create(codec, mode).supported_options
     return frozenset(option.name for option in (*options.generic, *options.private))
 
@@ -247,10 +251,10 @@ def codec_option_names(codec: str, mode: Literal["r", "w"] = "r") -> frozenset[s
 def check_codec_options(
     codec: str, options: Mapping[str, str], mode: Literal["r", "w"] = "r"
 ) -> None:
-    """Refuse options that FFmpeg would ignore without a word.
+    """Raise for options that a codec does not have. FFmpeg would silently ignore them.
 
     Raises:
-        ValueError: A name that this decoder (mode "r") or encoder ("w") does not have.
+        ValueError: The decoder (mode "r") or encoder ("w") has no option of this name.
     """
     if unknown := sorted(set(options) - codec_option_names(codec, mode)):
         hint = did_you_mean(unknown[0], codec_option_names(codec, mode))
@@ -261,9 +265,9 @@ def check_codec_options(
         )
 
 
-# FFmpeg gives no list of a demuxer's options, but refuses a value that cannot be read as a number,
-# a flag or a size. Options that hold text, keys or dictionaries take any value, so they are named
-# here.
+# PyAV does not list a demuxer's options. format_has_option passes a value that is no number, flag or size:
+# FFmpeg complains about it if it knows the option. That does not work for options that accept any text,
+# keys or dictionaries, so these are listed here.
 _TEXT_OPTIONS = frozenset(
     """
     activation_bytes aa_fixed_key allowed_extensions allowed_segment_extensions assetmaps
@@ -272,18 +276,18 @@ _TEXT_OPTIONS = frozenset(
     protocol_blacklist protocol_whitelist seg_format_options sub_name video_stream_expr
     """.split()
 )
-# No number, flag or size; FFmpeg then complains of the option, or of this value.
+# FFmpeg's complaint names the option or quotes this value.
 _NO_VALUE = "(no value)"
 
 
 @lru_cache(maxsize=1024)
 def format_has_option(format: str, option: str) -> bool:
-    """Whether a demuxer, or FFmpeg's opening of any container, knows an option of this name."""
+    """Whether a demuxer has an option of this name, or all demuxers have it."""
     if option in _TEXT_OPTIONS:
         return True
-    with _heard(), av.logging.Capture() as lines:
+    with _capturing(), av.logging.Capture() as lines:
         try:
-            # One byte is no file of any format, but options are read before the content is.
+            # Opening one byte fails for every format, but FFmpeg reads the options before the content.
             av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()
         except (av.FFmpegError, ValueError):
             return any(option in line or _NO_VALUE in line for _, _, line in lines)
@@ -296,13 +300,13 @@ def _is_demuxer(format: str) -> bool:
 
 
 def check_format(format: str) -> None:
-    """Refuse the name of a format that FFmpeg cannot read, which PyAV in part would ignore.
+    """Raise for the name of a format that FFmpeg cannot read. PyAV ignores some unknown names.
 
     Raises:
         ValueError: FFmpeg has no demuxer of this name.
     """
     if not _is_demuxer(format):
-        # FFmpeg lists all names of a format as one: "mov,mp4,m4a".
+        # FFmpeg joins the names of one format by commas: "mov,mp4,m4a".
         names = {part for name in av.format.formats_available for part in name.split(",")}
         hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
         raise ValueError(
@@ -312,12 +316,12 @@ def check_format(format: str) -> None:
 
 
 def check_format_options(format: str, options: Mapping[str, str]) -> None:
-    """Refuse options that FFmpeg would ignore without a word.
+    """Raise for options that a demuxer does not have. FFmpeg would silently ignore them.
 
     Raises:
-        ValueError: A name that this demuxer does not have.
+        ValueError: The demuxer has no option of this name.
     """
-    # A name may be an option of all containers, such as "probesize", or of this one.
+    # Options that all containers have, such as "probesize", are known for every format.
     if unknown := [name for name in sorted(options) if not format_has_option(format, name)]:
         raise ValueError(
             f"format {format!r} has no option {', '.join(map(repr, unknown))}. "
@@ -351,32 +355,32 @@ def has_codec(name: str, mode: Literal["r", "w"]) -> bool:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of FFmpeg's libraries inside PyAV, by name."""
+    """Return the versions of the FFmpeg libraries inside PyAV, by library name."""
     return {name: ".".join(map(str, version)) for name, version in av.library_versions.items()}
 
 
 @lru_cache(maxsize=256)
 def is_color(text: str) -> bool:
-    """Whether FFmpeg reads this as a colour. It must need no quoting in the options of a filter."""
+    """Whether FFmpeg can parse a text as a colour. The text must not need quoting in a filter's options."""
     with ffmpeg_log():
-        # Some 60 microseconds, and no frame is made.
+        # Takes about 60 microseconds: the filter is created, but makes no frame.
         return _can_make(av.filter.Graph().add, "color", f"color={text}")
 
 
 def as_fraction(value: Any) -> Any:
-    """A time base or rate of PyAV's as a Fraction; ``None``: unset."""
-    # PyAV 18 gives ``Fraction | None``, 19 its own rational, where unset is a falsy 0/1.
+    """Return a time base or rate of PyAV's as a ``Fraction``; ``None`` if it is unset."""
+    # PyAV 18 gives ``Fraction | None``, PyAV 19 its own rational type, in which unset is a falsy 0/1.
     if isinstance(value, Fraction):
         return value or None
     return Fraction(value.numerator, value.denominator) if value else None
 
 
 def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
-    """The display matrix that a decoded frame carries, as FFmpeg's nine numbers."""
+    """Return the display matrix of a decoded frame as FFmpeg's nine integers; ``None``: it has none."""
     try:
-        side_data: Any = frame.side_data  # by position, which the stubs do not know
+        side_data: Any = frame.side_data  # indexed by position, which PyAV's stubs do not declare
         entries = [side_data[index] for index in range(len(side_data))]
-    except ValueError:  # PyAV 18 does not know the type of every entry
+    except ValueError:  # PyAV 18 does not know every type of side data
         return None
     for entry in entries:
         if entry.type.name == "DISPLAYMATRIX":

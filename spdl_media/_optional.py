@@ -1,4 +1,4 @@
-"""Optional packages, which are imported at their first use; a missing one is named with its pip line."""
+"""Import optional packages at first use; the error for a missing one says how to install it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spdl_media.errors import MissingDependencyError
 
 __all__ = ("INSTALL", "is_available", "require")
 
-# The module to import for an optional package, and the line that installs it.
+# For each optional package: the module to import, and the command that installs it.
 INSTALL = MappingProxyType(
     {
         "cloudpickle": ("cloudpickle", 'pip install ".[dask]" in a clone of spdl_media'),
@@ -44,24 +44,24 @@ INSTALL = MappingProxyType(
 def is_available(package: str) -> bool:
     """Whether an optional package is installed, without importing it."""
     try:
-        # It imports the parents of a dotted name, but not the module itself.
+        # For a dotted name, find_spec imports the parent packages, but not the module itself.
         return importlib.util.find_spec(INSTALL[package][0]) is not None
-    except (ImportError, ValueError):  # an import hook forbids it; a stand-in without a spec
+    except (ImportError, ValueError):  # forbidden by an import hook; a stub without a spec
         return False
 
 
 def require(
     package: str, purpose: str, error: type[ImportError] = MissingDependencyError
 ) -> ModuleType:
-    """Import an optional package, or say what needs it and how to get it.
+    """Import an optional package, or raise an error that says what needs it and how to install it.
 
     Args:
-        package: Its name in :data:`INSTALL`.
-        purpose: What needs it, the subject of the message.
-        error: What to raise if it is missing.
+        package: Key of the package in :data:`INSTALL`.
+        purpose: The feature that needs it, as the subject of the message.
+        error: Class of the error to raise if the package is missing.
 
     Raises:
-        ImportError: ``error``: the package is not installed.
+        ImportError: The package is not installed. The class is ``error``.
     """
     module, install = INSTALL[package]
     try:

@@ -1,4 +1,4 @@
-"""Packets of a video or a still to frames: damage told from lead-in, cut to the window, filtered."""
+"""Decode packets of a video or a still to frames: handle damage, cut to the window, orient, filter."""
 
 from __future__ import annotations
 
@@ -38,59 +38,59 @@ from spdl_media.timing import ticks_to_seconds
 
 
 class Sink(Protocol):
-    """Where decoded frames end: a list of frames, or the rows of an array."""
+    """The destination of decoded frames: a list of frames, or the rows of an array."""
 
     def put(self, frame: av.VideoFrame, /) -> bool:
-        """Take a frame, which is the sink's from now on. True: no more are wanted.
+        """Take ownership of a frame. Return whether the sink is full.
 
         Raises:
-            ConvertError: It does not go with the frames before it.
+            ConvertError: The frame does not fit to the frames before it.
         """
         ...
 
 
 @dataclass(eq=False)
 class FrameList:
-    """A sink that keeps frames as they come.
+    """A sink that appends frames to a list.
 
     Args:
-        limit: How many are wanted; ``None``: all.
+        limit: Number of frames at which the sink is full; ``None``: no limit.
     """
 
     limit: int | None = None
     frames: list[av.VideoFrame] = field(default_factory=list)
 
     def put(self, frame: av.VideoFrame) -> bool:
-        """Keep a frame."""
+        """Append a frame. Return whether the list has reached the limit."""
         self.frames.append(frame)
         return len(self.frames) == self.limit
 
     @property
     def count(self) -> int:
-        """How many frames there are."""
+        """Number of frames in the list."""
         return len(self.frames)
 
     def take(self, size: int) -> list[av.VideoFrame]:
-        """The first frames, which are no longer kept."""
+        """Remove the first ``size`` frames from the list, and return them."""
         taken, self.frames = self.frames[:size], self.frames[size:]
         return taken
 
 
 class OpenDecoder:
-    """An open decoder of FFmpeg's, and what becomes of damage in its packets.
+    """An open FFmpeg decoder, with the handling of damaged packets.
 
     Args:
         codec: Parameters of the stream.
-        metadata: Of the packets.
-        config: How to decode.
-        context: An open decoder in place of FFmpeg's own.
+        metadata: Metadata of the packets.
+        config: Options of decoding.
+        context: An open decoder to use in place of a new one of FFmpeg's.
 
     Attributes:
-        metadata: Of the packets that are decoded now.
+        metadata: Metadata of the packets that are being decoded.
         discarded: Timestamps of frames that an edit list hides.
     """
 
-    # What helps against damage, as the end of a message.
+    # Ends the message about damaged data with what the user can do.
     _remedy: str
 
     def __init__(
@@ -105,15 +105,15 @@ class OpenDecoder:
         self._context: Any = context or make_decoder(codec, config, metadata.source)
 
     def close(self) -> None:
-        """Stop the decoder; needed only where it has threads of its own."""
+        """Stop the decoder's threads. Needed only if it has threads."""
         close_decoder(self._context, self._config)
 
     def __del__(self) -> None:
-        if hasattr(self, "_context"):  # else it could not be opened
+        if hasattr(self, "_context"):  # missing if the decoder could not be opened
             self.close()
 
     def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
-        """Raise the error of what cannot be decoded, or count it, as ``on_corrupt`` says."""
+        """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
         if self._config.on_corrupt == "raise":
             raise error from cause
         self.num_dropped += 1
@@ -132,19 +132,19 @@ class OpenDecoder:
 
 
 class PictureDecoder(OpenDecoder):
-    """Decodes packets in order and gives the frames that lie in the window.
+    """Decodes packets in order and gives the frames inside the window.
 
-    Three things are kept apart. Lead-in cannot be decoded yet, because the stream was cut in mid-group: it is
-    skipped and counted. Frames before the window are there for those in it: they are left out. Damage is
-    what the decoder reports: it is raised, kept or dropped as ``config.on_corrupt`` says.
+    Frames are left out for three reasons. Lead-in cannot be decoded, because the stream was cut in mid-GOP:
+    it is skipped and counted in ``num_skipped``. Frames before the window are decoded only as references, and
+    left out. Frames that the decoder reports as damaged are raised, kept or dropped by ``config.on_corrupt``.
 
-    FFmpeg's log is read from the block of :func:`ffmpeg_log` around the loop over the packets.
+    The caller must be inside an :func:`ffmpeg_log` block, from which FFmpeg's log lines are read.
 
     Args:
         codec: Parameters of the stream.
-        metadata: Of the packets.
-        config: How to decode.
-        context: An open decoder in place of FFmpeg's own.
+        metadata: Metadata of the first packets.
+        config: Options of decoding.
+        context: An open decoder to use in place of a new one of FFmpeg's.
     """
 
     def __init__(
@@ -162,25 +162,25 @@ class PictureDecoder(OpenDecoder):
         self._first_key_pts: int | None = None
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
-        # Times of decoding whose frames have not come, while no packet has a time of presentation.
-        self._moments: list[int] | None = []
-        # Ticks from frame to frame where packets do not tell; 0: unknown.
+        # Heap of the dts of packets whose frames have not come out; None as soon as a packet has a pts.
+        self._pending_dts: list[int] | None = []
+        # Duration of a frame in ticks, used where packets state none; 0: unknown.
         self._step = usual_duration(codec)
         self._started = self._skips = self._states_orientation = False
         self.follow(metadata)
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int] = frozenset()) -> None:
-        """Take the window and the clock of the packets that come next, and the frames that they hide."""
+        """Use the window and the clock of the next packets, and the timestamps of the frames they hide."""
         self.metadata = metadata
-        # Frames of earlier packets may still be in the decoder.
+        # Added to the earlier ones, because frames of earlier packets may still be in the decoder.
         self.discarded |= discarded
         if self.orientation == 1:
             self.orientation = metadata.orientation
-        # Whole numbers, because a comparison of fractions takes 3 microseconds a frame.
+        # In ticks, because comparing fractions takes 3 microseconds a frame.
         self._first, self._stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
 
     def decode(self, packet: AvPacket | None) -> Iterator[av.VideoFrame]:
-        """Frames that are ready after this packet; ``None`` gives those that are still held back.
+        """Yield the frames that are ready after this packet; ``None`` flushes the decoder.
 
         Raises:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
@@ -188,8 +188,8 @@ class PictureDecoder(OpenDecoder):
         if packet is not None and not self._takes(packet):
             return
         for frame in self._send(packet):
-            frame.time_base = self._codec.time_base  # PyAV leaves it out of frames held back
-            # FFmpeg passes on what ProRes states, and its scaler refuses numbers without a meaning.
+            frame.time_base = self._codec.time_base  # PyAV does not set it on flushed frames
+            # FFmpeg passes on the numbers in a ProRes header, but its scaler refuses reserved ones.
             if frame.color_primaries in _RESERVED:
                 frame.color_primaries = _UNSPECIFIED
             if frame.color_trc in _RESERVED:
@@ -197,22 +197,22 @@ class PictureDecoder(OpenDecoder):
             if self._wanted(frame):
                 yield frame
         if packet is None:
-            # Most decoders leave frames out that refer to what is not there, without a word.
+            # Most decoders silently leave out frames whose references are missing.
             for pts in self._leading - self.discarded:
                 self._skip(pts)
             self._leading.clear()
 
     def _takes(self, packet: AvPacket) -> bool:
-        """Note what a packet says; False: the decoder shall not get it."""
+        """Note timestamps and flags of a packet. Return whether to send it to the decoder."""
         pts = packet.pts
         self._packet_index += 1
         self._step = packet.duration or self._step
         if not self._started and self.orientation == 1:
-            # PyAV's frame and its side data hold each other, until the garbage collector comes: look at
-            # it only if there is something to see.
+            # Found in the packet, because reading a PyAV frame's side data makes a reference cycle, which
+            # keeps the frame until the garbage collector runs.
             self._states_orientation |= states_orientation(packet, self._codec)
         if self.needs_key:
-            # It refers to frames that are not there.
+            # Without a key frame before it, its references are missing.
             if not packet.is_keyframe:
                 self._skip(pts)
                 return False
@@ -220,13 +220,13 @@ class PictureDecoder(OpenDecoder):
         elif self._is_lead_in(pts):
             self._leading.add(pts)
         if pts is not None:
-            self._moments = None
-        elif self._moments is not None and packet.dts is not None:
-            heappush(self._moments, packet.dts)
+            self._pending_dts = None
+        elif self._pending_dts is not None and packet.dts is not None:
+            heappush(self._pending_dts, packet.dts)
         return True
 
     def drain(self) -> Iterator[av.VideoFrame]:
-        """Frames that are held back, before packets that do not continue these; then it is as new.
+        """Flush the decoder before packets that do not continue the last ones, and reset it.
 
         Raises:
             DecodeError: As for :meth:`decode`.
@@ -237,17 +237,17 @@ class PictureDecoder(OpenDecoder):
         self.restart()
 
     def restart(self, packet: int = 0) -> None:
-        """Forget what came before, for packets that do not continue it, the first of this number."""
-        # A drained decoder takes no packets until it is flushed.
+        """Reset the decoder for packets that do not continue the last ones, from index ``packet`` on."""
+        # After its end was signalled, a decoder takes no packets until its buffers are flushed.
         self._context.flush_buffers()
         self.needs_key, self._first_key_pts, self._next_pts = True, None, None
-        self.discarded, self._moments = frozenset(), []
+        self.discarded, self._pending_dts = frozenset(), []
         self._leading.clear()
         self._packet_index = packet - 1
 
     def skip_unreferenced(self, *, skip: bool) -> None:
-        """Leave out the next packets that no other frame refers to."""
-        # Threads of the decoder's own may still be at earlier packets.
+        """Set whether the decoder skips the frames of the next packets that no other frame refers to."""
+        # Not with decoder threads, which may still be at earlier packets.
         if skip != self._skips and "threads" not in self._config.decoder_options:
             self._skips = skip
             self._context.skip_frame = "NONREF" if skip else "DEFAULT"
@@ -262,15 +262,15 @@ class PictureDecoder(OpenDecoder):
             self._failed(packet, error, log[start:])
             return []
         if len(log) > start and packet is not None and says_checksum_failed(log[start:]):
-            # FFV1 and HEVC may carry checksums; FFmpeg logs that one is wrong, and goes on.
+            # FFV1 and HEVC may carry checksums. FFmpeg only logs a wrong one.
             self.corrupt_pts |= {packet.pts}
         return frames
 
     def _failed(self, packet: AvPacket | None, cause: av.FFmpegError, lines: list[LogLine]) -> None:
-        """Raise the decoder's error, or count it, as ``on_corrupt`` says."""
+        """Raise the decoder's error, or count it as dropped, by ``on_corrupt``."""
         pts = None if packet is None else packet.pts
         if self._is_lead_in(pts):
-            return  # counted at the end, as those are that fail without an error
+            return  # counted at the flush, as are lead-in frames that fail without an error
         if packet is not None and _needs_newer_pyav(packet, self._codec):
             raise DecodeError(
                 f"animated WebP is decoded from PyAV 19 on, and this is {av.__version__}, the last for "
@@ -301,61 +301,62 @@ class PictureDecoder(OpenDecoder):
         return (not is_early or self.gives_lead_in) and (pts is None or pts < self._stop)
 
     def _keeps_corrupt(self, pts: int | None) -> bool:
-        # Damage before the window is told, because frames in it may refer to it; behind it is not.
+        # Damage before the window is reported, because frames inside may refer to it; after it, it is not.
         if self._is_lead_in(pts) or (pts is not None and pts >= self._stop):
             return False
         if self._config.on_corrupt == "raise":
             raise self._error("the decoder reports that the frame is damaged", pts)
         if self._config.on_corrupt == "drop":
-            # What comes before the window is not missing from it.
+            # Only frames that the window misses are counted.
             self.num_dropped += pts is None or pts >= self._first
             return False
         return True
 
     def _is_lead_in(self, pts: int | None) -> bool:
-        """Whether it is shown before the first key frame, and so refers to a group that is not there."""
+        """Whether a frame is shown before the first key frame, so that it may refer to missing frames."""
         return pts is not None and self._first_key_pts is not None and pts < self._first_key_pts
 
     def _skip(self, pts: int | None) -> None:
         self.num_skipped += pts is None or self._first <= pts < self._stop
 
     def _assign_pts(self, frame: av.VideoFrame) -> int | None:
-        """The time of a frame that states none."""
-        # A still has no time, although FFmpeg states a rate for it.
+        """Return a timestamp for a frame that has none; ``None``: it is a still, or the rate is unknown."""
+        # A still has no timestamp, although FFmpeg states a frame rate for it.
         if not self._step or self._codec.name in STILL_CODECS:
             return None
         pts = self._next_pts
-        if self._moments:
-            # H.264 in AVI has times of decoding alone: the same moments in another order.
-            pts = heappop(self._moments)
-        # Raw streams have none at all: count frames at the stated rate, as players do.
+        if self._pending_dts:
+            # H.264 in AVI has dts alone. Sorted, they are the pts.
+            pts = heappop(self._pending_dts)
+        # Raw streams have neither: count frames at the stated rate, as players do.
         elif pts is None:
-            # The first frame stands at second 0 of the container.
+            # The first frame is at second 0 of the container.
             pts = round(self.metadata.zero / self._codec.time_base)
         frame.pts = pts
         self._next_pts = pts + self._step
         return pts
 
 
-# Of primaries and transfer functions: ITU-T H.273, tables 2 and 3.
+# Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
 
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 
-# Stills of which FFmpeg gives a part; of the others it gives the whole or nothing.
+# Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
 
 
 def _needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether it is an animated WebP (the flag 2 of its VP8X chunk), which FFmpeg 8.0 does not decode."""
+    """Whether a packet is an animated WebP, which FFmpeg 8.0 does not decode."""
     if codec.name != "webp" or int(av.__version__.partition(".")[0]) >= 19:
         return False
+    # Animation is flag 2 of the VP8X chunk.
     head = bytes(memoryview(packet)[:21])
     return head[12:16] == b"VP8X" and bool(head[20] & 2)
 
 
 class PicturePath:
-    """Packets to frames: decoded, cut to the window, turned upright, and filtered, in this order."""
+    """Turns packets into frames: decodes, cuts to the window, turns upright and filters, in this order."""
 
     def __init__(
         self,
@@ -371,58 +372,60 @@ class PicturePath:
         self.decoder.gives_lead_in = self._filter.has_rate
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int], sink: Sink) -> None:
-        """Take the metadata of packets whose data come next, and the frames that they hide.
+        """Prepare for the next packets: use their metadata, and the timestamps of the frames they hide.
 
         Raises:
-            DecodeError: As for :meth:`push`, as is FilterError.
+            DecodeError: As for :meth:`push`.
+            FilterError: As for :meth:`push`.
         """
         if not metadata.continues:
-            # They do not follow on what came before (a window of its own, say): the frames that are held
-            # back have to come out first, and none of them is a reference for what comes.
+            # The packets do not continue the last ones (they are another window, say). Delayed frames must
+            # come out first, and the decoder must not use them as references.
             for frame in chain(self._filtered(self.decoder.drain()), self._filter.end_run()):
                 sink.put(frame)
         self.decoder.follow(metadata, discarded)
         self._filter.follow(metadata)
 
     def _filtered(self, frames: Iterable[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-        # One by one, so that a frame that became a row is in FFmpeg's pool for the next.
+        # One by one, so that the buffer of a converted frame is back in FFmpeg's pool for the next one.
         decoder, filter = self.decoder, self._filter
         for frame in frames:
             is_corrupt = filter.has_rate and frame.pts in decoder.corrupt_pts
             yield from filter.push(frame, decoder.orientation, is_corrupt=is_corrupt)
 
     def push(self, packet: AvPacket | None, sink: Sink) -> bool:
-        """Put the frames of this packet into a sink, and with ``None`` those held back.
+        """Put the frames of this packet into a sink; ``None`` flushes the decoder and the filters.
 
         Returns:
-            Whether the sink wants no more.
+            Whether the sink is full.
 
         Raises:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
-            FilterError: The filters do not take the frames.
+            FilterError: The filters do not accept the frames.
         """
         if any(map(sink.put, self._filtered(self.decoder.decode(packet)))):
             return True
         return packet is None and any(map(sink.put, self._filter.flush()))
 
     def run(self, packets: Iterable[AvPacket], sink: Sink) -> bool:
-        """Put the frames of all packets into a sink, and let the decoder's threads come to rest.
+        """Put the frames of all packets into a sink, then stop the decoder's threads.
 
         Returns:
-            Whether the sink had enough before the packets ended.
+            Whether the sink was full before the packets ended.
 
         Raises:
-            DecodeError: As :meth:`push`, as is FilterError.
+            DecodeError: As for :meth:`push`.
+            FilterError: As for :meth:`push`.
         """
         try:
-            with ffmpeg_log():  # one for all packets; see current_log
+            with ffmpeg_log():  # one block for all packets; see current_log
                 # None flushes the decoder and the filters.
                 return any(self.push(packet, sink) for packet in chain(packets, (None,)))
         finally:
             self.close()
 
     def take_metadata(self) -> FrameMetadata:
-        """Return the metadata of the frames that came out since the last call."""
+        """Return the metadata of the frames that came out since the last call, and reset the counts."""
         decoder = self.decoder
         metadata = FrameMetadata.of(
             decoder.metadata,
@@ -436,5 +439,5 @@ class PicturePath:
         return metadata
 
     def close(self) -> None:
-        """Let the decoder's threads come to rest."""
+        """Stop the decoder's threads."""
         self.decoder.close()

@@ -1,4 +1,4 @@
-"""Describe a source: container, streams, sizes, rates, durations, orientation and colour."""
+"""Probe a source: container, streams, sizes, rates, durations, orientation and colour."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class VideoStreamInfo:
         codec: FFmpeg's name of the codec, such as ``"h264"``.
         width: Width of an upright frame, in pixels.
         height: Height of an upright frame, in pixels.
-        pix_fmt: FFmpeg's name of the pixel format as coded; ``None``: it has no decoder, or the header of a
-            still does not state it.
-        frame_rate: Average frames in a second; ``None`` for a still.
-        num_frames: Number of frames by the container's header; ``None``: it does not say.
-        duration: Seconds by the container's header; ``None``: it does not say.
-        orientation: EXIF number, 1 to 8, of the coded frame's orientation.
+        pix_fmt: FFmpeg's name of the coded pixel format; ``None`` if FFmpeg has no decoder for it, or the
+            header of a still does not state it.
+        frame_rate: Average number of frames per second; ``None`` for a still.
+        num_frames: Number of frames that the container's header states; ``None``: not stated.
+        duration: Duration in seconds that the container's header states; ``None``: not stated.
+        orientation: EXIF orientation of the coded frame, 1 to 8.
         rotation: Degrees clockwise, 0, 90, 180 or 270, that turn the coded frame upright.
-        mirrored: Whether it has to be mirrored as well.
+        mirrored: Whether the coded frame must be mirrored as well to be upright.
         colorspace: FFmpeg's name of the matrix between RGB and YUV; ``None``: not stated.
         color_range: ``"tv"`` (limited), ``"pc"`` (full); ``None``: not stated.
         color_primaries: FFmpeg's name of the primaries; ``None``: not stated.
@@ -81,11 +81,11 @@ class AudioStreamInfo:
     Attributes:
         index: Index of the stream in its container.
         codec: FFmpeg's name of the codec, such as ``"aac"``.
-        sample_rate: Samples of one channel in a second.
+        sample_rate: Samples per second and channel, in Hz.
         num_channels: Number of channels.
         channel_layout: FFmpeg's name of the channel layout.
-        sample_fmt: FFmpeg's name of the sample format that its decoder gives.
-        duration: Seconds by the container's header; ``None``: it does not say.
+        sample_fmt: FFmpeg's name of the sample format that the decoder gives.
+        duration: Duration in seconds that the container's header states; ``None``: not stated.
     """
 
     index: int
@@ -120,16 +120,16 @@ class MediaInfo:
 
     Attributes:
         format: FFmpeg's name of the container format; for a still, the name of its codec.
-        duration: Seconds by the container's header; ``None``: it does not say, or a still.
+        duration: Duration in seconds that the container's header states; ``None``: not stated, or a still.
         streams: All streams, in the order of their indices.
         best_video: Index of the video stream that :func:`~spdl_media.demux_video` takes, or
             ``None``.
         best_audio: Index of the audio stream that :func:`~spdl_media.demux_audio` takes, or
             ``None``.
         is_still: Whether the source is one image.
-        metadata: Title, artist and the like, as the container has them, in pairs of key and value.
+        metadata: The container's tags, such as title and artist, as pairs of key and value.
 
-    Thread safety: immutable, free to share, as are the streams.
+    Thread safety: safe; it and the streams are immutable.
     """
 
     format: str
@@ -142,14 +142,14 @@ class MediaInfo:
 
     @property
     def video(self) -> VideoStreamInfo | None:
-        """The best video stream."""
-        # Of its index there may be one without a decoder, which tells nothing.
+        """The best video stream, or ``None``."""
+        # FFmpeg may choose a stream that it cannot decode, which is an OtherStreamInfo.
         videos = [stream for stream in self.streams if isinstance(stream, VideoStreamInfo)]
         return next((video for video in videos if video.index == self.best_video), None)
 
     @property
     def audio(self) -> AudioStreamInfo | None:
-        """The best audio stream."""
+        """The best audio stream, or ``None``."""
         audios = [stream for stream in self.streams if isinstance(stream, AudioStreamInfo)]
         return next((audio for audio in audios if audio.index == self.best_audio), None)
 
@@ -157,24 +157,24 @@ class MediaInfo:
 def probe(
     src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
 ) -> MediaInfo:
-    """Tell what a source holds.
+    """Read container format, streams and tags of a source.
 
-    Of a JPEG, PNG, WebP, BMP or GIF of one image the header is read, and its end looked for; what the header
-    does not state, such as the pixel format of a JPEG of CMYK, is ``None``. Of other stills, and of those
-    without an end, one frame is decoded. Nothing of other media is decoded.
+    For a JPEG, PNG, WebP, BMP or single-image GIF the header is read, and the end of the image searched for.
+    Values that the header does not state, such as the pixel format of a CMYK JPEG, are ``None``. Of other
+    stills, and of truncated ones, one frame is decoded. Nothing of other media is decoded.
 
     Args:
         src: As for :func:`~spdl_media.demux_image`.
-        demux_config: How to open it.
-        name: What to call the source in messages.
+        demux_config: Options of opening the source.
+        name: Name of the source in messages.
 
     Returns:
-        Container, streams and metadata as plain values. Nothing of the source stays open.
+        Container, streams and tags as plain values. The source is closed.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is not a media file.
-        DecodeError: It is a still that cannot be decoded.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not a media file.
+        DecodeError: The source is a still that cannot be decoded.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -185,10 +185,10 @@ def probe(
 
 
 def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
-    # A name with a number in it (image2) may be no file.
+    # With a format such as image2, the source may be a name pattern instead of a file.
     head = input.head(HEAD_SIZE) if config.format is None else b""
     if head and (still_codec(head) or container_still(head)):
-        # Orientation and end of a still may stand anywhere in it.
+        # The orientation and the end of a still may be anywhere in the file.
         if not input.seekable:
             with open_input(input.read_all(), name=input.name) as whole:
                 return _probe_input(whole, config)
@@ -196,10 +196,10 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
             return info
     if _is_still(input, config):
         return _probe_still(read_image(input, config))
-    # FFmpeg looks at 32 packets of a WAV file, to tell whether they are DTS.
+    # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
     if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
         return _wav_info(wav)
-    # Closed at once: PyAV has cycles, for which the garbage collector comes late.
+    # Closed at once: PyAV's reference cycles would keep it open until the garbage collector runs.
     with closing(Container(input, config)) as container:
         info = _probe_container(container)
     if (canvas := webp_canvas(head)) is None:
@@ -210,7 +210,7 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
 
 
 def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
-    """What the header of a still says, if it says enough."""
+    """Return what the header of a still says; ``None`` if it does not say enough."""
     found = read_still(head, input.read_at, input.size())
     if found is None:
         return None
@@ -224,7 +224,7 @@ def _is_still(input: Input, config: DemuxConfig) -> bool:
     if still_decoder(input, config) is not None:
         return True
     head = input.head(HEAD_SIZE)
-    # The brand "avis" is an image sequence: a video, for all that matters here.
+    # The brand "avis" marks an image sequence, which is treated as a video.
     return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
 
 
@@ -245,7 +245,7 @@ def _probe_container(container: Container) -> MediaInfo:
     return MediaInfo(
         format=container.format,
         duration=container.duration,
-        # Listed first: reading an orientation may open the source again.
+        # Listed first: reading an orientation may reopen the container.
         streams=tuple(_stream_info(container, stream) for stream in list(file.streams)),
         best_video=container.best_index("video"),
         best_audio=container.best_index("audio"),
@@ -254,7 +254,7 @@ def _probe_container(container: Container) -> MediaInfo:
 
 
 def _stream_info(container: Container, stream: av.stream.Stream) -> StreamInfo:
-    # A stream without a context is one that this FFmpeg has no decoder for.
+    # codec_context is None if this FFmpeg has no decoder for the stream.
     has_decoder = stream.codec_context is not None
     if has_decoder and isinstance(stream, av.AudioStream):
         return _audio_stream(read_audio_codec(stream), stream.index, _seconds(container, stream))
@@ -276,11 +276,11 @@ def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> Audi
 
 def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
     if stream.duration is not None:
-        # PyAV gives the duration in units of the stream.
+        # In units of the stream's time base.
         return float(stream.duration * as_fraction(stream.time_base))
     if not container.format.startswith("matroska"):
         return None
-    # Matroska states it for the file alone; writers put that of a stream among its tags, as 00:00:12.345.
+    # Matroska has a duration for the file only. Writers put a stream's duration into its tags: 00:00:12.345.
     stated = _TIME.fullmatch(stream.metadata.get("DURATION", ""))
     if stated is None:
         return container.duration
@@ -293,7 +293,7 @@ _TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 
 def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoStreamInfo:
     size = codec.width, codec.height
-    # What the user gets is upright, so the sizes here are as well.
+    # Decoded frames are upright, so the sizes here are, too.
     width, height = reversed(size) if swaps_sides(orientation) else size
     named = zip(COLOR_TABLES.items(), codec.color, strict=True)
     colors: dict[str, Any] = {name: table.get(number) for (name, table), number in named}
@@ -313,7 +313,7 @@ def _video_stream(codec: VideoCodec, orientation: int, **stated: Any) -> VideoSt
 def _probe_still(packets: ImagePackets) -> MediaInfo:
     image = decode_packets(packets, None)
     (frame,) = av_frames(image)
-    # A still's own codec knows neither size nor colour before a frame is decoded.
+    # The codec of a still states neither size nor colour until a frame is decoded.
     codec = replace(
         packets.codec,
         width=frame.width,

@@ -1,25 +1,25 @@
-"""Everything that can go wrong with media, as a small tree.
+"""The exception classes of this package.
 
     MediaError                          any failure of this package that is not misuse
     ├── SourceError (OSError)           the source cannot be opened or read
     ├── DemuxError (ValueError)         opened, but not media, no such stream, broken container
     ├── DecodeError (ValueError)        damaged or unsupported data
-    │   └── ArrayFormatError            the same of npy, npz, wav and tar (in ``array_formats``)
+    │   └── ArrayFormatError            damaged or unsupported npy, npz, wav or tar (``array_formats``)
     ├── FilterError (ValueError)        the filter description cannot be used
-    │   └── PictureSizeError            one image is too thin or too large for it
+    │   └── PictureSizeError            the filters cannot scale an image of this size
     ├── ConvertError (ValueError)       frames that cannot form one array
     │   └── StorageTooSmallError        the array does not fit into the storage
-    ├── EncodeError (ValueError)        frames that the encoder or the file format does not take
+    ├── EncodeError (ValueError)        frames that the encoder or the file format does not accept
     ├── WriteError (OSError)            the destination cannot be created or written
-    ├── TransferError (RuntimeError)    memory cannot be had on a CUDA device, or not be copied there
+    ├── TransferError (RuntimeError)    allocating on a CUDA device, or copying to or from it, fails
     └── MissingDependencyError (ImportError)   an optional package is not installed
 
-Each is also the builtin in parentheses, so code that knows nothing of this package catches it as
-well. Misuse (a wrong type, a window that ends before it starts) stays ``TypeError`` and
+Each class also derives from the builtin in parentheses, so that code that does not know this package can
+catch it. Misuse (a wrong type, a window that ends before it starts) raises plain ``TypeError`` and
 ``ValueError``.
 
-A message says what was asked, the value, what is allowed, and what helps. The original error of
-FFmpeg, of the file system or of fsspec is the ``__cause__``.
+A message says what was requested, the value, what is allowed, and the remedy. The original error of
+FFmpeg, the file system or fsspec is the ``__cause__``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = (
 
 @dataclass(eq=False, repr=False)
 class MediaError(Exception):
-    """Base of all errors that media cause.
+    """Base class of all errors that media cause.
 
     Attributes:
-        message: What was asked, what was found, what helps.
+        message: What was requested, what was found, and the remedy.
         source: What was being read: a path, a URL, or "bytes of length n".
     """
 
@@ -57,7 +57,7 @@ class MediaError(Exception):
     source: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        # The __init__ of a dataclass does not call that of its base.
+        # The generated __init__ of a dataclass does not call the base's.
         super().__init__(self.message)
 
     def __str__(self) -> str:
@@ -67,20 +67,20 @@ class MediaError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception.__reduce__ calls cls(*args), which cannot give back keyword-only fields. A process
-        # pool dies of an exception that cannot be rebuilt, so all subclasses are rebuilt here.
+        # Exception.__reduce__ calls cls(*args), which loses keyword-only fields. An exception that cannot
+        # be unpickled breaks a process pool, so the state of every subclass is pickled here.
         return _rebuild, (type(self), self.__dict__)
 
 
 def _rebuild(cls: type[MediaError], state: dict[str, Any]) -> MediaError:
     error = cls(state["message"])
-    # Notes and fields that a caller has set come along.
+    # Also restores notes and attributes that were set after construction.
     error.__dict__.update(state)
     return error
 
 
 def with_message(error: MediaError, message: str) -> MediaError:
-    """An error of the same kind and with the same fields that says something else."""
+    """Return a copy of an error, of the same class and with the same fields, with another message."""
     return _rebuild(type(error), {**error.__dict__, "message": message})
 
 
@@ -88,24 +88,24 @@ def with_message(error: MediaError, message: str) -> MediaError:
 class SourceError(MediaError, OSError):
     """The source cannot be opened or read: missing, a directory, no permission, a failed request.
 
-    ``errno`` is the operating system's number where it gave one, else ``None``.
+    ``errno`` is the operating system's error number, or ``None`` if there is none.
     """
 
     errno: int | None = None
 
 
 class DemuxError(MediaError, ValueError):
-    """The source was opened but cannot be taken apart: not media, broken, or without the stream asked for."""
+    """The source was opened but cannot be demuxed: not media, broken, or without the requested stream."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DecodeError(MediaError, ValueError):
-    """The data is damaged, or no decoder of this FFmpeg takes it.
+    """The data is damaged, or this FFmpeg has no decoder for it.
 
     Attributes:
         pts_seconds: Time of the packet or frame in question on the file's clock, in seconds, if
             known.
-        packet_index: Its position among the packets that were being decoded, if known.
+        packet_index: Its index among the packets that were being decoded, if known.
     """
 
     pts_seconds: float | None = None
@@ -114,11 +114,11 @@ class DecodeError(MediaError, ValueError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ArrayFormatError(DecodeError):
-    """An array file or archive is damaged, cut short, lies about its sizes, or is of a kind that is not read.
+    """An array file or archive is damaged, truncated, states wrong sizes, or is of an unsupported kind.
 
     Attributes:
-        member: The name of the array or file inside the archive, if one is concerned.
-        offset: Where in the source, in bytes from its start, if known.
+        member: Name of the array or file inside the archive that is concerned, if any.
+        offset: Position of the fault in the source, in bytes from its start, if known.
     """
 
     member: str | None = None
@@ -132,17 +132,17 @@ class ArrayFormatError(DecodeError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FilterError(MediaError, ValueError):
-    """The filter description does not parse, names no filter of this FFmpeg, or does not fit the frames.
+    """The filter description has a syntax error, names an unknown filter, or does not fit the frames.
 
     Attributes:
-        filter_desc: The description as it was given.
+        filter_desc: The description as it was passed.
     """
 
     filter_desc: str | None = None
 
 
 class PictureSizeError(FilterError):
-    """The filters take images, but none of this size: scaled, it would be larger than FFmpeg allows."""
+    """The filters do not work on an image of this size: scaled, it would be larger than FFmpeg allows."""
 
 
 class ConvertError(MediaError, ValueError):
@@ -150,30 +150,30 @@ class ConvertError(MediaError, ValueError):
 
 
 class StorageTooSmallError(ConvertError):
-    """The array takes more bytes than the storage has. The message says both sizes."""
+    """The array needs more bytes than the storage has. The message states both sizes."""
 
 
 class EncodeError(MediaError, ValueError):
-    """The encoder or the file format does not take the frames or packets. The message says why."""
+    """The encoder or the file format does not accept the frames or packets. The message says why."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class WriteError(MediaError, OSError):
     """The destination cannot be created or written: a full disk, no permission, a failing file object.
 
-    Nothing was left under its name. ``errno`` is the operating system's number where it gave one, else
-    ``None``.
+    No partial file is left under the destination's name. ``errno`` is the operating system's error number,
+    or ``None`` if there is none.
     """
 
     errno: int | None = None
 
 
 class TransferError(MediaError, RuntimeError):
-    """No CUDA device can be used here, or it has no memory left, or a copy fails. The message says why."""
+    """No CUDA device is usable, the device is out of memory, or a copy fails. The message says why."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MissingDependencyError(MediaError, ImportError):
-    """An optional package is needed and not installed. The message has the ``pip`` line."""
+    """A needed optional package is not installed. The message has the ``pip`` command that installs it."""
 
     name: str | None = None
