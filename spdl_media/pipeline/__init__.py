@@ -1,6 +1,6 @@
-"""Stages that work at the same time: sources, functions, groups, a buffer for the consumer.
+"""Concurrent pipelines: a source, stages that run at the same time, and a buffer for the consumer.
 
-:class:`PipelineBuilder` puts a :class:`Pipeline` together. It is generic, it knows nothing of media.
+:class:`PipelineBuilder` builds a :class:`Pipeline`. The package is generic and knows nothing of media.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A chain of calls that becomes a definition, checked as it grows, and definitions as text and charts."""
+"""The builder of pipelines, and drawings of a definition as text and as a Mermaid chart."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PipelineBuilder(Generic[T_co]):
-    """Put a pipeline together, step by step.
+    """Build a pipeline step by step.
 
-    Each method adds to this builder and returns it, so calls can be chained or written one after
-    the other. What cannot work is refused by the call that adds it. The parameter is the type of
-    the items that come out, for annotations: ``def make() -> PipelineBuilder[Batch]``.
+    Each method adds to this builder and returns it, so calls can be chained or written one after the other.
+    Each call checks its arguments and raises when the stage cannot work. The type parameter is the type of
+    the items that the pipeline delivers, for annotations such as ``def make() -> PipelineBuilder[Batch]``.
 
-    Thread safety: for one thread at a time. What :meth:`get_config` and :meth:`build` return is
+    Thread safety: for one thread at a time. The results of :meth:`get_config` and :meth:`build` are
     independent of the builder.
 
     Example:
@@ -57,16 +57,16 @@ class PipelineBuilder(Generic[T_co]):
     def add_source(
         self, source: Iterable[Any] | AsyncIterable[Any], *, continuous: bool = False
     ) -> PipelineBuilder[Any]:
-        """Say where items come from.
+        """Set the source of items.
 
         Args:
-            source: Iterable or async iterable. It is iterated anew for each epoch; a synchronous
-                one in a thread of its own, where it may block. A list, tuple or range needs none.
-            continuous: Start the next epoch as soon as one ends, instead of when it is asked for.
+            source: Iterable or async iterable. Each epoch iterates over it again. A synchronous source runs
+                in a thread of its own, where it may block; a list, tuple or range needs no thread.
+            continuous: Start the next epoch as soon as one ends, instead of when the consumer begins it.
 
         Raises:
-            TypeError: ``source`` cannot be iterated, or is a single string.
-            ValueError: There is a source already.
+            TypeError: ``source`` is not iterable, or is a single string.
+            ValueError: There is already a source.
         """
         if self._source is not None:
             raise ValueError(
@@ -77,25 +77,25 @@ class PipelineBuilder(Generic[T_co]):
         return self
 
     def merge(self, *pipelines: PipelineBuilder[Any] | PipelineConfig) -> PipelineBuilder[Any]:
-        """Go on with the items of several pipelines, each as soon as it is ready.
+        """Merge the items of several pipelines, in order of completion.
 
-        What this builder holds so far is one of them; on a new builder, ``merge`` takes the place
-        of ``add_source``.
+        The source and stages of this builder, if it has any, are one of the merged pipelines. On a new
+        builder, ``merge`` replaces ``add_source``.
 
         Args:
-            *pipelines: Builders or definitions, with a source. Their own sinks are not used.
+            *pipelines: Builders or definitions, each with a source. Their own sinks are ignored.
 
         Raises:
-            TypeError: One of them is no pipeline.
-            ValueError: None was given, or one of them has a continuous source, or none.
+            TypeError: An argument is not a pipeline.
+            ValueError: No pipeline was given, or a pipeline has no source or a continuous one.
         """
         self._refuse_after_sink("merge()")
-        # Definitions, so that what is added to the builders later changes nothing here.
+        # Definitions are frozen, so later changes of those builders have no effect here.
         merged = [_as_config(pipeline) for pipeline in pipelines]
         if self._source is not None or self._stages:
-            # First, as it was first in the chain: names are made unique in this order.
+            # First, because it came first in the chain: names are made unique in this order.
             merged.insert(0, self.get_config())
-        # The stages so far belong to the first of the merged pipelines.
+        # The stages so far now belong to the first merged pipeline.
         self._source = MergeConfig(tuple(merged))
         self._stages = []
         return self
@@ -115,26 +115,27 @@ class PipelineBuilder(Generic[T_co]):
         """Apply a function or generator, synchronous or not, to each item.
 
         Args:
-            fn: Takes one item. Its result is the next stage's item, and ``None`` drops the item.
-                Of a generator each value becomes an item. Async functions run on the event loop,
-                others in threads.
-            concurrency: How many calls may run at once.
+            fn: Called with one item. Its result is the input of the next stage; ``None`` drops the item. Each
+                value that a generator yields becomes an item. Async functions run on the event loop, others
+                in threads.
+            concurrency: Maximum number of calls at once.
             executor: Where a synchronous function runs instead of the pipeline's threads: a
-                ``concurrent.futures.Executor``, which stays yours to shut down, or a description
-                such as :class:`ProcessPoolExecutorConfig`, from which each run makes its own.
-            name: What statistics and errors call the stage; the default is the function's name.
-            output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order
-                of the items they were made from.
-            timeout: Seconds an item may take before it fails. An async call is cancelled; a
-                synchronous one cannot be, so its thread is replaced and left to end by itself.
-            max_failures: How many items (``int``) or which part of them (``float``, ``Fraction``) may
-                fail here before the run ends with :class:`PipelineFailure`; -1 or ``math.inf`` allows any
-                number. ``None`` leaves it to the limit of the whole pipeline.
+                ``concurrent.futures.Executor``, which the caller has to shut down, or a description such as
+                :class:`ProcessPoolExecutorConfig`, from which each run makes its own executor.
+            name: Name of the stage in statistics and errors; the default is the function's name.
+            output_order: ``"completion"`` passes results on as calls complete, ``"input"`` in the order of
+                the inputs.
+            timeout: Maximum seconds of a call; a call that takes longer fails its item. An async call is
+                cancelled. A synchronous call cannot be interrupted: its thread is replaced, and ends when the
+                call returns.
+            max_failures: Number (``int``) or rate (``float`` or ``Fraction``) of items that may fail in this
+                stage before the run ends with :class:`PipelineFailure`. -1 or ``math.inf`` allows any number.
+                ``None`` counts the stage's failures under the limit of the whole pipeline.
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of range, or the function cannot run where it should.
-            PipelineError: The function cannot be pickled, and would have to be.
+            ValueError: An argument is out of range, or the executor cannot run a function of this kind.
+            PipelineError: The executor needs a function that can be pickled, and this one cannot.
         """
         config = PipeConfig(
             fn, name or "", concurrency, executor, output_order, max_failures, timeout
@@ -147,8 +148,8 @@ class PipelineBuilder(Generic[T_co]):
         """Group items into lists.
 
         Args:
-            size: Number of items of a list, or an :class:`Aggregator` that decides by itself.
-            drop_last: Drop an incomplete group at the end, instead of handing it on.
+            size: Number of items per list, or an :class:`Aggregator` that forms the groups itself.
+            drop_last: Drop an incomplete group at the end of an epoch, instead of passing it on.
 
         Raises:
             TypeError: ``size`` is neither a whole number nor an aggregator.
@@ -157,10 +158,10 @@ class PipelineBuilder(Generic[T_co]):
         return self._add("aggregate()", AggregateConfig(size, drop_last=drop_last))
 
     def disaggregate(self) -> PipelineBuilder[Any]:
-        """Take lists (or other iterables) apart, item by item.
+        """Split lists (or other iterables) into their items.
 
         Raises:
-            ValueError: There is a sink already, as for all stages.
+            ValueError: There is already a sink.
         """
         return self._add("disaggregate()", DisaggregateConfig())
 
@@ -171,40 +172,40 @@ class PipelineBuilder(Generic[T_co]):
         *,
         name: str | None = None,
     ) -> PipelineBuilder[Any]:
-        """Send each item down one of several paths, which meet again behind them.
+        """Send each item through one of several paths. The next stage gets the results of all paths.
 
         Items of different paths may overtake each other.
 
         Args:
-            router: A quick plain function from an item to the index of its path.
+            router: A quick synchronous function that returns the index of an item's path.
             paths: Each is a builder without source and sink, a sequence of stages, or a function.
-            name: What statistics and errors call the router; the default is its name.
+            name: Name of the router in statistics and errors; the default is the function's name.
 
         Raises:
-            TypeError: The router cannot be called, or a path is none of the three.
-            ValueError: There is no path, or one of them has a source or a sink.
+            TypeError: The router is not callable, or a path is none of the three.
+            ValueError: There is no path, or a path has a source or a sink.
         """
         stages = tuple(_as_path(path) for path in paths)
         return self._add("path_variants()", PathVariantsConfig(router, stages, name or ""))
 
     def add_sink(self, buffer_size: int = 3) -> PipelineBuilder[Any]:
-        """End the chain with a buffer for the consumer.
+        """End the chain of stages with a buffer for the consumer.
 
         Args:
-            buffer_size: How many finished items may wait.
+            buffer_size: Maximum number of finished items in the buffer.
 
         Raises:
-            TypeError: ``buffer_size`` is not a whole number.
-            ValueError: It is below 1, or there is a sink already.
+            TypeError: ``buffer_size`` is not an integer.
+            ValueError: ``buffer_size`` is below 1, or there is already a sink.
         """
         self._refuse_after_sink("A second add_sink()")
         self._sink = SinkConfig(buffer_size)
         return self
 
     def get_config(self) -> PipelineConfig:
-        """The definition so far: frozen, and independent of what is added later.
+        """Return the definition so far. It is frozen and independent of later changes of the builder.
 
-        Stages of one name are told apart by a number behind it: ``decode``, ``decode_2``.
+        A numeric suffix makes the names of stages unique: ``decode``, ``decode_2``.
 
         Raises:
             ValueError: There is no source.
@@ -214,12 +215,12 @@ class PipelineBuilder(Generic[T_co]):
                 "The pipeline has no source. Call add_source(...) first, or merge(...) pipelines "
                 "that have one."
             )
-        # Statistics and failures are kept by name.
+        # Statistics and failures are stored by name, so names must be unique.
         return with_unique_names(PipelineConfig(self._source, tuple(self._stages), self._sink))
 
     @shows_run_options
     def build(self, **options: Unpack[PipelineOptions]) -> Pipeline[T_co]:
-        """Make a pipeline, which starts when it is iterated. Each call makes an independent one.
+        """Return a new, independent pipeline, which starts when it is iterated.
 
         Args:
             **options: ``num_threads``, ``max_failures``, ``on_failure``, ``report_stats_interval``,
@@ -228,13 +229,13 @@ class PipelineBuilder(Generic[T_co]):
         Raises:
             TypeError: An argument has the wrong type.
             ValueError: There is no source, or an argument is out of range.
-            MissingPackageError: A progress bar was asked for without tqdm.
+            MissingPackageError: ``progress`` is set and tqdm is not installed.
         """
         config = self.get_config()
         pipeline: Pipeline[T_co] = Pipeline(
             replace(config, sink=config.sink or SinkConfig()), **options
         )
-        # After the pipeline, which has checked that it is a number.
+        # After Pipeline(...) has checked that num_threads is an integer.
         warn_of_idle_concurrency(config, options.get("num_threads", 8))
         return pipeline
 
@@ -257,13 +258,13 @@ class PipelineBuilder(Generic[T_co]):
 
 
 def warn_of_idle_concurrency(config: PipelineConfig, num_threads: int) -> None:
-    """Warn when stages want more threads at once than the pipeline has for all of them."""
+    """Warn when the concurrency of a stage exceeds the pipeline's number of threads."""
     starved = [
         stage
         for stage in config.functions()
         if stage.executor is None
         and stage.concurrency > num_threads
-        # Coroutines take no thread.
+        # Coroutines run on the event loop and need no threads.
         and kind_of(stage.fn) in ("function", "generator")
     ]
     if starved:
@@ -290,7 +291,7 @@ def _as_config(pipeline: object) -> PipelineConfig:
 
 def _as_path(path: object) -> tuple[StageConfig, ...]:
     if isinstance(path, PipelineBuilder):
-        # Its items come from the router, and go where the paths meet.
+        # The items of a path come from the router, and its results go to the next stage.
         if path._source is not None or path._sink is not None:
             raise ValueError(
                 "A path of path_variants() has stages alone. Leave out its add_source(), merge() "
@@ -299,7 +300,7 @@ def _as_path(path: object) -> tuple[StageConfig, ...]:
         return tuple(path._stages)
     if callable(path):
         return (PipeConfig(path),)
-    # A string is a sequence as well, and surely the name of something.
+    # A string is a sequence, too, but never one of stages.
     if isinstance(path, Sequence) and not isinstance(path, str):
         return tuple(path)
     raise TypeError(
@@ -308,26 +309,26 @@ def _as_path(path: object) -> tuple[StageConfig, ...]:
     )
 
 
-# What would end a label or be taken for markup. A label in backticks would be Markdown.
+# Characters that would end a label or count as markup. Mermaid reads a label in backticks as Markdown.
 _ENTITIES = str.maketrans(
     {"#": "#35;", "&": "#amp;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "`": "#96;"}
 )
 
 
 def outline(config: PipelineConfig) -> str:
-    """One line for each part of a pipeline, those of paths and merged pipelines indented.
+    """Return a text with one line per part of a pipeline; paths and merged pipelines are indented.
 
     Raises:
-        Exception: As :func:`source_length`.
+        Exception: The source's ``__len__`` failed; see :func:`source_length`.
     """
     return "\n".join(_outline(config))
 
 
 def mermaid(config: PipelineConfig) -> str:
-    """A Mermaid flowchart, from top to bottom.
+    """Return a Mermaid flowchart that runs from top to bottom.
 
     Raises:
-        Exception: As :func:`source_length`.
+        Exception: The source's ``__len__`` failed; see :func:`source_length`.
     """
     chart = _Chart()
     chart.add_pipeline(config)
@@ -339,7 +340,7 @@ def _outline(config: PipelineConfig) -> Iterator[str]:
         yield "merge"
         for number, pipeline in enumerate(config.src.pipeline_configs):
             yield f"  pipeline {number}"
-            # Indented here, so that the recursion needs no depth.
+            # Indented here, so that the recursive call needs no depth.
             yield from (f"    {line}" for line in _outline(pipeline))
     else:
         yield f"source: {_source_text(config.src)}"
@@ -351,7 +352,7 @@ def _outline(config: PipelineConfig) -> Iterator[str]:
 def _stage_lines(stages: Sequence[StageConfig]) -> Iterator[str]:
     for stage in stages:
         details = _details(stage)
-        # A name may have line breaks, and a stage has one line.
+        # A name may have line breaks, but each stage is one line.
         yield " ".join(stage.name.split()) + (f" ({details})" if details else "")
         for number, path in enumerate(_paths_of(stage)):
             yield f"  path {number}" + ("" if path else ": as it is")
@@ -359,7 +360,7 @@ def _stage_lines(stages: Sequence[StageConfig]) -> Iterator[str]:
 
 
 class _Chart:
-    """Lines of a flowchart. Each part adds its nodes and returns those that lead to the next part."""
+    """Lines of a flowchart. Each method adds nodes and returns the names of those without a successor."""
 
     def __init__(self) -> None:
         self.lines = ["flowchart TD"]
@@ -383,10 +384,11 @@ class _Chart:
             label = "<br/>".join(map(_escaped, filter(None, (stage.name, _details(stage)))))
             ends = self._node(f'{opening}"{label}"{closing}', ends)
             if paths:
-                # From here on the ends are those of the paths.
+                # The next stage follows the ends of the paths, not the router.
                 (router,), ends = ends, []
             for number, path in enumerate(paths):
-                # A point for each path: it carries the number at the arrow, and an empty path ends in it.
+                # Each path begins with a point: the arrow to it shows the path's number, and an empty path
+                # consists of the point alone.
                 point = self._node("(( ))", [])
                 self.lines.append(f"    {router} -->|{number}| {point[0]}")
                 ends += self._stages(path, point)
@@ -432,5 +434,5 @@ def _pipe_details(stage: PipeConfig) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    # A line break would end the node.
+    # A line break would end the definition of the node.
     return " ".join(text.translate(_ENTITIES).split())

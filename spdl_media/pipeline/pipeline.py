@@ -1,4 +1,4 @@
-"""The face of a pipeline: started, iterated and stopped by threads and tasks of the caller's."""
+"""The public class of a running pipeline: callers start, iterate and stop it from threads and tasks."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ __all__ = ("Pipeline",)
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
-# After so long what was finalized is gone.
+# Seconds after which the finalizer that caught a Ctrl-C has returned, so the interrupt can be raised again.
 INTERRUPT_DELAY = 0.002
 
-# Of the second within which stop() returns; the rest is for machines that are busy.
+# stop() promises to return within a second; the difference leaves time for busy machines.
 STOP_SECONDS = 0.8
 
 
 class PipelineOptions(TypedDict, total=False):
-    """The options of :class:`Pipeline`, which says what they mean."""
+    """The options of :class:`Pipeline`, documented there."""
 
     num_threads: int
     max_failures: FailureLimit | None  # a number or a rate
@@ -63,9 +63,10 @@ class PipelineOptions(TypedDict, total=False):
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Raise a Ctrl-C once more, a moment later, that comes while something is finalized.
+    """Raise a Ctrl-C that arrives in this block again a moment later.
 
-    It would be printed there and lost: a loop that is left by ``break`` finalizes its iterator.
+    Python only prints an exception that is raised in a finalizer. A loop that is left by ``break`` finalizes
+    its iterator, so a Ctrl-C there would be lost.
     """
     try:
         yield
@@ -79,7 +80,7 @@ def _stop_dropped(run: Run) -> None:
 
 
 def shows_run_options(function: F) -> F:
-    """Let ``inspect.signature`` and ``help`` list the options of a run in place of ``**options``."""
+    """Make ``inspect.signature`` and ``help`` list the options of a run instead of ``**options``."""
     own = inspect.signature(function)
     options = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -91,35 +92,37 @@ def shows_run_options(function: F) -> F:
 
 
 class Pipeline(Generic[T_co]):
-    """Runs a definition, as often as wanted. :meth:`PipelineBuilder.build` makes one.
+    """A pipeline that can be run any number of times. :meth:`PipelineBuilder.build` makes one.
 
-    Iterating it is all that is needed: that starts it, and stops it at the end, on ``break``, and when
-    the consumer raises. Each such iteration begins with the first item of the source.
+    Iterate over it: the iteration starts the pipeline, and stops it at the end, on ``break`` and when the
+    consumer raises. Each such iteration begins with the first item of the source.
 
-    Within :meth:`auto_stop`, or between :meth:`start` and :meth:`stop`, it runs on between iterations: one
-    that is broken off is continued by the next, one that has come to the end is followed by the next
-    epoch, which iterates the source anew. Items are made ahead of the consumer, as far as buffers allow.
+    Within :meth:`auto_stop`, or between :meth:`start` and :meth:`stop`, the pipeline keeps running between
+    iterations. An iteration after a ``break`` continues the same epoch. An iteration after the end of an
+    epoch begins the next epoch, which iterates over the source again. The pipeline makes items ahead of the
+    consumer until its buffers are full.
 
     Args:
-        config: What to run.
-        num_threads: How many synchronous calls may run at once (default 8), those of all stages that
-            have no executor of their own together.
-        max_failures: How many items (``int``), or which part of them (``float``), may fail before the run
-            ends with :class:`PipelineFailure`: those of all stages together that set no limit of their own.
-            The default is 0.5: items may fail, but no more than half of them. A rate (a ``Fraction``, too)
-            is that of one epoch; it is looked at after 100 calls of a stage, and at the end of the epoch.
-            -1 or ``math.inf`` allows any number.
-        on_failure: Called with the record and the input of each item that fails, in a thread of its own,
-            one after the other. What it raises ends the run.
-        report_stats_interval: Seconds between lines of statistics in the log, logger
-            ``spdl_media.pipeline``, level INFO; ``None`` or -1: no such lines.
-        task_hook_factory: Called with each stage's name when a run starts; makes its hook, or ``None``.
-        progress: Show a progress bar, which needs tqdm; a string is its label.
+        config: Definition of the pipeline.
+        num_threads: Maximum number of synchronous calls at once (default 8), over all stages without an
+            executor of their own.
+        max_failures: Number (``int``) or rate (``float`` or ``Fraction``) of items that may fail before the
+            run ends with :class:`PipelineFailure`. It applies to all stages together that set no limit of
+            their own. The default is 0.5: at most half of the items may fail. A rate applies to one epoch. It
+            is checked after 100 calls of a stage (10 if all failed) and at the end of the epoch. -1 or
+            ``math.inf`` allows any number.
+        on_failure: Called with the record and the input of each item that fails. All calls are made by one
+            separate thread, one after the other. An exception that it raises ends the run.
+        report_stats_interval: Seconds between two reports of the statistics to the logger
+            ``spdl_media.pipeline`` at level INFO. ``None`` or -1 disables them.
+        task_hook_factory: Called with the name of each stage when a run starts; returns the stage's hook or
+            ``None``.
+        progress: Whether to show a progress bar, which needs tqdm. A string is the label of the bar.
 
     Raises:
         TypeError: An option is unknown, or has the wrong type.
         ValueError: An option is out of range.
-        MissingPackageError: A progress bar was asked for without tqdm.
+        MissingPackageError: ``progress`` is set and tqdm is not installed.
 
     Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
     """
@@ -128,9 +131,9 @@ class Pipeline(Generic[T_co]):
     def __init__(self, config: PipelineConfig, **options: Unpack[PipelineOptions]) -> None:
         self._options = RunOptions(**options)
         if self._options.progress is not False:
-            # Here, so that a missing package is told of before anything runs.
+            # Import tqdm now, to report a missing package before anything runs.
             _bar_class()
-        # Again, for a definition that no builder made.
+        # get_config() has done this already, but a definition may be made without a builder.
         self._config = with_unique_names(config)
         # Held while a run is started, which may take long. stop() does not take it.
         self._starting = threading.RLock()
@@ -139,27 +142,27 @@ class Pipeline(Generic[T_co]):
 
     @property
     def config(self) -> PipelineConfig:
-        """The definition."""
+        """The definition of the pipeline."""
         return self._config
 
     @property
     def failures(self) -> tuple[FailureRecord, ...]:
-        """The last 1,000 failures of this run, or of the last one, the oldest first."""
-        # Read once, here and below: a start that fails in another thread takes it away.
+        """The last 1,000 failures of the current or the last run, the oldest first."""
+        # Read self._run once, here and below: a failed start in another thread sets it to None.
         run = self._run
         return () if run is None else tuple(run.log.records.copy())
 
     @property
     def failure_counts(self) -> dict[str, int]:
-        """How many items failed, by stage, in this run or in the last one."""
+        """Number of items that failed in the current or the last run, by name of the stage."""
         run = self._run
         return {} if run is None else run.log.counts()
 
     def statistics(self) -> PipelineStatistics:
-        """Return the statistics of this run so far, or of the last one.
+        """Return the statistics of the current run so far, or of the last run.
 
         Raises:
-            PipelineError: The pipeline has not been started, or is just being started.
+            PipelineError: The pipeline has not been started, or is still starting.
         """
         run = self._run
         if run is None or not run.has_begun:
@@ -170,7 +173,8 @@ class Pipeline(Generic[T_co]):
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render.
 
         Raises:
-            Exception: What the source's ``__len__`` raises, unless it says that there is no length.
+            Exception: The source's ``__len__`` raised an error other than ``TypeError`` or
+                ``NotImplementedError``, which mean that it has no length.
         """
         return self._config.to_mermaid()
 
@@ -184,21 +188,21 @@ class Pipeline(Generic[T_co]):
         )
 
     def start(self) -> None:
-        """Start the pipeline, which begins to make items. Blocks only while pools of processes start.
+        """Start the pipeline, which begins to make items. Blocks only while process pools start.
 
         Raises:
-            PipelineError: It is running.
-            PipelineStopped: Another thread stopped it meanwhile.
+            PipelineError: The pipeline is already running.
+            PipelineStopped: Another thread stopped the pipeline while it was starting.
         """
         with self._starting:
             if self._run is not None and not self._run.was_stopped:
                 raise PipelineError("the pipeline is running; stop it before starting it again")
-            # Known before it has started, so that stop() in another thread finds it.
+            # Stored before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
             if self._finalizer is not None:
                 self._finalizer.detach()
             self._finalizer = weakref.finalize(self, _stop_dropped, run)
-            # At exit all runs are stopped together, and waited for.
+            # At interpreter exit, the engine stops all runs together and waits for them.
             self._finalizer.atexit = False
             try:
                 run.start()
@@ -207,34 +211,34 @@ class Pipeline(Generic[T_co]):
                 raise
 
     def stop(self, *, timeout: float | None = None) -> None:
-        """Stop the pipeline; what it has made and nobody took is dropped. May be called at any time.
+        """Stop the pipeline and drop the items that were not taken. May be called at any time.
 
-        Returns when all threads and tasks have ended, and after a second at most. A thread that is still
-        in a call of a stage or of the source is named in the log; it ends when that call returns.
+        Returns when all threads and tasks have ended, after about a second at most. A thread that is still in
+        a call of a stage or of the source is named in the log; it ends when that call returns.
 
         Args:
-            timeout: Seconds to wait at most, instead of about one.
+            timeout: Maximum seconds to wait, instead of about one.
         """
         if (run := self._run) is not None:
             self._stop_run(run, STOP_SECONDS if timeout is None else timeout)
 
     def _stop_run(self, run: Run, timeout: float) -> None:
         run.stop(timeout)
-        # Nothing is left for it to do, and a Ctrl-C in a finalizer would be lost. Read before the run is
-        # compared: start() in another thread sets that first, so it is never the next run's.
+        # The finalizer has nothing left to do, and a Ctrl-C in it would be lost. Read it before the run is
+        # compared: start() in another thread sets self._run first, so it is never the next run's finalizer.
         finalizer = self._finalizer
         if run is self._run and finalizer is not None:
             finalizer.detach()
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
-        """Run the pipeline within a ``with`` statement: started at its beginning, stopped at its end.
+        """Return a context manager that starts the pipeline on entry and stops it on exit.
 
         Args:
-            timeout: Of :meth:`stop`.
+            timeout: Maximum seconds to wait in :meth:`stop`, instead of about one.
 
         Raises:
-            PipelineError: It is running.
+            PipelineError: The pipeline is already running.
         """
         self.start()
         try:
@@ -246,20 +250,20 @@ class Pipeline(Generic[T_co]):
         """Take the next item.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Maximum seconds to wait.
 
         Raises:
-            TimeoutError: There was no item within ``timeout``.
-            PipelineStopped: The epoch has ended (of a continuous source once, then the next one follows), or
-                the pipeline was stopped. It is an ``EOFError``.
-            PipelineFailure: Too many items failed, or the source did.
+            TimeoutError: There was no item within ``timeout`` seconds.
+            PipelineStopped: The epoch has ended, or the pipeline was stopped. It is an ``EOFError``. With a
+                continuous source, the call after the end of an epoch returns the next epoch's first item.
+            PipelineFailure: Too many items failed, or the source failed.
             PipelineError: The pipeline was not started.
         """
         run = self._running()
         try:
             item: Any = run.graph.sink.take(timeout)
         except PipelineFailure as failure:
-            # Tracebacks are to show the user's lines.
+            # Without the engine's frames, the traceback shows the user's lines only.
             raise failure.with_traceback(None) from None
         if item is END_OF_EPOCH:
             raise PipelineStopped(
@@ -268,19 +272,20 @@ class Pipeline(Generic[T_co]):
         return item  # type: ignore[no-any-return]
 
     def get_iterator(self, *, timeout: float | None = None) -> Iterator[T_co]:
-        """Iterate over one epoch, or over what is left of it.
+        """Iterate over one epoch, or over the rest of the current one.
 
         Args:
-            timeout: Seconds to wait for each item at most.
+            timeout: Maximum seconds to wait for each item.
 
         Raises:
-            TimeoutError: There was no item within ``timeout``.
+            TimeoutError: There was no item within ``timeout`` seconds.
             PipelineStopped: Another thread stopped the pipeline.
-            PipelineFailure: Too many items failed, or the source did; after the items that were made before.
+            PipelineFailure: Too many items failed, or the source failed. The items that were made before the
+                failure are yielded first.
         """
         run, is_own = self._begin()
         bar = self._make_bar()
-        # Looked up once, because it is called for each item.
+        # Looked up once, because take() is called for each item.
         take = run.graph.sink.take
         is_left = False
         try:
@@ -304,17 +309,17 @@ class Pipeline(Generic[T_co]):
         return self.get_iterator()
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        """Iterate over one epoch from a task of any event loop, which goes on with others meanwhile."""
+        """Iterate over one epoch from a task of any event loop, without blocking the loop."""
         return _AsyncEpoch(self)
 
     def _begin(self) -> tuple[Run, bool]:
-        """The run to iterate, begun if need be, and whether it is to be stopped afterwards."""
+        """Return the run to iterate, started if necessary, and whether this iteration has to stop it."""
         with self._starting:
             run = self._run
             if run is None or run.was_stopped:
                 self.start()
                 return self._running(), True
-            # Else an iteration was broken off, and this one goes on with its epoch.
+            # Otherwise the last iteration was left early, and this one continues its epoch.
             if run.graph.sink.has_ended:
                 run.request_epoch()
             return run, False
@@ -333,14 +338,15 @@ class Pipeline(Generic[T_co]):
             return None
         label = progress if isinstance(progress, str) else None
         total = _number_of_outputs(self._config)
-        # miniters: without its thread, tqdm has to look at the clock with each item.
+        # miniters=1: without its monitor thread, tqdm has to check the clock at each item.
         return _bar_class()(desc=label, total=total, unit="item", miniters=1)
 
 
 class _AsyncEpoch(AsyncIterator[T_co]):
-    """An epoch, or what is left of it, for a task. It begins with the first item that is asked for.
+    """Asynchronous iterator over one epoch, or over the rest of it. The first ``__anext__`` begins the epoch.
 
-    No generator: one that is broken off ends when its event loop comes to it, and this at once.
+    It is not an asynchronous generator: the event loop closes an abandoned generator only later, whereas
+    ``__del__`` stops the run at once.
     """
 
     def __init__(self, pipeline: Pipeline[T_co]) -> None:
@@ -358,7 +364,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         try:
             item: Any = await self._run.graph.sink.take_async()
         except asyncio.CancelledError:
-            # Perhaps by a time limit of this item. The task may ask again; otherwise it drops this iterator.
+            # Perhaps by a timeout of this one item. The task may ask again; if not, __del__ stops the run.
             raise
         except BaseException:
             await self.aclose()
@@ -371,25 +377,25 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         return item  # type: ignore[no-any-return]
 
     async def aclose(self) -> None:
-        """Let go of the pipeline, and stop it if this iteration has started it."""
+        """Release the pipeline, and stop it if this iteration started it."""
         if (run := self._let_go()) is not None:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
             _stop_in_thread(
                 run, functools.partial(loop.call_soon_threadsafe, ended.set_result, None)
             )
-            # In a thread and a future: the loop must not block while threads end.
+            # The other thread blocks while the run ends, so that this event loop does not.
             await asyncio.wait([ended])
 
     def __del__(self) -> None:
-        # The interpreter's exit has stopped all runs, and a thread that starts then may wait forever.
+        # At interpreter exit all runs have been stopped already, and a thread started then may hang.
         if (run := self._let_go()) is not None and not sys.is_finalizing():
             run.request_stop()
-            with suppress(RuntimeError):  # it is about to exit
+            with suppress(RuntimeError):  # the interpreter is about to exit
                 _stop_in_thread(run)
 
     def _let_go(self) -> Run | None:
-        """Forget the pipeline; gives the run if it is to be stopped."""
+        """Drop the references to pipeline and run; return the run if this iteration has to stop it."""
         self._pipeline = None
         if self._bar is not None:
             self._bar.close()
@@ -400,21 +406,21 @@ class _AsyncEpoch(AsyncIterator[T_co]):
 def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:
     def stop() -> None:
         run.stop(STOP_SECONDS)
-        with suppress(RuntimeError):  # the loop that waited has been closed
+        with suppress(RuntimeError):  # the event loop that waited has been closed
             then()
 
     threading.Thread(target=stop, name="spdl_media stop", daemon=True).start()
 
 
 def _bar_class() -> Any:
-    """The class of progress bars: tqdm's own for the terminal or notebook, without its thread."""
+    """Return tqdm's progress bar class for the terminal or notebook, without its monitor thread."""
     base = require("tqdm", "A progress bar", MissingPackageError).tqdm
-    # The thread looks after bars that stand still, and never ends.
+    # tqdm's monitor thread updates stalled bars and never ends.
     return type("tqdm", (base,), {"monitor_interval": 0})
 
 
 def _number_of_outputs(config: PipelineConfig) -> int | None:
-    """How many items an epoch delivers if none is dropped or fails; ``None`` when that depends on them."""
+    """Return the number of items of an epoch if none is dropped or fails; ``None`` if it cannot be known."""
     source = config.src
     number: int | None
     if isinstance(source, MergeConfig):
@@ -430,13 +436,13 @@ def _number_of_outputs(config: PipelineConfig) -> int | None:
 
 def _outputs(stage: StageConfig, number: int) -> int | None:
     if isinstance(stage, PipeConfig):
-        # A generator makes any number of items of one.
+        # A generator yields any number of items for one input.
         return number if kind_of(stage.fn) in ("function", "async") else None
     if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
-        # Rounded up, unless the rest is dropped.
+        # Rounded up, unless an incomplete last group is dropped.
         return (number if stage.drop_last else number + stage.aggregator - 1) // stage.aggregator
     if isinstance(stage, PathVariantsConfig):
-        # Which path an item takes is unknown, so each must give one item for one.
+        # Which path an item takes is unknown, so the number is known only if each path keeps it.
         kept = all(_outputs(one, 1) == 1 for path in stage.paths for one in path)
         one_each = all(isinstance(one, PipeConfig) for path in stage.paths for one in path)
         return number if kept and one_each else None
