@@ -1,4 +1,4 @@
-"""How the function of a stage is called: its kind, the hook around it, and descriptions of executors.
+"""Kinds of stage functions, hooks around their calls, and descriptions of executors.
 
 Each run of a pipeline makes its own pool from such a description, and shuts it down (:mod:`pools`).
 """
@@ -38,9 +38,9 @@ FunctionKind: TypeAlias = Literal["function", "async", "generator", "async_gener
 
 
 def kind_of(fn: Callable[..., Any]) -> FunctionKind:
-    """Tell how a callable has to be called, without calling it.
+    """Return the kind of a callable, which decides how it has to be called.
 
-    A plain function that returns a generator counts as a function: what it returns is an item.
+    A plain function that returns a generator counts as a function: the generator object is one item.
     """
     # inspect looks into functools.partial, but not at __call__ of an instance.
     fn = _innermost(fn)
@@ -52,9 +52,9 @@ def kind_of(fn: Callable[..., Any]) -> FunctionKind:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """The name a reader knows a callable by: of the function, else of its class.
+    """Return the name of a function, or the class name of another callable.
 
-    Lambdas are called ``lambda``, functions within functions by their last name alone.
+    A lambda is called ``lambda``, a nested function by its own name without that of the outer function.
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -63,12 +63,12 @@ def name_of(fn: Callable[..., Any]) -> str:
 
 
 def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
-    """Say that a plain function returned a coroutine, which nothing awaits.
+    """Raise an error, because a plain function returned a coroutine that nothing awaits.
 
     Raises:
         TypeError: Always.
     """
-    # Closed, or the interpreter warns that it was never awaited.
+    # Close it, or the interpreter warns that it was never awaited.
     coroutine.close()
     raise TypeError(
         f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
@@ -77,52 +77,54 @@ def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoR
 
 
 def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that runs in the end: within ``partial``, or ``__call__`` of an instance."""
+    """Return the function that runs in the end: inside ``partial``, or ``__call__`` of an instance."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    # A class is called to make an instance, whatever calling that one does.
+    # Calling a class makes an instance; the kind of the instance's __call__ does not matter.
     if inspect.isroutine(fn) or isinstance(fn, type):
         return fn
     return _innermost(type(fn).__call__) if callable(fn) else fn
 
 
 class TaskHook:
-    """Hooks around the tasks of one stage. Override those you want; each does nothing by itself.
+    """Hooks around the calls of one stage. Override any of the methods; by default they do nothing.
 
-    ``task_hook_factory`` makes one for each stage. The methods of tasks are called in the thread that
-    makes or awaits the call, so by several threads at once when the stage's concurrency is above one; of an
-    asynchronous stage, and of one in an executor of yours, on the event loop, where they must not block.
-    An exception that they raise fails the item.
+    ``task_hook_factory`` makes one hook for each stage. ``task_start`` and ``task_end`` are called in the
+    thread that makes or awaits the call, so by several threads at once when the stage's concurrency is above
+    one. For an asynchronous stage, and for one in an executor of the caller's, they are called on the event
+    loop and must not block. An exception that they raise fails the item.
     """
 
     def stage_start(self) -> None:
         """Called once, before the first item of a run.
 
         Raises:
-            BaseException: Yours. The run does not start, and whoever starts it gets the exception.
+            BaseException: Raised by the hook. The run does not start, and the code that starts it gets the
+                exception.
         """
 
     def task_start(self, item: Any) -> None:
         """Called before the stage's function is called with ``item``.
 
         Raises:
-            Exception: Yours. The item fails.
+            Exception: Raised by the hook. The item fails.
         """
 
     def task_end(self, item: Any, seconds: float, error: BaseException | None) -> None:
-        """Called after the call: how long it took, and what it raised.
+        """Called after the call with its duration and the exception that it raised, if any.
 
-        Of a generator once, when it has ended or failed; ``seconds`` has the time in which it was paused.
+        For a generator it is called once, when the generator has ended or failed; ``seconds`` includes the
+        time in which the generator was paused.
 
         Raises:
-            Exception: Yours. The item fails.
+            Exception: Raised by the hook. The item fails.
         """
 
     def stage_end(self) -> None:
         """Called once, when the run ends.
 
         Raises:
-            BaseException: Yours. It is logged, and changes nothing.
+            BaseException: Raised by the hook. It is logged and has no other effect.
         """
 
 
@@ -146,7 +148,7 @@ def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
             async for value in fn(item):
                 yield value
 
-    # One of each kind, because the kind decides who makes the call: a thread, or the event loop.
+    # The wrapper is of the same kind as fn, because the kind decides whether a thread or the loop calls it.
     wrappers: dict[FunctionKind, Callable[..., Any]] = {
         "function": call,
         "async": call_async,
@@ -159,7 +161,7 @@ def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
 @contextmanager
 def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
     hook.task_start(item)
-    # After the hook, whose own time is not the call's.
+    # After the hook, whose own time does not count as part of the call.
     start = perf_counter()
     try:
         yield
@@ -171,12 +173,12 @@ def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPoolExecutorConfig:
-    """Threads of a stage's own.
+    """A thread pool for one stage.
 
     Args:
-        max_workers: How many; the default is the stage's concurrency.
+        max_workers: Number of threads; the default is the stage's concurrency.
         initializer: Called with ``initargs`` by each thread before its first item.
-        initargs: What it is called with.
+        initargs: Arguments of ``initializer``.
     """
 
     max_workers: int | None = None
@@ -189,20 +191,21 @@ class ThreadPoolExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPoolExecutorConfig:
-    """Processes of a stage's own.
+    """A process pool for one stage.
 
-    The stage's function is sent to each worker once, when it starts; inputs and results are
-    pickled item by item. Arrays of results cross in shared memory where the system has files without
-    a name (Linux, macOS).
+    The stage's function is sent to each worker process once, when the process starts. Inputs and results are
+    pickled item by item. Arrays in results are passed in shared memory on systems with anonymous shared files
+    (Linux, macOS).
 
     Args:
-        max_workers: How many; the default is the stage's concurrency, divided by ``num_threads``.
-        mp_context: How they start: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is
-            ``"forkserver"`` where the system has it, else ``"spawn"``: workers may have to be
-            replaced while threads run, and a fork then copies locks that nobody will open.
+        max_workers: Number of processes; the default is the stage's concurrency, divided by ``num_threads``.
+        mp_context: Start method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is ``"forkserver"``
+            where the system has it, else ``"spawn"``: a worker may have to be replaced while threads run, and
+            a fork then copies locks that no thread will ever release.
         initializer: Called with ``initargs`` by each process before its first item.
-        initargs: What it is called with.
-        num_threads: Threads of each process, and items that it has at a time. They share its fate.
+        initargs: Arguments of ``initializer``.
+        num_threads: Threads of each process, and so the number of items that it works on at a time. When the
+            process dies, all of them fail.
     """
 
     max_workers: int | None = None
@@ -214,7 +217,7 @@ class ProcessPoolExecutorConfig:
     def __post_init__(self) -> None:
         _check_pool(self)
         check_int("num_threads of ProcessPoolExecutorConfig", self.num_threads)
-        # Which there are depends on the system: Windows has "spawn" alone.
+        # The start methods depend on the system: Windows has "spawn" alone.
         if self.mp_context is not None:
             methods = tuple(multiprocessing.get_all_start_methods())
             check_choice("mp_context of ProcessPoolExecutorConfig", self.mp_context, methods)
@@ -222,15 +225,15 @@ class ProcessPoolExecutorConfig:
 
 @dataclass(frozen=True, slots=True)
 class InterpreterPoolExecutorConfig:
-    """Sub-interpreters of a stage's own, each with a GIL of its own. CPython 3.14 and later.
+    """A pool of sub-interpreters for one stage, each with its own GIL. Needs CPython 3.14 or later.
 
-    For functions in pure Python: NumPy, PyAV and most other extension modules cannot be imported
-    in a sub-interpreter.
+    For functions in pure Python: NumPy, PyAV and most other extension modules cannot be imported in a
+    sub-interpreter.
 
     Args:
-        max_workers: How many; the default is the stage's concurrency.
+        max_workers: Number of interpreters; the default is the stage's concurrency.
         initializer: Called with ``initargs`` in each interpreter before its first item.
-        initargs: What it is called with.
+        initargs: Arguments of ``initializer``.
 
     Raises:
         RuntimeError: This Python has no sub-interpreters.
@@ -242,7 +245,7 @@ class InterpreterPoolExecutorConfig:
 
     def __post_init__(self) -> None:
         _check_pool(self)
-        # Told when the definition is made, not when it is run.
+        # Report this when the definition is made, not when it is run.
         if sys.version_info < (3, 14):
             version = ".".join(map(str, sys.version_info[:2]))
             raise RuntimeError(
@@ -273,10 +276,10 @@ WHAT_PICKLES = (
 
 
 def check_function(fn: object) -> None:
-    """Refuse what cannot be called with items.
+    """Check that ``pipe()`` got a callable.
 
     Raises:
-        TypeError: It is no function.
+        TypeError: ``fn`` is not callable, or is a coroutine or generator object.
     """
     if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
         raise TypeError(
@@ -287,12 +290,13 @@ def check_function(fn: object) -> None:
 
 
 def check_executor(name: str, fn: Callable[..., Any], executor: object) -> None:
-    """Refuse an executor in which the function of a stage cannot run.
+    """Check that the function of a stage can run in an executor.
 
     Raises:
-        TypeError: It is no executor.
-        ValueError: The function is asynchronous, or a generator that would have to run elsewhere.
-        PipelineError: The function cannot be pickled, and would have to be.
+        TypeError: ``executor`` is not an executor or a description of one.
+        ValueError: The function is asynchronous, or a generator and the executor has no threads of this
+            interpreter.
+        PipelineError: The function cannot be pickled, and ``executor`` describes a process pool.
     """
     if not isinstance(executor, Executor | ExecutorConfig):
         raise TypeError(
@@ -307,20 +311,20 @@ def check_executor(name: str, fn: Callable[..., Any], executor: object) -> None:
             f"Stage {name!r} is asynchronous, so it runs on the event loop and not in a "
             f"{where}. Leave out executor=, or make it a plain function."
         )
-    # It is stepped value by value, and cannot be sent elsewhere between two of them.
+    # A generator object cannot be pickled, so it has to be stepped in this interpreter.
     if kind == "generator" and not _shares_memory(executor):
         raise ValueError(
             f"Stage {name!r} is a generator, which cannot run in a {where}: only finished "
             "values come back from there. Make it a function that returns a list, followed by "
             ".disaggregate(), or leave out executor=."
         )
-    # Sub-interpreters take lambdas as well, and a user's executor may pickle by other means.
+    # Sub-interpreters accept lambdas as well, and the caller's executor may not use plain pickle.
     if isinstance(executor, ProcessPoolExecutorConfig):
         check_pickles(f"The function of stage {name!r}", fn, where)
 
 
 def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
-    """Whether calls run in threads of this interpreter, where a generator can be stepped."""
+    """Whether calls run in threads of this interpreter, which can step a generator."""
     if isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         # InterpreterPoolExecutor derives from it.
         return "Interpreter" not in type(executor).__name__
@@ -328,13 +332,13 @@ def _shares_memory(executor: Executor | ExecutorConfig) -> bool:
 
 
 def check_pickles(what: str, value: object, where: str = "") -> None:
-    """Refuse what cannot be sent to another process, and say what it is.
+    """Check that a value can be sent to another process; ``what`` names it in the error.
 
     Raises:
-        PipelineError: It cannot be pickled.
+        PipelineError: The value cannot be pickled.
     """
     try:
-        # Knows what multiprocessing can send beyond plain pickle, such as connections.
+        # ForkingPickler also pickles what only multiprocessing can send, such as connections.
         ForkingPickler.dumps(value)
     except Exception as error:  # whatever __reduce__ of a user's object raises
         needed = f", which a {where} needs" if where else ""
@@ -342,5 +346,5 @@ def check_pickles(what: str, value: object, where: str = "") -> None:
 
 
 def kind_name(value: object) -> str:
-    """Name the class of a value, or the value itself if it is a class."""
+    """Return the class name of a value, or ``the class X`` if the value is the class X."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

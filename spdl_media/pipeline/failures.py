@@ -1,4 +1,4 @@
-"""Errors of a pipeline, records of the items that failed, and limits on their number."""
+"""Errors of a pipeline, records of failed items, and limits on their number."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ __all__ = (
 
 
 class PipelineError(RuntimeError):
-    """The pipeline cannot do what was asked, in its current state or by its definition."""
+    """The operation is not valid in the pipeline's current state, or not possible with its definition."""
 
 
 class PipelineStopped(PipelineError, EOFError):  # noqa: N818  # it tells of no error
-    """Nothing more comes: the source has ended, or the pipeline was stopped."""
+    """There are no more items: the epoch has ended, or the pipeline was stopped."""
 
 
 class WorkerDied(PipelineError):  # noqa: N818  # says what happened
-    """The worker of a pool died (killed, out of memory, crashed) with this item in its hands."""
+    """The worker process that had the item died (killed, out of memory, crashed)."""
 
 
 class PoolBroken(PipelineError):  # noqa: N818  # says what happened
-    """A pool takes no more items, and nobody can rebuild it. It ends the run."""
+    """A pool takes no more items and cannot be rebuilt. This ends the run."""
 
 
 class MissingPackageError(PipelineError, ImportError):
-    """An optional package is needed and not installed. The message has the ``pip`` line."""
+    """A required optional package is not installed. The message contains the ``pip`` command."""
 
 
 class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  # says what happened
     """The run ended early because a stage or the source failed.
 
-    It is an ``ExceptionGroup`` of the original exception, ``exceptions[0]``, so ``except*`` catches that by
-    its class. It has no ``__cause__``, which a traceback would print beside its members.
+    It is an ``ExceptionGroup`` whose only member, ``exceptions[0]``, is the original exception, so
+    ``except*`` catches that by its class. It has no ``__cause__``: a traceback would print it in addition to
+    the member.
 
     Attributes:
         stage: Name of the stage that failed; ``"source"`` for a source.
@@ -61,10 +62,10 @@ class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  
     stage: str = ""
 
     def derive(self, excs: Sequence[Exception], /) -> PipelineFailure:  # type: ignore[override]
-        """The same failure with some of its exceptions: what ``except*`` and ``split`` make.
+        """Return this failure with other exceptions. ``except*``, ``split`` and ``subgroup`` call it.
 
         Raises:
-            ValueError: There are none.
+            ValueError: ``excs`` is empty.
         """
         failure = PipelineFailure(self.message, excs)
         failure.stage = self.stage
@@ -72,10 +73,10 @@ class PipelineFailure(ExceptionGroup[Exception], PipelineError):  # noqa: N818  
 
 
 def describe(error: BaseException) -> str:
-    """Class and message of an exception of the user's, whatever its ``__str__`` does."""
+    """Return class and message of an exception as text, even if its ``__str__`` raises."""
     try:
         message = str(error)
-    except BaseException as mute:  # noqa: BLE001  # nothing that is said of an error may be another error
+    except BaseException as mute:  # noqa: BLE001  # describing an error must not raise another one
         message = f"<its message raises {type(mute).__name__}>"
     return f"{type(error).__name__}: {message}"
 
@@ -83,10 +84,10 @@ def describe(error: BaseException) -> str:
 def pipeline_failure(
     message: str, original: BaseException, stage: str, raised_at: str = ""
 ) -> PipelineFailure:
-    """Make the failure of ``stage`` that ``original`` caused, with the lines that raised it if it lost them.
+    """Make the failure of ``stage`` that ``original`` caused. A note has ``raised_at``, if given.
 
-    A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program,
-    so it is wrapped: a group of plain exceptions can hold none.
+    A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program. It is
+    wrapped in a :class:`PipelineError`, because an ``ExceptionGroup`` holds no plain ``BaseException``.
     """
     plain = original
     if not isinstance(plain, Exception):
@@ -99,31 +100,31 @@ def pipeline_failure(
     return failure
 
 
-#: The part of the items that may fail unless ``max_failures`` says otherwise. Data sets have damaged
-#: items, and the rest is still worth having; when more than half fails, the code is at fault.
+#: Default of ``max_failures``. Data sets have damaged items, and the rest is still useful; when more than
+#: half of the items fail, the code is probably at fault.
 DEFAULT_MAX_FAILURES = 0.5
 
 KEPT_RECORDS = 1000
-# Bytes or characters that an exception may hold of what it is about: all records then hold a few megabytes.
+# Maximum bytes or characters of data that an exception may keep: all records then hold a few megabytes.
 KEPT_DATA = 1000
-# A rate of fewer calls of a stage says little; at the end of an epoch it is looked at whatever their number.
+# Fewer calls of a stage give no meaningful rate; at the end of an epoch, the rate of any number is checked.
 MIN_CALLS_FOR_RATE = 100
-# Enough where each call of a stage has failed so far: the code or a path is at fault, not the data.
+# Enough calls when every call of a stage has failed: then the code or a path is at fault, not the data.
 MIN_CALLS_IF_ALL_FAIL = 10
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
-# A number (int) or a rate. Type checkers take no int for a numbers.Real.
+# A number (int) or a rate. It is not numbers.Real, because type checkers do not accept an int for that.
 FailureLimit: TypeAlias = float | Fraction
 
 
 def failure_limit(what: str, value: object) -> float | None:
-    """A number of failures (``int``), a rate from 0 to 1 (``float``), ``inf`` for any number, or ``None``.
+    """Return a checked limit: a number (``int``), a rate from 0 to 1 (``float``), ``inf``, or ``None``.
 
     Raises:
-        TypeError: It is no real number.
-        ValueError: It is out of range.
+        TypeError: ``value`` is not a real number.
+        ValueError: ``value`` is out of range.
     """
     if value is None:
         return None
@@ -132,7 +133,7 @@ def failure_limit(what: str, value: object) -> float | None:
             f"{what} must be an int (a number of items), a float or Fraction (a rate) or None, not {value!r}"
         )
     number = int(value) if isinstance(value, numbers.Integral) else float(value)
-    # -1 is SPDL's word for it.
+    # SPDL uses -1 for "any number".
     if number in (-1, math.inf):
         return math.inf
     # Not "number > 1", which NaN would pass.
@@ -151,11 +152,11 @@ class FailureRecord:
     Attributes:
         stage: Name of the stage.
         input: The stage's input, as a shortened ``repr``.
-        exception: What was raised. It keeps no memory of the call alive: its traceback is taken off, and so
-            is what the interpreter attaches to it beyond its message, where that may be big (``obj`` of an
-            ``AttributeError``, the whole ``doc`` or ``object`` of what could not be parsed or decoded).
+        exception: The exception. To keep no memory of the call alive, its traceback is removed, and so is
+            data beyond its message that may be large (``obj`` of an ``AttributeError``, a long ``doc`` or
+            ``object`` of an error from parsing or decoding).
         traceback: The traceback, as text.
-        raised_at: Its lines outside of this package alone, as text.
+        raised_at: The lines of the traceback outside of this package, as text.
     """
 
     stage: str
@@ -175,13 +176,13 @@ class FailureRecord:
 def record_failure(
     stage: str, item: object, error: BaseException, where: str = ""
 ) -> FailureRecord:
-    """Describe a failure. The exception loses what it holds of the call, and so do those that led to it.
+    """Make the record of a failure. Traceback and large data of the exception and its causes are removed.
 
     Args:
         stage: Name of the stage.
         item: The stage's input.
-        error: What was raised.
-        where: Stands before the traceback, for an error that was made rather than raised.
+        error: The exception.
+        where: Text before the traceback, for an exception that was made rather than raised.
     """
     raised_at = ""
     try:
@@ -189,19 +190,19 @@ def record_failure(
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
         raised_at = "".join(traceback.format_list(own))
-    except BaseException:  # noqa: BLE001  # such as a class of the user's whose notes raise
+    except BaseException:  # noqa: BLE001  # such as an exception class whose notes raise
         text = where + describe(error)
     _lighten(error)
     return FailureRecord(stage, short_repr(item), error, text, raised_at)
 
 
-# Cuts off what is long, also within containers.
+# Shortens long values, also within containers.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def short_repr(item: object) -> str:
-    """A ``repr`` of at most a hundred characters or so, cheap for big bytes, and never an error."""
+    """Return a ``repr`` of about a hundred characters at most. Cheap for large bytes; never raises."""
     if isinstance(item, bytes | bytearray | memoryview):
         return f"<{type(item).__name__} of length {len(item)}>"
     try:
@@ -216,7 +217,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _lighten(error: BaseException) -> None:
-    """Take frames and data off an exception and those that led to it."""
+    """Remove traceback and large data from an exception, its causes and its members."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -224,7 +225,7 @@ def _lighten(error: BaseException) -> None:
         if error_or_none is None or id(error_or_none) in seen:
             continue
         seen.add(id(error_or_none))
-        # A class of the user's may make these attributes something else, or be frozen.
+        # An exception class of the user's may define these attributes otherwise, or be frozen.
         with suppress(Exception):
             error_or_none.__traceback__ = None
             _drop_data(error_or_none)
@@ -241,18 +242,18 @@ def _drop_data(error: BaseException) -> None:
         if len(whole) > KEPT_DATA:
             error.args = tuple(whole[:0] if one is whole else one for one in error.args)
             error.object = whole[:0]  # type: ignore[attr-defined]  # all but UnicodeError itself have it
-    # Of json, and of parsers that do as it does.
+    # json.JSONDecodeError, and similar errors of other parsers.
     elif isinstance(error, ValueError) and len(getattr(error, "doc", "")) > KEPT_DATA:
         error.doc = error.doc[:0]  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
 class _StageDropRate:
-    """The failures of one stage in this epoch.
+    """The rate of failures of one stage in this epoch.
 
     Attributes:
-        counters: What has been counted since the run began.
-        limit: ``max_failures`` of the stage's own.
+        counters: The counts since the run began.
+        limit: The stage's own ``max_failures``, or ``None``.
     """
 
     counters: StageCounters
@@ -261,36 +262,36 @@ class _StageDropRate:
 
     @property
     def failures(self) -> int:
-        """Failures in this epoch."""
+        """Number of failures in this epoch."""
         return self.counters.failures - self._before.failures
 
     @property
     def calls(self) -> int:
-        """Calls that have ended in this epoch, or failed so far."""
+        """Number of calls in this epoch that have ended, or have failed but not ended yet."""
         counters, before = self.counters, self._before
         return counters.calls + counters.early - before.calls - before.early
 
     def begin_epoch(self) -> None:
-        """Count from 0 again: losing all of an epoch is an error, however good those before were."""
+        """Reset the counts: losing a whole epoch is an error, however good the epochs before were."""
         self._before = self.counters.copy()
 
     def part_kept(self, min_calls: int) -> float:
-        """The part that does not fail; 1.0 while there were too few calls to tell."""
+        """Return the part of the calls that did not fail; 1.0 while there were fewer than ``min_calls``."""
         return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
 
 
 @dataclass(eq=False)
 class Chain:
-    """Stages in a row: each loses a part of what the ones before have kept.
+    """Consecutive stages. The part of the items that the chain keeps is the product over the stages.
 
-    Not all failures over all calls: with three stages that would be a third when the last of them
-    fails always, and above one when a stage makes many items of each.
+    It is not all failures divided by all calls: with three stages, that would be a third when the last stage
+    always fails, and it would be wrong when a stage makes many items of each input.
     """
 
     parts: list[_StageDropRate | Branches] = field(default_factory=list)
 
     def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives all stages that have no limit of their own."""
+        """Return the part of the items that passes all stages without a limit of their own."""
         return math.prod(
             part.part_kept(min_calls)
             for part in self.parts
@@ -300,35 +301,35 @@ class Chain:
 
 @dataclass(eq=False)
 class Branches:
-    """Chains side by side, each with what tells how many items have gone into it."""
+    """Parallel chains, each with a function that returns the number of items that entered it."""
 
     chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
 
     def part_kept(self, min_calls: int) -> float:
-        """The part of the items that survives the chain into which it went."""
+        """Return the part of the items that passes its chain: the mean, weighted by the number of items."""
         numbers = [(number(), chain) for number, chain in self.chains]
         if not (total := sum(number for number, _ in numbers)):
             return 1.0
         return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total
 
 
-# The last of more failures than are allowed, and how many there were and are allowed, as text.
+# The failure that exceeded a limit, and the message that tells the number of failures and the limit.
 Excess: TypeAlias = tuple[FailureRecord, str]
 
 
 class FailureLog:
-    """Keeps the last failures, and says when there are too many. Written in turns of the engine alone.
+    """Keeps the last failures and detects when there are too many. Written in turns of the engine only.
 
     Args:
-        limit: For all stages together that have no limit of their own: a number of failures, or the
-            part of the items of an epoch that the stages together may lose.
+        limit: Limit for all stages together without a limit of their own: a number of failures, or the part
+            of the items of an epoch that these stages together may lose.
 
     Raises:
-        TypeError: The limit is no real number.
-        ValueError: It is out of range.
+        TypeError: The limit is not a real number.
+        ValueError: The limit is out of range.
 
     Attributes:
-        chain: How the stages are linked.
+        chain: The stages in the order and branches of the pipeline.
     """
 
     def __init__(self, limit: FailureLimit | None = None) -> None:
@@ -347,41 +348,45 @@ class FailureLog:
         *,
         chain: Chain | None = None,
     ) -> None:
-        """Have the failures that ``counters`` count included, under a limit of the stage's own if any.
+        """Add a stage, whose failures ``counters`` count.
 
-        ``chain`` is where the stage is, if not in the pipeline's own.
+        Args:
+            name: Name of the stage.
+            counters: Counters of the stage.
+            limit: The stage's own limit, or ``None`` for the common limit.
+            chain: The chain that the stage belongs to; the default is the main chain of the pipeline.
 
         Raises:
-            TypeError: The limit is no real number.
-            ValueError: It is out of range.
+            TypeError: The limit is not a real number.
+            ValueError: The limit is out of range.
         """
         stage = _StageDropRate(counters, failure_limit("max_failures", limit))
         self._stages[name] = stage
         (self.chain if chain is None else chain).parts.append(stage)
 
     def counts(self) -> dict[str, int]:
-        """How many items failed in each stage."""
-        # Copied in one step of C: another thread may be starting the run, which adds stages.
+        """Return the number of items that failed, by name of the stage."""
+        # The copy is one step in C: another thread may be starting the run, which adds stages.
         return {name: stage.counters.failures for name, stage in self._stages.copy().items()}
 
     def note(self, record: FailureRecord) -> Excess | None:
-        """Keep a failure that has been counted; say so if it is one too many."""
+        """Keep the record of a failure that was counted. Return the excess if a limit is exceeded."""
         self.records.append(record)
         self._last[record.stage] = record
         stage = self._stages[record.stage]
-        # Of one path among several it says nothing of the whole.
+        # One failing path among several does not mean that the whole pipeline fails.
         is_alone = stage.limit is not None or stage in self.chain.parts
         fails_always = is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
         return self._excess(record.stage, min_calls)
 
     def summary(self) -> str:
-        """How many calls of this epoch failed, by stage; an empty string if none did."""
+        """Describe how many calls failed in this epoch, by stage; an empty string if none failed."""
         parts = [(self._stages[name], name) for name in self._by_failures()]
         return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
 
     def end_epoch(self) -> Excess | None:
-        """Whether too much of an epoch that has just ended was lost, at whatever number of items."""
+        """Check the rates of the epoch that has ended, at any number of calls, and reset the counts."""
         found = (self._excess(name, 0) for name in self._by_failures())
         excess = next(filter(None, found), None)
         for stage in self._stages.values():
@@ -404,7 +409,7 @@ class FailureLog:
         )
 
     def _by_failures(self) -> list[str]:
-        """The stages that had failures in this epoch, the worst first: it is the one to name."""
+        """Return the names of the stages that failed in this epoch, the one with the most failures first."""
         failed = [name for name, stage in self._stages.items() if stage.failures]
         return sorted(failed, key=lambda name: -self._stages[name].failures)
 
@@ -417,7 +422,7 @@ def _broken_rule(
         if failures <= limit:
             return None
         return f"{failures} items failed, and max_failures={limit} allows {limit}"
-    # Rounded: of three thirds of the items no more than all may be lost.
+    # Rounded, so that floating-point error does not exceed a limit of exactly this rate.
     if (lost := round(1 - whole.part_kept(min_calls), 9)) <= limit:
         return None
     failures = sum(stage.failures for stage in stages)

@@ -1,7 +1,7 @@
-"""Parts of a pipeline as frozen values: they can be compared, printed, drawn, and pickled.
+"""Definitions of pipelines: frozen values that can be compared, printed, drawn and pickled.
 
-A definition runs nothing: :class:`~spdl_media.pipeline.Pipeline` runs it, as often as wanted. Each one
-checks itself when it is made, so one that exists can be run.
+A definition runs nothing by itself: :class:`~spdl_media.pipeline.Pipeline` runs it, any number of times. Each
+constructor checks its arguments, so every definition that exists can be run.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ OutputOrder: TypeAlias = Literal["completion", "input"]
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Collects items and says when a group of them is complete. Called by one thread at a time.
+    """Collects items into groups and decides when a group is complete. Called by one thread at a time.
 
-    Each run of a pipeline works on its own deep copy, so that one definition serves many runs.
+    Each run of a pipeline uses its own deep copy, so that one definition serves many runs.
     """
 
     def accumulate(self, item: Any, /) -> Any | None:
-        """Takes an item; returns a complete group, or ``None`` while there is none.
+        """Add an item. Return a complete group, or ``None`` while there is none.
 
         Raises:
-            Exception: Yours. The item counts as failed.
+            Exception: Raised by the implementation. The item counts as failed.
         """
 
     def flush(self) -> Any | None:
-        """Called at the end (of an epoch): returns what was left over, or ``None``.
+        """Return the incomplete group at the end of an epoch, or ``None``.
 
         Raises:
-            Exception: Yours. It counts as a failure like others, but its item is an object that shows itself
-                as ``<no item: flush() at the end>``.
+            Exception: Raised by the implementation. It counts as a failure; the ``input`` of its record is
+                ``<no item: flush() at the end>``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyItems:
-    """Items of a source that are there already, or computed in no time: to ask for one never waits."""
+    """Items that exist already or are computed at once, so taking one never blocks."""
 
     items: Iterable[Any]
 
@@ -76,11 +76,11 @@ class ReadyItems:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SourceConfig:
-    """Where items come from.
+    """The source of items.
 
     Args:
-        source: What is iterated, anew in each epoch.
-        continuous: Whether the pipeline reads on into the next epoch without being asked.
+        source: Iterable or async iterable. Each epoch iterates over it again.
+        continuous: Whether the next epoch starts as soon as one ends, instead of when the consumer begins it.
     """
 
     source: Iterable[Any] | AsyncIterable[Any]
@@ -107,7 +107,7 @@ class SourceConfig:
         """Name of the source in drawings and messages.
 
         Raises:
-            Exception: As :func:`source_length`.
+            Exception: The source's ``__len__`` failed; see :func:`source_length`.
         """
         length = source_length(self.source)
         count = "" if length is None else f" of {length}"
@@ -115,33 +115,35 @@ class SourceConfig:
         return f"{name}{count}"
 
     def __repr__(self) -> str:
-        # The items themselves may be ten million paths.
+        # Without the items, which may be ten million paths.
         return f"SourceConfig(<{self.name}>, continuous={self.continuous})"
 
 
 @dataclass(frozen=True, slots=True)
 class PipeConfig:
-    """A function or generator, synchronous or not, that is applied to each item.
+    """A stage that applies a function or generator, synchronous or not, to each item.
 
     Args:
-        fn: What is called with one item. A ``None`` result drops the item; each value that a
-            generator yields becomes an item.
-        name: What statistics and errors call the stage; the default is the function's name.
-        concurrency: How many calls may run at once.
-        executor: Where a synchronous function runs; ``None`` is the pipeline's own threads. An
-            executor stays the caller's to shut down.
-        output_order: ``"completion"`` hands results on as they come, ``"input"`` in the order of
-            the items they were made from.
-        max_failures: How many items (``int``) or which part of them (``float`` or ``Fraction`` of at most 1)
-            may fail here before the run ends; -1 or ``math.inf`` allows any number; ``None`` leaves it to
-            the limit of the whole pipeline.
-        timeout: Seconds an item may take. ``None`` is no limit.
-        around: For the DataLoader: makes what this process calls with an item, of the function or what has
-            the executor call it, and of the node.
+        fn: Called with one item. A ``None`` result drops the item; each value that a generator yields becomes
+            an item.
+        name: Name of the stage in statistics and errors; the default is the function's name.
+        concurrency: Maximum number of calls at once.
+        executor: Where a synchronous function runs; ``None`` means the pipeline's own threads. The caller has
+            to shut down an ``Executor`` object.
+        output_order: ``"completion"`` passes results on as calls complete, ``"input"`` in the order of the
+            inputs.
+        max_failures: Number (``int``) or rate (``float`` or ``Fraction`` of at most 1) of items that may fail
+            in this stage before the run ends. -1 or ``math.inf`` allows any number. ``None`` counts the
+            stage's failures under the limit of the whole pipeline.
+        timeout: Maximum seconds of a call. ``None`` means no limit.
+        around: Used by the DataLoader. Called with the function that this process calls for each item (with
+            an executor, the one that submits the call) and the node of the stage; returns the function to
+            call instead.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument is out of range, or the function cannot run where it should.
+        ValueError: An argument is out of range, or the executor cannot run a function of this kind.
+        PipelineError: The executor needs a function that can be pickled, and this one cannot.
     """
 
     fn: Callable[[Any], Any]
@@ -167,12 +169,12 @@ class PipeConfig:
 
 @dataclass(frozen=True, slots=True)
 class AggregateConfig:
-    """Groups items into lists of ``aggregator`` items, or as an :class:`Aggregator` wants.
+    """A stage that groups items into lists of equal size, or by an :class:`Aggregator`.
 
     Args:
-        aggregator: Number of items, or an object with ``accumulate`` and ``flush``.
-        name: What statistics call the stage.
-        drop_last: Whether an incomplete group at the end (of an epoch) is dropped.
+        aggregator: Number of items per list, or an object with ``accumulate`` and ``flush``.
+        name: Name of the stage in statistics and errors.
+        drop_last: Whether to drop an incomplete group at the end of an epoch.
     """
 
     aggregator: int | Aggregator
@@ -181,7 +183,7 @@ class AggregateConfig:
 
     def __post_init__(self) -> None:
         size = self.aggregator
-        # A class has the methods as well, but no state to call them on.
+        # A class has the methods as well, but only an instance has the state that they need.
         if isinstance(size, type) or not isinstance(size, int | Aggregator):
             raise TypeError(
                 "aggregate() takes a number of items, or an object with the methods "
@@ -195,7 +197,7 @@ class AggregateConfig:
 
 @dataclass(frozen=True, slots=True)
 class DisaggregateConfig:
-    """Takes groups apart, item by item."""
+    """A stage that splits lists (or other iterables) into their items."""
 
     name: str = "disaggregate"
 
@@ -205,12 +207,12 @@ class DisaggregateConfig:
 
 @dataclass(frozen=True, slots=True)
 class PathVariantsConfig:
-    """Sends each item down the path whose index ``router`` gives for it.
+    """A stage that sends each item through the path whose index ``router`` returns for it.
 
     Args:
-        router: A quick, synchronous function from an item to the index of a path.
-        paths: Stages of each path; a path without stages hands items on as they are.
-        name: What statistics and errors call the router.
+        router: A quick synchronous function that returns the index of an item's path.
+        paths: Stages of each path; a path without stages passes items on unchanged.
+        name: Name of the router in statistics and errors.
     """
 
     router: Callable[[Any], SupportsIndex]
@@ -234,7 +236,7 @@ class PathVariantsConfig:
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """A source: the items of several pipelines, in order of completion."""
+    """A source that merges the items of several pipelines, in order of completion."""
 
     pipeline_configs: Sequence[PipelineConfig]
 
@@ -255,14 +257,14 @@ class MergeConfig:
                     "A continuous source cannot be merged: its epochs would end at different "
                     "times. Leave out continuous=True."
                 )
-        # The sink of the whole takes what theirs would.
+        # Only the merged pipeline has a sink.
         without_sinks = tuple(replace(pipeline, sink=None) for pipeline in self.pipeline_configs)
         object.__setattr__(self, "pipeline_configs", without_sinks)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkConfig:
-    """The last buffer: how many items may wait for the consumer."""
+    """The buffer at the end, which holds at most ``buffer_size`` items for the consumer."""
 
     buffer_size: int = 3
 
@@ -275,12 +277,13 @@ StageConfig: TypeAlias = PipeConfig | AggregateConfig | DisaggregateConfig | Pat
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """A whole pipeline.
+    """The definition of a whole pipeline.
 
     Args:
-        src: Where items come from.
-        pipes: The stages, in their order.
-        sink: The last buffer. One that is merged into another needs none, and its own is not used.
+        src: The source of items.
+        pipes: The stages, in order.
+        sink: The buffer at the end. A pipeline that is merged into another needs none, and its sink is not
+            used.
     """
 
     src: SourceConfig | MergeConfig
@@ -300,7 +303,7 @@ class PipelineConfig:
             )
 
     def functions(self) -> Iterator[PipeConfig]:
-        """All stages that call a function, those of merged pipelines and of paths included."""
+        """Iterate over all stages that call a function, including those of merged pipelines and of paths."""
         return (stage for stage in self._all_stages() if isinstance(stage, PipeConfig))
 
     def _all_stages(self) -> Iterator[StageConfig]:
@@ -311,14 +314,14 @@ class PipelineConfig:
         while waiting:
             yield (stage := waiting.pop(0))
             if isinstance(stage, PathVariantsConfig):
-                # In front of what waits, which keeps the order of the definition.
+                # In front of the remaining stages, to keep the order of the definition.
                 waiting[:0] = [one for path in stage.paths for one in path]
 
     def to_mermaid(self) -> str:
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render.
 
         Raises:
-            Exception: As :func:`source_length`.
+            Exception: The source's ``__len__`` failed; see :func:`source_length`.
         """
         from spdl_media.pipeline.builder import mermaid  # which imports this module
 
@@ -330,7 +333,7 @@ class PipelineConfig:
         return outline(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Part by part, because pickle's errors do not say which part they are about.
+        # Check part by part, because the errors of pickle do not name the part that fails.
         if isinstance(self.src, SourceConfig):
             check_pickles("The source of the pipeline", self.src.source)
         for stage in self._all_stages():
@@ -347,14 +350,15 @@ class PipelineConfig:
 
 
 def source_length(items: object) -> int | None:
-    """The items of an epoch, if the source knows it.
+    """Return the number of items of an epoch, or ``None`` if the source has no length.
 
     Raises:
-        Exception: The source's ``__len__`` raises another error than those that say it has no length.
+        Exception: The source's ``__len__`` raised an error other than ``TypeError`` or
+            ``NotImplementedError``, which mean that it has no length.
     """
     try:
         return len(items) if isinstance(items, Sized) else None
-    # Of a wrapper around something without length, or of a class that leaves it to those that derive from it.
+    # Raised by a wrapper of an object without length, or by a base class that leaves __len__ to subclasses.
     except (TypeError, NotImplementedError):
         return None
 
@@ -369,8 +373,8 @@ def _check_stages(what: str, stages: object) -> None:
 
 
 def _make_tuple(config: object, field: str) -> None:
-    """Freeze a list of a definition."""
-    # Other types are left as they are, for the check that follows.
+    """Convert a list in a field of a definition to a tuple."""
+    # Values of other types are left to the check that follows.
     if isinstance(value := getattr(config, field), list):
         object.__setattr__(config, field, tuple(value))
 
@@ -382,10 +386,10 @@ def _checked_name(name: object, default: str) -> str:
 
 
 def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> PipelineConfig:
-    """Make the names of stages unique by a numeric suffix: those of merged pipelines first, then in order.
+    """Make the names of stages unique by a numeric suffix: merged pipelines first, then the stages in order.
 
     Raises:
-        TypeError: ``config`` is no definition.
+        TypeError: ``config`` is not a :class:`PipelineConfig`.
     """
     if not isinstance(config, PipelineConfig):
         raise TypeError(
@@ -402,7 +406,7 @@ def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> 
 def _named_apart(stages: Sequence[StageConfig], taken: set[str]) -> tuple[StageConfig, ...]:
     named: list[StageConfig] = []
     for stage in stages:
-        # One more than there are names taken, so one of them is free.
+        # There is one suffix more than there are names taken, so at least one name is free.
         suffixes = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
         name = next(name for suffix in suffixes if (name := stage.name + suffix) not in taken)
         taken.add(name)

@@ -1,6 +1,6 @@
-"""Statistics of a running pipeline, made of counters that cost little to keep, and how they are shown.
+"""Statistics of a running pipeline, computed from cheap counters, and their display.
 
-People read them as aligned text, as a table of rich in a terminal, or as HTML in a notebook.
+They are shown as aligned text, as a rich table in a terminal, or as HTML in a notebook.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ __all__ = (
     "Timing",
 )
 
-# Quantiles are those of the last calls: enough for a p99, and recent enough to follow a change.
+# Quantiles cover this many last calls: enough for a p99, and recent enough to follow a change.
 RECENT = 1000
 
 
 _MARK = "<- bottleneck"
-# Translucent, so that it suits light and dark notebooks, whose own styles do the rest.
+# Translucent, to suit both light and dark notebooks.
 _MARKED = ' style="font-weight:bold;background:rgba(230,120,0,.25)" title="bottleneck"'
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with a row for each of several things.
+    """A table with one row per object.
 
     Attributes:
-        columns: What makes the text of each column, by heading. The first has names, the others numbers.
-        things: What the rows are of.
-        marked: Index of the row of the bottleneck, if it has one.
-        before: Lines above the table.
-        after: Lines below it.
+        columns: By heading, the function that returns the text of an object's cell. The first column has
+            names, the others numbers.
+        things: The objects, one per row.
+        marked: Index of the row that is marked as the bottleneck, or ``None``.
+        before: Lines of text above the table.
+        after: Lines of text below the table.
     """
 
     columns: Mapping[str, Callable[[Any], str]]
@@ -51,11 +52,11 @@ class Table:
 
     @property
     def _rows(self) -> list[list[str]]:
-        """The text of all cells, row by row."""
+        """The texts of all cells, row by row."""
         return [[cell(thing) for cell in self.columns.values()] for thing in self.things]
 
     def text(self) -> str:
-        """The table as lines of aligned columns."""
+        """Return the table as plain text with aligned columns."""
         if not self.things:
             return "\n".join([*self.before, *self.after])
         lines = [[*self.columns], *self._rows]
@@ -68,23 +69,23 @@ class Table:
         return "\n".join([*self.before, *aligned, *self.after])
 
     def html(self) -> str:
-        """The table as HTML that needs no style sheet."""
+        """Return the table as HTML that needs no style sheet."""
         rows = _html_row("th", self.columns)
         for index, row in enumerate(self._rows):
             rows += _html_row("td", row, _MARKED if index == self.marked else "")
         texts = (self.before, self.after)
         before, after = (f"<p>{'<br>'.join(map(escape, lines))}</p>" for lines in texts)
-        # A table that is wider than its place scrolls by itself.
+        # A table that is wider than the notebook scrolls horizontally.
         return f'{before}<div style="overflow-x:auto"><table>{rows}</table></div>{after}'
 
     def rich(self) -> Any:
-        """The table as something that rich prints.
+        """Return the table as a ``rich.table.Table``.
 
         Raises:
             MissingPackageError: rich is not installed.
         """
         rich = require("rich-table", "A table in colour")
-        # Names of stages are any text, so none of it is markup.
+        # Names of stages may be any text, so rich must not read it as markup.
         plain = rich.Text
         title, caption = (plain("\n".join(lines)) for lines in (self.before, self.after))
         left = {"title_justify": "left", "caption_justify": "left"}
@@ -101,7 +102,7 @@ def _html_row(tag: str, cells: Iterable[str], style: str = "") -> str:
 
 
 class Shown:
-    """Base of what shows itself as a table: in a log, a terminal and a notebook."""
+    """Base of classes that are displayed as tables, in a log, a terminal or a notebook."""
 
     __slots__ = ()
 
@@ -109,7 +110,7 @@ class Shown:
         raise NotImplementedError
 
     def show(self) -> None:
-        """Print the table: in colour if rich is installed and this is a terminal, else as plain text."""
+        """Print the tables: in colour if rich is installed and stdout is a terminal, else as plain text."""
         printed: Callable[[object], object] = print
         if sys.stdout.isatty() and is_available("rich"):
             printed = require("rich", "A table in colour").Console().print
@@ -127,16 +128,18 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How often something happened and how long it took.
+    """Number and durations of the calls of a stage, or of the waits in its queue.
+
+    All values are 0 if there were none.
 
     Attributes:
-        number: How often it happened and ended.
-        average: Mean duration, in seconds; 0.0 when nothing happened, as for all that follow.
-        p90: Nine of ten of the last 1,000 took no longer, in seconds.
-        p99: 99 of a hundred of the last 1,000 took no longer, in seconds.
-        occupancy: Of the calls of a stage, the part of its concurrency that was in use, from 0.0 to 1.0.
-            Of a queue, how many items were in it on average.
-        rate: How many a second.
+        number: Number of calls or waits that have ended.
+        average: Mean duration, in seconds.
+        p90: 90% quantile of the last 1,000 durations, in seconds.
+        p99: 99% quantile of the last 1,000 durations, in seconds.
+        occupancy: For calls, the part of the stage's concurrency that was in use, from 0.0 to 1.0. For a
+            queue, the mean number of items in it.
+        rate: Number per second.
     """
 
     number: int
@@ -153,12 +156,12 @@ class StageStatistics:
 
     Attributes:
         name: Name of the stage.
-        concurrency: How many calls may run at once.
-        calls: Its calls, with those that failed.
-        queue: The waits of items between being accepted by the stage and being worked on.
-        failures: How many items failed.
-        dropped: For how many items there was no result, because it was ``None``.
-        outputs: How many results went to the next stage.
+        concurrency: Maximum number of calls at once.
+        calls: The calls, including those that failed.
+        queue: The waits of items from acceptance by the stage to the start of their calls.
+        failures: Number of items that failed.
+        dropped: Number of items that were dropped, because their result was ``None``.
+        outputs: Number of results that went to the next stage.
     """
 
     name: str
@@ -172,14 +175,14 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatistics:
-    """The buffer between the pipeline and its consumer, in the time that the statistics are of.
+    """Statistics of the buffer between the pipeline and its consumer.
 
     Attributes:
-        number: How many items were delivered to it.
-        rate: How many a second.
-        occupancy: How many items were in it on average, when one more came.
-        waited: Seconds for which consumers waited for items. Near the elapsed time, the pipeline is
-            what is slow; near 0.0, the consumer is.
+        number: Number of items that were delivered to the buffer.
+        rate: Items per second.
+        occupancy: Mean number of items in the buffer when another one arrived.
+        waited: Seconds for which consumers waited for items. If it is close to the elapsed time, the pipeline
+            is the slow part; if it is close to 0.0, the consumer is.
     """
 
     number: int
@@ -200,24 +203,24 @@ _COLUMNS: dict[str, Callable[[StageStatistics], str]] = {
     "queued ms": lambda stage: f"{stage.queue.average * 1e3:.2f}",
     "failed": lambda stage: str(stage.failures),
 }
-# The consumer holds the pipeline up when it waits for less than this part of the time.
+# The consumer is the bottleneck when it waits for less than this part of the time.
 _HARDLY_WAITS = 0.1
-# Neither half busy nor, on average, with an item that waits, a stage holds nothing up.
+# A stage can be the bottleneck only if it is half busy, or if on average at least one item waits for it.
 _HALF_BUSY, _ONE_WAITS = 0.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics(Shown):
-    """Statistics of a pipeline since it started; in the log, since the report before.
+    """Statistics of a pipeline since its start, or since the last report in case of the log.
 
-    ``print`` writes them as a table with the bottleneck marked, notebooks show it, and so does
-    ``rich.print``; :meth:`show` takes rich if it is there.
+    ``print``, ``rich.print`` and notebooks show a table in which the bottleneck is marked; :meth:`show` uses
+    rich if it is installed.
 
     Attributes:
-        elapsed: The seconds that this is of.
-        source_items: How many items the source gave.
-        stages: One for each stage, in order; those of paths in the order of the paths.
-        sink: The buffer at the end.
+        elapsed: Seconds that the statistics cover.
+        source_items: Number of items that the source gave.
+        stages: Statistics of each stage, in order; stages of paths in the order of the paths.
+        sink: Statistics of the buffer at the end.
     """
 
     elapsed: float
@@ -227,21 +230,21 @@ class PipelineStatistics(Shown):
 
     @property
     def bottleneck(self) -> str | None:
-        """What seems to hold the pipeline up: the name of a stage, ``"source"`` or ``"consumer"``.
+        """Name of the stage that probably limits the throughput, ``"source"`` or ``"consumer"``.
 
-        An estimate of how busy the stages were and what waited for them. ``None``: nothing was delivered.
-        :func:`profile_pipeline` measures the stages one by one.
+        It is estimated from how busy the stages were and how many items waited for them. ``None`` if nothing
+        was delivered. :func:`profile_pipeline` measures the stages one by one.
         """
         found = self._find_bottleneck()
         return self.stages[found].name if isinstance(found, int) else found
 
     def _find_bottleneck(self) -> int | Literal["source", "consumer"] | None:
-        """A stage is told by its index, for one of them may be called "source"."""
+        """Return a stage by its index, because a stage may be named "source"."""
         if not self.sink.number or not self.elapsed:
             return None
         if self.sink.waited < _HARDLY_WAITS * self.elapsed:
             return "consumer"
-        # Of stages that share too few threads none is half busy, but items wait for them.
+        # When stages share too few threads, none of them is half busy, but items wait for them.
         loaded = [
             index
             for index, stage in enumerate(self.stages)
@@ -264,7 +267,7 @@ class PipelineStatistics(Shown):
 
 
 def _load(stage: StageStatistics) -> tuple[bool, float]:
-    """What stages are compared by: the part of its concurrency in use or, below half, the threads in use."""
+    """Return the sort key of a stage: the part of its concurrency in use or, below half, the calls in use."""
     in_use = stage.calls.occupancy
     is_busy = in_use >= _HALF_BUSY
     return is_busy, in_use if is_busy else in_use * stage.concurrency
@@ -272,14 +275,14 @@ def _load(stage: StageStatistics) -> tuple[bool, float]:
 
 @dataclass(slots=True, eq=False)
 class StageCounters:
-    """Counters of one stage, written in turns of the engine. Other threads may read it at any time.
+    """Counters of one stage. Written in turns of the engine only; any thread may read them at any time.
 
     Attributes:
-        early: Failures that were counted before their calls have ended.
-        busy: Seconds of calls that have ended.
-        running: Seconds so far of calls that have not. Set by the reader.
-        queued: Seconds that items have waited for their calls.
-        durations, waits: Of the last calls.
+        early: Number of failures that were counted before their calls ended.
+        busy: Total seconds of the calls that have ended.
+        running: Total seconds so far of the calls that are running. Set by the reader.
+        queued: Total seconds for which items have waited for their calls.
+        durations, waits: Seconds of the last calls, and of the waits before them.
     """
 
     concurrency: int = 1
@@ -295,9 +298,9 @@ class StageCounters:
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def count_call(self, queued_at: float, started_at: float, ended_at: float) -> None:
-        """One more call, by the times of ``time.perf_counter`` at which the item went through."""
+        """Count a call. The times are those of ``time.perf_counter``, in seconds."""
         self.calls += 1
-        # Sums for the means over all calls, and the last ones for quantiles.
+        # The sums give means over all calls, the deques quantiles of the last ones.
         self.busy += (duration := ended_at - started_at)
         self.durations.append(duration)
         self.queued += (wait := started_at - queued_at)
@@ -306,18 +309,19 @@ class StageCounters:
     def statistics(
         self, name: str, elapsed: float, before: StageCounters | None = None
     ) -> StageStatistics:
-        """Return the statistics of the ``elapsed`` seconds since ``before`` was copied, or of all."""
+        """Return the statistics of the ``elapsed`` seconds since ``before`` was copied, or since start."""
         before = before or StageCounters()
-        # Counts only grow, so what happened in between is a difference.
+        # Counts only grow, so the difference is what happened in between.
         number = self.calls - before.calls
         busy = self.busy - before.busy
         queued = self.queued - before.queued
-        # A call counts for the time in which it ran, not for that in which it ended.
+        # A long call counts in each interval in which it ran, not only in the one in which it ended.
         in_use = busy + self.running - before.running
         return StageStatistics(
             name=name,
             concurrency=self.concurrency,
-            # A call that has just ended may for a moment be neither running nor counted.
+            # For a moment, a call that has just ended is neither running nor counted: the sum may be
+            # negative.
             calls=timing(
                 number,
                 busy,
@@ -325,7 +329,7 @@ class StageCounters:
                 elapsed,
                 min(max(in_use, 0.0) / self.concurrency, elapsed),
             ),
-            # Waiting has no concurrency, so this occupancy is a mean number of items.
+            # A queue has no concurrency, so its occupancy is the mean number of items in it.
             queue=timing(number, queued, self.waits, elapsed, queued),
             failures=self.failures - before.failures,
             dropped=self.dropped - before.dropped,
@@ -333,19 +337,27 @@ class StageCounters:
         )
 
     def copy(self) -> StageCounters:
-        """The counts of this moment, without the durations of single calls."""
+        """Return a copy of the current counts, without the durations of single calls."""
         return replace(self, durations=deque(), waits=deque())
 
 
 def timing(
     number: int, total: float, recent: deque[float], elapsed: float, in_use: float
 ) -> Timing:
-    """Sum up what happened ``number`` times in ``elapsed`` seconds, of which ``recent`` are the last."""
-    # The copy is one step of C: the loop cannot append meanwhile.
+    """Return the timing of ``number`` calls in ``elapsed`` seconds.
+
+    Args:
+        number: Number of calls or waits.
+        total: Sum of their durations, in seconds.
+        recent: Durations of the last ones.
+        elapsed: Seconds in which they happened.
+        in_use: Seconds in use, to divide by ``elapsed`` for the occupancy.
+    """
+    # The copy is one step in C, so the engine cannot append meanwhile.
     durations = sorted(list(recent.copy())[-number:]) if number else []
-    # Groups are counted and not timed.
+    # The groups of Aggregate are counted but not timed.
     durations = durations or [0.0]
-    # The nearest rank, so a quantile is a value that was measured.
+    # By nearest rank, so a quantile is always a measured value.
     p90, p99 = (durations[math.ceil(part * len(durations)) - 1] for part in (0.90, 0.99))
     return Timing(
         number=number,
