@@ -236,14 +236,14 @@ class Container:
     def reading(self) -> Iterator[None]:
         """Translate FFmpeg's errors while packets are read, and note failed checksums.
 
-        Enter it once per call: capturing the log takes longer than reading a packet. Do not ``yield`` inside
-        the block, because the log belongs to one thread.
+        Enter it once for many packets. Do not ``yield`` inside the block, because the log belongs to one
+        thread.
 
         Raises:
             DemuxError: FFmpeg cannot read the container.
         """
         with ffmpeg_log() as self._log:
-            self._log_start = 0
+            self._log_start = len(self._log)
             try:
                 yield
             except av.FFmpegError as error:

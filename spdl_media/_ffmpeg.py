@@ -149,7 +149,7 @@ def forwards_log() -> bool:
 
 
 class _CurrentLog(threading.local):
-    """The log lines of a thread's innermost :func:`ffmpeg_log` block."""
+    """The log lines of a thread's outermost :func:`ffmpeg_log` block."""
 
     lines: list[LogLine] | None = None
 
@@ -170,27 +170,26 @@ def current_log() -> list[LogLine] | None:
 def ffmpeg_log() -> Iterator[list[LogLine]]:
     """Collect the lines that FFmpeg logs in this thread during a ``with`` block.
 
-    Enter it once for a whole call: entering takes longer than reading a packet. FFmpeg's lines are appended
-    to the list as they come. To get those of one step, take ``mark = len(lines)`` before it and
-    ``lines[mark:]`` after it. Never ``yield`` inside the block: the generator may be resumed in another
-    thread, or never.
+    Enter it once for a whole call: entering takes longer than reading a packet. An inner block gives the list
+    of the outer one. FFmpeg's lines are appended to it as they come. To get those of one step, take
+    ``mark = len(lines)`` before it and ``lines[mark:]`` after it. Never ``yield`` inside the block: the
+    generator may be resumed in another thread, or never.
     """
-    outer = _current_log.lines
+    if _current_log.lines is not None:
+        yield _current_log.lines
+        return
     with _capturing(), av.logging.Capture() as lines:
         _current_log.lines = lines
         try:
             yield lines
         finally:
-            _current_log.lines = outer
+            _current_log.lines = None
             if _LogState.forwarded:
                 _forward(lines)
 
 
 class TranslatedErrors:
     """A context manager that turns an FFmpeg error into a :class:`MediaError` with FFmpeg's message.
-
-    Inside an :func:`ffmpeg_log` block it reads the lines of that block: to open another one costs as much as
-    to create a small filter.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input

@@ -373,6 +373,7 @@ class Input:
             options = {"protocol_whitelist": "file", "pattern_type": "none"}
         try:
             with _ffmpeg.ffmpeg_log() as lines, _ffmpeg.TranslatedErrors(self._not_media):
+                mark = len(lines)
                 container: av.container.InputContainer = av.open(
                     target,
                     "r",
@@ -385,7 +386,7 @@ class Input:
             # FFmpeg takes the failure of a source for bad data.
             self._raise_better(error, config)
             raise
-        self.checksum_failed = _ffmpeg.says_checksum_failed(lines)
+        self.checksum_failed = _ffmpeg.says_checksum_failed(lines[mark:])
         # Reading may have been broken off without an error that FFmpeg passes on.
         if self._reader is not None and self._reader.failure is not None:
             container.close()

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from spdl_media._checks import check_choice, check_int
+from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media.arguments import (
     AudioArguments,
     BatchArguments,
@@ -195,7 +196,8 @@ def load_video(
     # The device is opened first: where there is none, nothing is read.
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     decode, index = frame_steps(request), arguments["stream_index"]
-    with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
+    config, name = arguments["demux_config"], arguments["name"]
+    with ffmpeg_log(), Demuxer(src, demux_config=config, name=name) as demuxer:
         if request.config is None:
             parts = video_parts(demuxer, timestamp, index, _PART_BYTES)
             # Of most videos the first part is all: then the number of rows is known.

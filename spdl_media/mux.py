@@ -420,10 +420,11 @@ class Muxer:
     def _errors(self) -> Iterator[None]:
         """Translate errors of FFmpeg, of the disk and of the file object."""
         with ffmpeg_log() as lines:
+            mark = len(lines)
             try:
                 yield
             except av.FFmpegError as error:
-                text = describe(error, lines)
+                text = describe(error, lines[mark:])
                 if error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:
                     self._failure = WriteError(
                         f"cannot be written: {text}", source=self._name, errno=error.errno

@@ -19,7 +19,7 @@ import av
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
-from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, describe, ffmpeg_log
+from spdl_media._ffmpeg import LogLine, TranslatedErrors, check_codec_options, current_log
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color_plan import SEMI_PLANAR
@@ -95,16 +95,13 @@ def open_on_device(
         options={"primary_ctx": "0", "current_ctx": "1"},
         is_hw_owned=True,
     )
-    with ffmpeg_log() as lines:
-        try:
-            context = CodecContext.create(name, "r", hwaccel=accel)
-            context.thread_count = 1
-            # With the stated pixel format: without it FFmpeg's AV1 decoder opens no hardware.
-            set_video(context, codec)
-            context.options = dict(config.decoder_options)
-            context.open(strict=False)
-        except av.FFmpegError as error:
-            raise _why_not(device_index, describe(error, lines), source) from error
+    with TranslatedErrors(lambda text: _why_not(device_index, text, source)):
+        context = CodecContext.create(name, "r", hwaccel=accel)
+        context.thread_count = 1
+        # With the stated pixel format: without it FFmpeg's AV1 decoder opens no hardware.
+        set_video(context, codec)
+        context.options = dict(config.decoder_options)
+        context.open(strict=False)
     return context
 
 
