@@ -1,4 +1,4 @@
-"""The two ends of a chain: where items come in, and where results wait for the consumer."""
+"""The two ends of a chain: the source of items, and the buffer of results for the consumer."""
 
 from __future__ import annotations
 
@@ -28,31 +28,32 @@ NOTHING: Any = object()
 
 
 class Source(FanOut):
-    """A fan-out whose items are epochs: each time one is wanted, the source is iterated.
+    """A :class:`FanOut` whose items are epochs: for each requested epoch, it iterates over the source.
 
-    A synchronous source has a thread of its own, which it may block. Items that are there already need none.
+    A synchronous source runs in a thread of its own, which it may block. A list, tuple, range or
+    :class:`ReadyItems` needs no thread.
 
     Args:
-        hub: Where turns are taken.
-        config: What is iterated.
+        hub: Hub of the run.
+        config: Definition of the source.
 
     Attributes:
-        number_wanted: Epochs that were asked for and have not begun.
+        number_wanted: Number of epochs that were requested and have not begun.
     """
 
     drops_none = False
 
     def __init__(self, hub: Hub, config: SourceConfig) -> None:
-        # What can be iterated both ways is most often asynchronous with a fallback.
+        # An object with both protocols is most often asynchronous, with a synchronous fallback.
         is_async = isinstance(config.source, AsyncIterable)
         begin: Callable[[Any], Any] = aiter if is_async else iter
         self.threads = WorkerThreads(hub, f"spdl_media source {config.name}", 1)
         super().__init__(hub, begin, "source", None if is_async else self.threads)
         if type(config.source) in (list, tuple, range, ReadyItems):
             self.runner = TurnRunner(self)
-        # A generator is closed in the thread that it has run in.
+        # A generator is closed in the thread in which it ran.
         self.threads.at_end = self.close_generators
-        # It feeds itself, with epochs.
+        # The source has no node before it: it accepts epochs from itself.
         self.upstream = self
         self.borrowed = config.source
         self.number_wanted = 0
@@ -60,61 +61,61 @@ class Source(FanOut):
         self._pace = Pace(hub)
 
     def request_epoch(self) -> None:
-        """Want one more epoch."""
+        """Request one more epoch."""
         self.number_wanted += 1
         self.hub.touch(self)
 
     def retry(self) -> None:
-        """Hand on what was refused for lack of room, and begin an epoch if one is wanted and none is open."""
+        """Pass on items that the next node had no room for. Begin a requested epoch if none is open."""
         super().retry()
         if self.number_wanted and self.room() > 0:
-            # A continuous source always wants the next one.
+            # The count of a continuous source stays, so the next epoch begins by itself.
             self.number_wanted -= not self._is_continuous
             self.accept(self.borrowed)
             self.end_epoch()
 
     def hand_on(self) -> None:
-        """Give items to the next node, and see how quickly they pass, which is as they are consumed."""
+        """Pass items to the next node, and update the pace, which is that of the consumer."""
         super().hand_on()
         self._pace.look(self.counters.outputs, perf_counter())
 
     def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:  # noqa: ARG002
-        """Note that the source failed. It ends the run, so the error may keep its traceback."""
+        """Note that the source failed. This ends the run, so the error may keep its traceback."""
         slot.error = error
 
     def report(self, slot: FanOutSlot) -> None:
-        """End the run with the epoch if it failed."""
+        """Release the slot of an epoch. If the source failed, the run ends with this epoch."""
         if slot.error is not None:
             self.hub.events.source_failed(slot.error)
         self.release(slot)
 
     def cut_short(self) -> None:
-        """End the last epoch with what has come, however long the next item takes."""
+        """End the current epoch after the items that have arrived, without waiting for the next one."""
         self.number_wanted = 0
-        # A copy: settling takes the slot out.
+        # A copy, because settling a slot removes it.
         for slot in list(self._open):
             self.settle(slot)
 
 
 class Sink:
-    """The last node. The engine fills it; any number of threads and tasks may take from it.
+    """The last node, a buffer. The engine fills it; any number of threads and tasks may take from it.
 
-    A consumer that finds something takes it without waking the loop, unless the pipeline has
-    stalled for want of room here. One that finds nothing leaves a call by which it can be woken.
+    A consumer that finds an item takes it without waking the loop, unless the pipeline has stalled because
+    this buffer was full. A consumer that finds none adds a function to ``_waiters`` that wakes it.
 
-    Each item goes to one consumer, and so does the end of an epoch; without a continuous source, all
-    others get the end, too, that ask before the next epoch.
+    Each item goes to one consumer, and so does the end of an epoch. If the source is not continuous, all
+    other consumers that ask before the next epoch get the end of the epoch, too.
 
     Args:
-        hub: Where turns are taken.
-        buffer_size: How many items may wait for the consumer.
-        continuous: Whether epochs follow each other without being asked for.
+        hub: Hub of the run.
+        buffer_size: Maximum number of items that wait for the consumer.
+        continuous: Whether an epoch begins by itself when the one before has ended.
 
     Attributes:
-        slack: How many more may wait while items pass quickly, so that the loop need not be woken for each.
-        has_ended: A consumer has seen the end of the epoch, and no other was asked for.
-        quiet_since: When it got the last item, or the epoch began.
-        look_out: What a consumer that waits calls now and then; returns when to call it again.
+        slack: Additional capacity while items pass quickly, so that not each item wakes the loop.
+        has_ended: Whether a consumer has got the end of the epoch and no other epoch was requested.
+        quiet_since: Time of the last item, or of the begin of the epoch.
+        look_out: Called by a waiting consumer from time to time; returns the seconds until the next call.
     """
 
     def __init__(self, hub: Hub, buffer_size: int, *, continuous: bool) -> None:
@@ -138,11 +139,11 @@ class Sink:
         self._closed: Callable[[], BaseException] | None = None
 
     def is_awaited(self) -> bool:
-        """Whether items are expected, and none waits for the consumer."""
+        """Whether the buffer is empty and the epoch has not ended."""
         return not self._ready and not self.has_ended
 
     def room(self) -> int:
-        """How many more items may wait, none of the epoch after the next."""
+        """Return how many more items fit; 0 if two ends of epochs are in the buffer already."""
         if self._has_no_limit:
             return sys.maxsize
         if self._ends_waiting > 1:
@@ -152,13 +153,13 @@ class Sink:
         room = capacity - len(self._ready)
         if room <= 0:
             self._stalled = True
-            # Asked again: a consumer may have looked before it could see that the engine has stalled.
+            # Look again: a consumer may have taken an item before it could see _stalled.
             room = capacity - len(self._ready)
         return max(room, 0)
 
     def accept(self, item: Any) -> None:
-        """Give an item to the consumers."""
-        # Summed up at each delivery, for the mean.
+        """Add an item, and wake a consumer that waits."""
+        # The sum over all deliveries gives the mean number of items in the buffer.
         self._occupied += len(self._ready)
         self._ready.append(item)
         self._delivered += 1
@@ -167,12 +168,12 @@ class Sink:
             self._wake_one()
 
     def accept_all(self) -> None:
-        """Take what waits in the nodes before, as far as their results need no more calls."""
+        """Lift the limit of the buffer, and take all results that the nodes before hold already."""
         self._has_no_limit = True
         self.upstream.hand_on()
 
     def end_epoch(self) -> None:
-        """Tell the consumers that the epoch has ended."""
+        """Report the end of the epoch to the run and to the consumers."""
         self.hub.events.epoch_ended()
         if not self.hub.closed:
             self._ends_waiting += 1
@@ -180,7 +181,7 @@ class Sink:
             self._wake_one()
 
     def close(self, reason: Callable[[], BaseException], *, keep: bool) -> None:
-        """Let consumers take what is there if it is to be kept, then raise what ``reason`` gives."""
+        """Have ``take`` raise ``reason()``, with ``keep`` only after the items in the buffer were taken."""
         if not keep:
             self._ready.clear()
         self._closed = reason
@@ -188,7 +189,7 @@ class Sink:
             self._wake_one()
 
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
-        """Return the statistics of the last ``elapsed`` seconds, which began with the totals ``before``."""
+        """Return the statistics of the last ``elapsed`` seconds. ``before`` are the totals at their begin."""
         before = before or SinkStatistics(0, 0.0, 0.0, 0.0)
         number = self._delivered - before.number
         occupied = self._occupied - round(before.occupancy * before.number)
@@ -205,9 +206,9 @@ class Sink:
         """Take an item, or ``END_OF_EPOCH``. Blocks until there is one.
 
         Raises:
-            TimeoutError: There was none within ``timeout`` seconds.
-            PipelineStopped: There will be none: the run was stopped.
-            PipelineFailure: There will be none: the run failed.
+            TimeoutError: There was no item within ``timeout`` seconds.
+            PipelineStopped: There are no more items, because the run was stopped.
+            PipelineFailure: There are no more items, because the run failed.
         """
         item = self._pop()
         if item is NOTHING:
@@ -217,11 +218,11 @@ class Sink:
         return item
 
     async def take_async(self) -> Any:
-        """The same for a task of any event loop.
+        """Take an item, or ``END_OF_EPOCH``, in a task of any event loop.
 
         Raises:
-            PipelineStopped: There will be none: the run was stopped.
-            PipelineFailure: There will be none: the run failed.
+            PipelineStopped: There are no more items, because the run was stopped.
+            PipelineFailure: There are no more items, because the run failed.
         """
         loop = asyncio.get_running_loop()
         start = perf_counter()
@@ -255,7 +256,7 @@ class Sink:
                     if left <= 0:
                         raise TimeoutError(f"the pipeline gave no item within {timeout} s")
                     with contextlib.suppress(Empty):
-                        # A time above TIMEOUT_MAX is an OverflowError.
+                        # get() raises OverflowError for a timeout above TIMEOUT_MAX.
                         tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
                 finally:
                     self._leave(call)
@@ -263,7 +264,7 @@ class Sink:
             self._end_wait(start)
 
     def _look(self) -> Any:
-        """Take an item if there is one, else ``NOTHING``. Raises when there will be none."""
+        """Take an item, or return ``NOTHING`` if the buffer is empty. Raises when the sink was closed."""
         if (item := self._pop()) is not NOTHING:
             self._note_taken(item)
             return item
@@ -274,8 +275,8 @@ class Sink:
         return NOTHING
 
     def _pop(self) -> Any:
-        # Asked first: a Ctrl-C while an IndexError is handled would print both. It still comes where another
-        # consumer is quicker.
+        # Check first: a Ctrl-C while an IndexError is handled would print both. popleft() may still raise
+        # when another consumer is quicker.
         try:
             return self._ready.popleft() if self._ready else NOTHING
         except IndexError:
@@ -283,12 +284,13 @@ class Sink:
 
     def _note_taken(self, item: Any) -> None:
         if item is END_OF_EPOCH:
-            # By its one taker alone: who is told of it later must not end the next epoch.
+            # Only the consumer that took the end from the buffer does this: others that get it by has_ended
+            # must not end the next epoch.
             self.hub.post(self._make_room, 1)
             if not self._continuous:
                 self.has_ended = True
                 self._wake_one()
-        # With slack the loop is woken when the buffer alone is left, else for each item.
+        # With slack, wake the loop when only buffer_size items are left, otherwise for each item.
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
         if self._stalled and len(self._ready) <= low:
             self._stalled = False
@@ -303,12 +305,12 @@ class Sink:
         self._waited += perf_counter() - start
 
     def _leave(self, call: Callable[[], object]) -> None:
-        # Asked first, as in _pop.
+        # Check first, as in _pop.
         if call in self._waiters:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(call)
                 return
-        # Woken, perhaps for an item that another consumer was meant to have as well.
+        # This consumer was woken and leaves: if there is something to take, wake another one.
         if self._ready or self.has_ended or self._closed is not None:
             self._wake_one()
 
@@ -318,7 +320,7 @@ class Sink:
                 call = self._waiters.popleft()
             except IndexError:
                 return
-            # An event loop of a consumer's may have been closed while a task of it waited.
+            # The consumer's event loop may have been closed while one of its tasks waited.
             with contextlib.suppress(RuntimeError):
                 call()
                 return

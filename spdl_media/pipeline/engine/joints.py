@@ -1,4 +1,4 @@
-"""Groups of items, made and handed on; where the chain splits into paths, and where these meet."""
+"""Nodes that build and split groups of items, and nodes at which the chain splits and joins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("Aggregate", "CustomAggregate", "Disaggregate", "Join", "Switch", "ro
 
 
 class Aggregate(Node):
-    """Makes lists of a number of items. In turns, where it costs less than any hand-off would.
+    """Groups items into lists of ``size``. It works in turns, which is cheaper than waking a thread.
 
     It has room for one group, complete or not.
     """
@@ -30,7 +30,7 @@ class Aggregate(Node):
         self._group: list[Any] = []
 
     def room(self) -> int:
-        """How many items the group lacks; 0 while a complete one waits for the next stage."""
+        """Return how many items the group lacks; 0 while a complete group waits for the next stage."""
         return 0 if self.ending or self.out else self._size - len(self._group)
 
     def accept(self, item: Any) -> None:
@@ -40,7 +40,7 @@ class Aggregate(Node):
             self._complete()
 
     def is_drained(self) -> bool:
-        """Complete the group that is left, or drop it."""
+        """Complete or drop the last group. Return whether the epoch may end."""
         if self._group and self._drop_last:
             self.counters.dropped += len(self._group)
             self._group = []
@@ -49,7 +49,7 @@ class Aggregate(Node):
         return not self.out
 
     def let_go(self) -> None:
-        """Forget the group, too."""
+        """Drop the items, including those of the incomplete group."""
         super().let_go()
         self._group = []
 
@@ -63,7 +63,7 @@ class Aggregate(Node):
 
 
 class _Flush:
-    """Stands in for an item when an aggregator is asked for what is left over."""
+    """The pseudo-item for which an aggregator's ``flush`` is called at the end of an epoch."""
 
     def __repr__(self) -> str:
         return "<no item: flush() at the end>"
@@ -73,7 +73,7 @@ FLUSH: Any = _Flush()
 
 
 class CustomAggregate(Stage):
-    """Groups as an aggregator of the user's wants them. One thread at a time works on a copy of it."""
+    """Groups items by a copy of the user's aggregator, which one thread at a time calls."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class CustomAggregate(Stage):
         drop_last: bool,
     ) -> None:
         try:
-            # An aggregator has state, and one definition serves many runs.
+            # An aggregator has state, and one definition may be run many times.
             own = copy.deepcopy(aggregator)
-        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
+        except Exception as error:  # the user's __deepcopy__ or __reduce__ may raise anything
             raise PipelineError(
                 f"The aggregator of stage {name!r} cannot be copied, and each run works on a copy of "
                 f"its own: {describe(error)}. Give it a method __deepcopy__(memo) that returns a new one"
@@ -101,12 +101,12 @@ class CustomAggregate(Stage):
         self._flushed = False
 
     def room(self) -> int:
-        """How many items fit; 0 while a group waits for the next stage."""
+        """Return how many more items fit; 0 while a group waits for the next stage."""
         return 0 if self.out else super().room()
 
     def is_drained(self) -> bool:
-        """Have what is left over made into a group, once an epoch."""
-        # Asked twice in an epoch: to flush, and again when that call has come back.
+        """Have the aggregator flushed once per epoch. Return whether that is done."""
+        # Called twice per epoch: first to start the flush, then again when the flush has returned.
         self._flushed = not self._flushed
         if self._flushed:
             self.accept(FLUSH)
@@ -114,22 +114,22 @@ class CustomAggregate(Stage):
         return not self._flushed
 
     def leave(self, slot: Slot) -> None:
-        """Hand a group on, unless it is the incomplete one and to be dropped."""
+        """Pass a group on, unless it is incomplete and ``drop_last`` is set."""
         if slot.item is FLUSH and self._drop_last:
             slot.result = None
         super().leave(slot)
 
 
 class Disaggregate(FanOut):
-    """Takes groups apart, one after the other.
+    """Splits groups into their items, one group after the other.
 
-    Lists and tuples in turns. Other iterables, and classes that derive from these, may run code
-    of the user's when they are iterated, so threads do it.
+    Lists and tuples are split in turns. Other iterables, and subclasses of list and tuple, may run the user's
+    code when they are iterated, so threads iterate over them.
     """
 
     def open(self, slot: FanOutSlot) -> None:
-        """Take a group apart, or have a thread do it."""
-        # The exact classes: those that derive from them may run any code when iterated.
+        """Split a group, or have a thread do it."""
+        # Exact classes only: a subclass may run any code when it is iterated.
         if type(slot.item) in (list, tuple):
             slot.opened_at = perf_counter()
             slot.values.extend(slot.item)
@@ -139,9 +139,9 @@ class Disaggregate(FanOut):
 
 
 class Switch(Stage):
-    """Calls the router for each item, in a thread, and hands the item to the path that it names.
+    """Calls the router for each item, in a thread, and passes the item to the path with that index.
 
-    The first item waits for room in its path, and those behind it with it.
+    While the path of the first item has no room, all items behind it wait.
     """
 
     def __init__(self, *args: Any, num_paths: int, **options: Any) -> None:
@@ -149,7 +149,7 @@ class Switch(Stage):
         self.num_sent = [0] * num_paths
 
     def hand_on(self) -> None:
-        """Give items to their paths, until one of them has to wait."""
+        """Pass items to their paths, until an item has to wait."""
         out = self.out
         while out:
             index, item = out[0]
@@ -166,18 +166,18 @@ class Switch(Stage):
 def routed(
     router: Callable[[Any], SupportsIndex], num_paths: int
 ) -> Callable[[Any], tuple[int, Any]]:
-    """Make a function from an item to the index of an existing path and the item itself.
+    """Return a function that maps an item to ``(index of its path, item)``.
 
     Raises:
-        IndexError: While it is called: the router names no path.
+        IndexError: Raised by the returned function, when the router returns no index of a path.
     """
 
     def call(item: Any) -> tuple[int, Any]:
         returned = router(item)
         try:
-            index = operator.index(returned)  # of NumPy's integers, too
+            index = operator.index(returned)  # also accepts NumPy integers
         except TypeError:
-            # Refused below, with what was returned.
+            # Refused below by an error that shows the returned value.
             index = -1
         if not 0 <= index < num_paths:
             raise IndexError(
@@ -190,9 +190,9 @@ def routed(
 
 
 class Join:
-    """Hands on what comes in by several inlets, as it comes.
+    """Passes on the items of several inlets, in the order of arrival.
 
-    An inlet whose epoch has ended has no room until the epochs of all of them have.
+    An inlet whose epoch has ended has no room until the epochs of all inlets have ended.
     """
 
     def __init__(self) -> None:
@@ -205,24 +205,24 @@ class Join:
         inlet.upstream = self
 
     def add_inlet(self) -> Inlet:
-        """One more way in."""
+        """Add an inlet and return it."""
         self.inlets.append(inlet := _JoinInlet(self))
         return inlet
 
     def retry(self) -> None:
-        """Let all inlets hand on; another goes first each time, so that none is left behind."""
-        # Only their order changes: an inlet that has ended waits for the others.
+        """Have the nodes before retry, each time in another order, so that none is starved."""
+        # Only the order changes: an inlet that has ended still waits for the others.
         self.inlets.append(self.inlets.pop(0))
         for inlet in self.inlets:
             inlet.upstream.retry()
 
     def hand_on(self) -> None:
-        """Let all inlets hand on at once."""
+        """Have the nodes before all inlets pass on their results at once."""
         for inlet in self.inlets:
             inlet.upstream.hand_on()
 
     def end_epoch_if_all_have(self) -> None:
-        """End the epoch of what follows when no inlet is left in it."""
+        """End the epoch of the next node if the epochs of all inlets have ended."""
         if all(inlet.ended for inlet in self.inlets):
             for inlet in self.inlets:
                 inlet.ended = False
@@ -230,7 +230,7 @@ class Join:
 
 
 class _JoinInlet:
-    """One of the ways into a join."""
+    """One of the inlets of a join."""
 
     def __init__(self, join: Join) -> None:
         self.upstream: Any

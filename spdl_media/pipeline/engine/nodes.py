@@ -1,6 +1,6 @@
-"""Stages of a chain: of one result for each item, and of any number.
+"""Nodes that call the user's functions: with one result per item, and with any number of results.
 
-A stage says what a call is and what becomes of its outcome; a runner (:mod:`workers`) makes the calls.
+A stage defines how to make a call and how to handle its outcome; a runner (:mod:`workers`) makes the calls.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ MIN_AHEAD = 2
 
 
 class Stage(Node):
-    """A stage that calls a function for each item, which gives one result or none.
+    """A stage that calls a function for each item, which returns one result or none.
 
-    An item is *queued* when accepted, *running* while its call is made, *settled* when the engine has
-    heard of the outcome, and *released* when its failure, if any, has been reported.
+    An item is *queued* when it was accepted, *running* during its call, *settled* when the engine knows the
+    outcome, and *released* when its failure, if any, has been reported.
 
     Args:
-        hub: Where turns are taken.
-        fn: The function, hooks included.
+        hub: Hub of the run.
+        fn: The function, including hooks.
         name: Name of the stage.
-        threads: Who calls it; ``None`` for what is asynchronous.
-        concurrency: How many calls may run at once.
+        threads: The threads that call ``fn``; ``None`` if ``fn`` is asynchronous.
+        concurrency: Maximum number of calls at once.
         ordered: Whether results leave in the order of the items.
-        timeout: Seconds that a call may take.
+        timeout: Maximum seconds of a call.
 
     Attributes:
-        queue: The slots that are queued.
-        todo: Those that a thread or task may take.
-        window: Where results keep the order of the items: the slots that have not left, in order.
+        queue: The queued slots.
+        todo: The slots that a thread or task may take.
+        window: If ``ordered``, the slots that have not left, in order; otherwise ``None``.
     """
 
     slot_type: type[Slot] = Slot
@@ -67,7 +67,7 @@ class Stage(Node):
         timeout: float | None = None,
     ) -> None:
         super().__init__(hub, name, concurrency)
-        # One item waits, so that a thread that is done need not wait while another takes a turn.
+        # One more item is queued, so that a thread has its next item while another thread takes a turn.
         self.capacity += 1
         self.fn = fn
         self.concurrency = concurrency
@@ -80,8 +80,8 @@ class Stage(Node):
         )
 
     def accept(self, item: Any) -> None:
-        """Take an item for which there is room."""
-        # By a local name: CPython 3.11 specializes this form alone, and it runs for each item.
+        """Queue an item. There must be room for it."""
+        # By a local variable: CPython 3.11 specializes only this form, and this runs for each item.
         slot_type = self.slot_type
         slot = slot_type(self, item)
         self.held += 1
@@ -92,12 +92,12 @@ class Stage(Node):
             self.hub.touch(self)
 
     def dispatch(self) -> None:
-        """Have calls made for the slots that are queued."""
+        """Have the runner make the calls of the slots in ``todo``."""
         if self.todo:
             self.runner.dispatch()
 
     def call(self, slot: Any) -> Callable[[Any], None]:
-        """Make the call, in a thread. Returns what is called with the slot afterwards, in a turn.
+        """Make the call, in a thread. Return the function to call with the slot afterwards, in a turn.
 
         Raises:
             TypeError: The function returned a coroutine.
@@ -109,21 +109,21 @@ class Stage(Node):
         return self.settle
 
     def call_async(self, slot: Any) -> Awaitable[Any]:
-        """Make the call, in a task that awaits its result.
+        """Make the call, and return its awaitable to the task.
 
         Raises:
-            TimeoutError: While it is awaited: the call took longer than the stage's timeout.
-            BaseException: What the function raised, here or while it is awaited.
+            TimeoutError: Raised by the awaitable, when the call took longer than the stage's timeout.
+            BaseException: What the function raised, here or in the awaitable.
         """
         call: Awaitable[Any] = self.fn(slot.item)
         return limited(call, self.timeout, "the call") if self.timeout else call
 
     def running_seconds(self, now: float) -> float:
-        """For how long the calls have run, all together, that have not ended. From any thread."""
+        """Return for how many seconds the current calls have run, in total. From any thread."""
         return sum(now - slot.started_at for slot in self.runner.running())
 
     def settle(self, slot: Any) -> None:
-        """Hear that a call has ended, or has been given up."""
+        """Handle the outcome of a call that has ended or was given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
         if slot.error is None:
             self.release(slot)
@@ -131,18 +131,18 @@ class Stage(Node):
             self.report(slot)
 
     def report(self, slot: Any) -> None:
-        """Release a slot once its failure, if any, has been reported."""
+        """Release a slot, after its failure, if any, has been reported."""
         error = slot.error
         if error is None:
             self.release(slot)
             return
-        # No item can be processed any more, so the run fails, not the item alone.
+        # No item can be processed any more, so the whole run fails.
         if type(error) is PoolBroken:
             self.hub.events.fail(self.name, str(error), error)
         self.hub.events.item_failed(slot, self.release)
 
     def release(self, slot: Any) -> None:
-        """Let the result of a settled slot leave, now or in its turn."""
+        """Let the result of a settled slot leave, now or, if ordered, after the slots before it."""
         self.hub.touch(self)
         window = self.window
         if window is None:
@@ -153,8 +153,8 @@ class Stage(Node):
             self.leave(window.popleft())
 
     def leave(self, slot: Any) -> None:
-        """Hand the result of a slot on, if there is one."""
-        # Not the other way round: the call of a slot that was given up may have come back since.
+        """Queue the result of a slot, if it has one, for the next node."""
+        # Check the error first: a call that was given up may have set a result since.
         if slot.error is not None:
             self.held -= 1
         elif slot.result is None:
@@ -165,18 +165,19 @@ class Stage(Node):
 
 
 class FanOutSlot(Slot):
-    """An item and the values that its generator makes.
+    """An item and the values that its generator yields.
 
-    States: *queued* (no generator yet), *open*, in which it is *paused* when it is as far ahead as it
-    may be, and *settled*. It leaves when it is released and all its values have been handed on.
+    States: *queued* (no generator yet), *open* (*paused* when it is as far ahead as allowed) and *settled*.
+    The slot leaves when it is released and all its values have been passed on.
 
     Attributes:
-        values: Those that have not been handed on.
-        is_announced: A message tells of the values.
-        is_out: It stands in ``out`` of the stage.
-        opened_at, spent: When the generator first ran, and for how many seconds in all until it last paused.
-        stepped_since: When it last went on; 0.0 while it is not stepped.
-        woken: What its task waits for while it is paused.
+        values: The values that have not been passed on.
+        is_announced: Whether a message about new values is under way.
+        is_out: Whether the slot is in ``out`` of the stage.
+        opened_at: When the generator first ran.
+        spent: Total seconds for which the generator has run.
+        stepped_since: When the current step of the generator began; 0.0 while it is not stepped.
+        woken: Future that the slot's task awaits while it is paused.
     """
 
     generator: Iterator[Any] | None = None
@@ -190,29 +191,29 @@ class FanOutSlot(Slot):
 
 
 class FanOut(Stage):
-    """A stage of any number of results for each item: a generator, which may be asynchronous.
+    """A stage with any number of results per item, made by a generator, which may be asynchronous.
 
-    No more generators are open at once than the stage's concurrency, and none is further ahead of the
-    next stage than by two values, or by its share of the slack. A paused one occupies no thread, and may
-    go on in another. Values leave as they come; where the order of the input is kept, those of the first
-    item leave, and the others wait for their turn. ``out`` holds the slots whose values may leave.
+    At most ``concurrency`` generators are open at once. Each may be ahead of the next stage by two values, or
+    by its share of the slack. A paused generator occupies no thread, and may continue in another one. Values
+    leave as they come; if the stage is ordered, only the values of the first item leave, and those of later
+    items wait. ``out`` holds the slots whose values may leave.
     """
 
-    #: Whether ``None`` is no value.
+    #: Whether a ``None`` that is yielded is dropped.
     drops_none = True
     slot_type: type[Slot] = FanOutSlot
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.todo = deque()
-        # Where items keep their order, those that wait for their turn have to get on meanwhile.
+        # If the stage is ordered, the generators of later items have to work ahead while they wait.
         self._is_always_ahead = self.window is not None and self.concurrency > 1
-        #: An iterator of the user's that may be wanted further, and is not to be closed.
+        #: The user's own iterator, which must not be closed, because the user may continue to use it.
         self.borrowed: Any = None
         self._open: dict[FanOutSlot, None] = {}
 
     def dispatch(self) -> None:
-        """Open generators, and have those stepped that can go on."""
+        """Open generators, and have the runner step those that are not paused."""
         while self.queue and len(self._open) < self.concurrency:
             slot = self.queue.popleft()
             self._open[slot] = None
@@ -220,11 +221,11 @@ class FanOut(Stage):
         self.runner.dispatch()
 
     def room(self) -> int:
-        """How many more items fit. The slack is for their values."""
+        """Return how many more items fit. The slack applies to values, not to items."""
         return 0 if self.ending else self.capacity - self.held
 
     def open(self, slot: FanOutSlot) -> None:
-        """Have the generator of a slot made and stepped."""
+        """Have the runner make and step the generator of a slot."""
         self.todo.append(slot)
 
     def call(self, slot: FanOutSlot) -> Callable[[Any], None]:
@@ -234,7 +235,7 @@ class FanOut(Stage):
             BaseException: What the generator raised.
         """
         hub, values, ahead = self.hub, slot.values, self._most_ahead()
-        # Not read again: it is taken from a slot that is given up.
+        # Read once: another thread sets it to None when the slot is given up.
         if (generator := slot.generator) is None:
             slot.opened_at = slot.started_at
             generator = slot.generator = self._stepped(slot, lambda: iter(self.fn(slot.item)))
@@ -245,13 +246,13 @@ class FanOut(Stage):
             values.append(value)
             self._announce(slot)
             if hub.closed or slot.settled:
-                # The run is over, or the item given up. Nobody else can while the generator runs.
+                # The run is over, or the item was given up. No other thread can close a running generator.
                 self.close(generator)
                 break
         return self._pause
 
     def _stepped(self, slot: FanOutSlot, step: Callable[..., Any], *args: Any) -> Any:
-        # What the engine does between two values is no time of the generator's.
+        # The time that the engine spends between two values does not count as the generator's.
         slot.started_at = slot.stepped_since = perf_counter()
         try:
             return step(*args)
@@ -269,7 +270,7 @@ class FanOut(Stage):
         slot.opened_at = slot.started_at
         iterator = aiter(self.fn(slot.item))
         try:
-            # Not by "async for": each value has a time limit of its own.
+            # Not "async for", because each value has its own timeout.
             while (value := await self._next(slot, iterator)) is not END:
                 slot.values.append(value)
                 self._announce(slot)
@@ -293,9 +294,9 @@ class FanOut(Stage):
             slot.spent += perf_counter() - slot.started_at
 
     def running_seconds(self, now: float) -> float:
-        """For how long the generators have run, all together, that have not ended. From any thread."""
+        """Return for how many seconds the open generators have run, in total. From any thread."""
         return sum(
-            # Read once: a thread may pause it meanwhile.
+            # Read stepped_since once: a thread may pause the generator meanwhile.
             slot.spent + (now - since if (since := slot.stepped_since) else 0.0)
             for slot in list(self._open)
         )
@@ -306,9 +307,9 @@ class FanOut(Stage):
             self.hub.deliver(self.collect, slot)
 
     def collect(self, slot: FanOutSlot) -> None:
-        """Let values leave that have been made, if it is their turn."""
+        """Let the new values of a slot leave, unless slots before it have to leave first."""
         slot.is_announced = False
-        # A thread that was given up may announce more of them.
+        # A thread that was given up may still announce values.
         if not slot.settled:
             self._let_out(slot)
 
@@ -320,13 +321,13 @@ class FanOut(Stage):
             self.hub.touch(self)
 
     def hand_on(self) -> None:
-        """Give values to the next node, and let generators go on that have got far enough."""
+        """Pass values to the next node, and resume generators that are no longer far ahead."""
         out, counters, drops_none = self.out, self.counters, self.drops_none
         while out:
             slot = out[0]
-            # Those that come meanwhile are announced.
+            # Values that arrive meanwhile are announced by another message.
             left = len(slot.values)
-            # As in Node.hand_on.
+            # Ask for room until there is none, as in Node.hand_on.
             while left and (count := min(self.next.room(), left)) > 0:
                 accept, popleft = self.next.accept, slot.values.popleft
                 num_dropped = 0
@@ -349,29 +350,29 @@ class FanOut(Stage):
                 self.leave(slot)
 
     def settle(self, slot: FanOutSlot) -> None:
-        """Hear that a generator has ended, failed or has been given up."""
+        """Handle the end of a generator, which has ended, failed or was given up."""
         if slot.settled:
             return
         self._let_out(slot)
         slot.settled = True
-        # A thread that was given up keeps the other one.
+        # A copy, because a thread that was given up may append to the other deque.
         slot.values = slot.values.copy()
-        # The call is the time in which the generator ran; its pauses count neither as that nor as waiting.
+        # Count only the time in which the generator ran: its pauses are neither running nor waiting.
         opened_at = slot.opened_at or slot.queued_at
         self.counters.count_call(slot.queued_at, opened_at, opened_at + slot.spent)
         self.report(slot)
 
     def release(self, slot: FanOutSlot) -> None:
-        """Close a slot; it leaves when its values have."""
+        """Drop the generator of a slot; the slot leaves when its values have left."""
         slot.released = True
-        # Its frame may hold big things until the slot leaves.
+        # The generator's frame may hold large objects, and the slot may leave much later.
         slot.generator = None
         del self._open[slot]
-        # Another one may be opened.
+        # Another generator may be opened now.
         self.hub.touch(self)
         self._let_out(slot)
 
-    def leave(self, slot: FanOutSlot) -> None:  # noqa: ARG002  # in order it is the first one
+    def leave(self, slot: FanOutSlot) -> None:  # noqa: ARG002  # if ordered, it is the first of the window
         """Make room for another item, and let the values of the next one leave."""
         self.held -= 1
         if self.window is not None:
@@ -380,28 +381,28 @@ class FanOut(Stage):
                 self._let_out(self.window[0])
 
     def close_generators(self) -> None:
-        """Close the open generators; a thread that steps one closes it by itself."""
+        """Close the open generators, except running ones, which their threads close."""
         for slot in list(self._open):
             if slot.generator is not None and not getattr(slot.generator, "gi_running", False):
                 self.close(slot.generator)
 
     def close(self, generator: Iterator[Any]) -> None:
-        """Have a generator do what it does at its end, although it was not exhausted."""
-        # Iterators of another kind may be open files, of which a user wants more.
+        """Close a generator that was not exhausted, so that its cleanup code runs."""
+        # Other iterators may be open files, for example, which the user may continue to read.
         if generator is self.borrowed or not isinstance(generator, Generator):
             return
         try:
             generator.close()
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything
-            # Thread and loop may both have come to close it; one of them is enough.
+            # It fails with "already executing" if another thread is just closing it, which is fine.
             if not getattr(generator, "gi_running", False):
                 LOG.warning("a generator raised while it was closed: %s", describe(error))
 
     def _most_ahead(self) -> int:
-        # One is handed on while the next is made.
+        # Two: one value is passed on while the next is made.
         if not (self.hub.is_quick or self._is_always_ahead):
             return MIN_AHEAD
-        # An equal share for each generator that is open.
+        # Open generators share the slack equally.
         return max(MIN_AHEAD, self.slack // self.concurrency)
 
     def _pause(self, slot: FanOutSlot) -> None:
@@ -409,7 +410,7 @@ class FanOut(Stage):
         self._resume_if_behind(slot)
 
     def _resume_if_behind(self, slot: FanOutSlot) -> None:
-        # Half, or none of two, so that one switch of threads serves several values.
+        # Resume at half of the allowed values (at 0 of 2), so that one thread switch serves several values.
         if slot.settled or len(slot.values) > (self._most_ahead() - 1) // 2:
             return
         slot.paused = False
