@@ -1,4 +1,4 @@
-"""From a definition to nodes that are linked with each other, and what can be read of them."""
+"""Builds the linked nodes of a run from a definition, and reads their statistics and running calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LOG = logging.getLogger("spdl_media.pipeline")
 OnFailure = Callable[[FailureRecord, Any], object]
 TaskHookFactory = Callable[[str], TaskHook | None]
 
-# Seconds without an item after which the log says what runs.
+# Seconds without an item after which the log names the running calls.
 SILENCE = 60.0
 
 Outlet: TypeAlias = Node | Join
@@ -70,7 +70,7 @@ Outlet: TypeAlias = Node | Join
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a pipeline is run; see :class:`~spdl_media.pipeline.Pipeline`.
+    """The options of a run, documented at :class:`~spdl_media.pipeline.Pipeline`.
 
     Raises:
         TypeError: An option has the wrong type.
@@ -87,7 +87,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_int("num_threads", self.num_threads, remedy="1 runs one call at a time.")
         failure_limit("max_failures", self.max_failures)
-        # SPDL's word for no reports.
+        # SPDL uses -1 for "no reports".
         if self.report_stats_interval == -1:
             object.__setattr__(self, "report_stats_interval", None)
         check_seconds("report_stats_interval", self.report_stats_interval)
@@ -102,7 +102,7 @@ class RunOptions:
 
 
 class Totals(NamedTuple):
-    """What had been counted at a moment."""
+    """The counts at one moment."""
 
     source_items: int = 0
     stages: Mapping[str, StageCounters] = MappingProxyType({})
@@ -112,15 +112,15 @@ class Totals(NamedTuple):
 class Graph:
     """The nodes of a run, and the threads, pools and hooks that they use.
 
-    Making it opens the pools of the stages, and may block while processes start. When it raises, no
-    pool is left open.
+    The constructor opens the pools of the stages, and may block while processes start. If it raises, no pool
+    is left open.
 
     Args:
-        hub: Where nodes and threads meet.
-        config: The definition.
-        options: Those of the run.
-        log: Where stages are watched for failures.
-        threads: Those of the run that serve no stage.
+        hub: Hub of the run.
+        config: Definition of the pipeline.
+        options: Options of the run.
+        log: Failure log of the run, to which the stages are added.
+        threads: Threads of the run that serve no stage.
     """
 
     def __init__(
@@ -139,49 +139,50 @@ class Graph:
         self._pools: list[AwaitedPool | WorkerProcesses] = []
         self._hub = hub
         self._log = log
-        # Where the stages are that come next, for those who count what is lost.
+        # The chain of drop rates to which the next stages belong.
         self._drop_rates = log.chain
         self._hook_factory = options.task_hook_factory
-        # The quiet time that the log has told of, by its beginning.
+        # Begin of the last quiet time that was logged.
         self._told_of = 0.0
         self._telling = threading.Lock()
-        # How many aggregates stand before the next node. A group may be big, and gets no slack.
+        # Number of aggregates before the next node. Groups may be large, so nodes that get groups have no
+        # slack.
         self._depth = 0
         self._quick: list[Node | Sink] = []
         try:
             tail = self._chain(config)
         except BaseException:
-            # The processes of stages that were made before would be left behind.
+            # Otherwise the processes of the stages before would be left running.
             self.close_pools()
             raise
-        # Each stage has added what it can use, and threads beyond that would idle.
+        # The stages have added up the threads that they can use; more threads would be idle.
         self._shared.size = min(options.num_threads, self._shared.size)
         continuous = isinstance(config.src, SourceConfig) and config.src.continuous
         buffer_size = (config.sink or SinkConfig()).buffer_size
         self.sink = Sink(hub, buffer_size, continuous=continuous)
         tail.connect(self.sink)
         self._may_be_quick(self.sink)
-        # One of the items is the one that a source is being asked for.
+        # Minus one, because one item is the one that the source is just making.
         share = (QUICK_ITEMS - 1) // (len(self.sources) + len(self.stages) + 1)
         for node in self._quick:
             node.slack = share
 
     def stop(self) -> None:
-        """Have threads end after their current call. From any thread, and as often as wanted."""
+        """Ask all threads to end after their current call. From any thread, any number of times."""
         for threads in self._threads:
             threads.stop()
 
     def close_pools(self) -> None:
-        """Shut down the pools that are the pipeline's own."""
+        """Shut down the pools that belong to the pipeline."""
         for pool in self._pools:
             pool.shutdown()
 
     def all_threads(self) -> list[threading.Thread]:
-        """All threads of the run but the one of the loop."""
+        """Return all threads of the run except the loop's."""
         return [worker for threads in self._threads for worker in threads.workers.copy()]
 
     def running_calls(self) -> Iterator[str]:
-        """Describe all calls of functions and sources that have not returned. From any thread."""
+        """Describe all running calls of functions and sources. From any thread."""
         for threads in self._threads:
             for worker in threads.workers.copy():
                 if (slot := worker.slot) is not None:
@@ -191,10 +192,10 @@ class Graph:
                 yield from map(_described, stage.runner.running())
 
     def look_out(self) -> float:
-        """Log what runs if consumers wait and nothing has been delivered for a time. From any thread.
+        """Log the running calls if consumers have waited for ``SILENCE`` seconds. From any thread.
 
-        The event loop looks now and then, and so do consumers while they wait, since what blocks may be
-        the loop itself. Returns after how many seconds to look again.
+        The event loop calls this from time to time, and so do waiting consumers, because the loop itself may
+        be blocked. Returns the seconds until the next call.
         """
         since = self.sink.quiet_since
         quiet = perf_counter() - since
@@ -203,7 +204,7 @@ class Graph:
         if quiet < SILENCE:
             return SILENCE - quiet
         with self._telling:
-            # Loop and consumers may both come to tell it.
+            # The loop and consumers may find the same quiet time; log it once.
             if self._told_of != since:
                 self._told_of = since
                 calls = "; ".join(self.running_calls()) or "no call runs"
@@ -211,12 +212,12 @@ class Graph:
         return SILENCE
 
     def totals(self) -> Totals:
-        """What has been counted so far."""
+        """Return the counts so far."""
         counters = {stage.name: stage.counters.copy() for stage in self.stages}
         return Totals(self._num_items(), counters, self.sink.statistics(0.0))
 
     def statistics(self, elapsed: float, before: Totals | None = None) -> PipelineStatistics:
-        """Return the statistics of the last ``elapsed`` seconds, which began with ``before``."""
+        """Return the statistics of the last ``elapsed`` seconds. ``before`` are the totals at their begin."""
         before = before or Totals()
         now = perf_counter()
         for stage in self.stages:
@@ -235,7 +236,7 @@ class Graph:
         return sum(source.counters.outputs for source in self.sources)
 
     def close_generators(self) -> None:
-        """Close synchronous generators that are open. Sources do so in their own threads."""
+        """Close the open synchronous generators of stages. Sources close theirs in their own threads."""
         for stage in self.stages:
             if isinstance(stage, FanOut):
                 stage.close_generators()
@@ -245,7 +246,7 @@ class Graph:
             self._quick.append(node)
 
     def _chain(self, config: PipelineConfig) -> Outlet:
-        """Make the nodes of a pipeline without its sink; returns the last."""
+        """Make the nodes of a pipeline without its sink; return the last node."""
         if isinstance(config.src, SourceConfig):
             source = Source(self._hub, config.src)
             self._may_be_quick(source)
@@ -286,12 +287,13 @@ class Graph:
         return self._stages(stages, switch), lambda: switch.num_sent[index]
 
     def _branches(self, branches: Iterable[Callable[[], tuple[Outlet, Callable[[], int]]]]) -> Join:
-        """Make chains side by side that meet in a join.
+        """Make parallel chains that meet in a join.
 
-        Each function makes one; it returns the last node and what counts the items that go into it.
+        Each function makes one chain. It returns the last node and a function that counts the items that
+        enter the chain.
         """
         join = Join()
-        # What the branches lose counts as one part of the chain around them.
+        # The drop rate of all branches together is one part of the surrounding chain.
         self._drop_rates.parts.append(rates := Branches())
         rates_before, depth_before = self._drop_rates, self._depth
         depths = []
@@ -301,7 +303,7 @@ class Graph:
             tail.connect(join.add_inlet())
             rates.chains.append((number, self._drop_rates))
             depths.append(self._depth)
-        # Items of any branch may be groups, so the deepest one tells.
+        # Items of any branch may be groups, so the deepest nesting counts.
         self._drop_rates, self._depth = rates_before, max(depths)
         return join
 
@@ -319,7 +321,7 @@ class Graph:
             fn = routed(router, num_paths)
             return Switch(hub, fn, name, self._share_threads(1), num_paths=num_paths)
         assert isinstance(config, DisaggregateConfig)
-        # As they were put together: nobody knows what a function in between has made of a group.
+        # One level of groups less. That is an assumption: a function in between may have replaced the groups.
         self._depth = max(0, self._depth - 1)
         return Disaggregate(hub, iter, name, self._share_threads(1), ordered=True)
 
@@ -330,14 +332,14 @@ class Graph:
         if isinstance(executor, ProcessPoolExecutorConfig):
             pool = WorkerProcesses(config, executor)
             self._pools.append(pool)
-            # Each thread waits for a process. These are killed when it is over, which ends the wait.
-            # The pool watches the time itself: it can end a process, which a thread cannot.
+            # Each thread waits for a process. At the end of the run the processes are killed, which ends the
+            # wait. The pool handles the timeout, because it can kill a process, unlike a call in a thread.
             fn, timeout = pool.call, None
             threads = self._own_threads(name, pool.size)
         elif isinstance(executor, Executor | InterpreterPoolExecutorConfig):
             awaited = (DaskPool if is_dask(executor) else AwaitedPool)(self._hub, config)
             self._pools.append(awaited)
-            # For the event loop, a call in a pool is something to await.
+            # The event loop awaits the calls in the pool.
             fn = awaited.generate if kind == "generator" else awaited.call
         elif isinstance(executor, ThreadPoolExecutorConfig):
             size, initializer = executor.max_workers or config.concurrency, executor.initializer
@@ -367,7 +369,7 @@ class Graph:
         return threads
 
     def _share_threads(self, concurrency: int) -> WorkerThreads:
-        # No more threads than all stages together can use.
+        # The sum over all stages: they cannot use more threads.
         self._shared.size += concurrency
         return self._shared
 
@@ -375,13 +377,13 @@ class Graph:
         hook = self._hook_factory(name) if self._hook_factory is not None else None
         if hook is None:
             return fn
-        # A hook of another class would fail at the first item, in a thread.
+        # Check now: a hook of another class would fail only at the first item, in a thread.
         if not isinstance(hook, TaskHook):
             raise TypeError(
                 f"task_hook_factory must return a TaskHook or None, and for stage {name!r} it returned "
                 f"{short_repr(hook)}. Derive its class from TaskHook"
             )
-        # SPDL's have these, and nobody would call them here.
+        # Hooks for SPDL define these methods, which this library does not call.
         if foreign := [method for method in ("task_hook", "stage_hook") if hasattr(hook, method)]:
             raise TypeError(
                 f"the hook of stage {name!r} has {' and '.join(foreign)}, which nothing calls. Override "
@@ -392,6 +394,6 @@ class Graph:
 
 
 def _described(slot: Slot, where: str = "") -> str:
-    # The item of a source is the source.
+    # The item of a source's slot is the source itself, so it says nothing.
     item = "" if isinstance(slot.stage, Source) else f" on {short_repr(slot.item)}"
     return f"{slot.stage.name} has run for {perf_counter() - slot.started_at:.1f} s{item}{where}"

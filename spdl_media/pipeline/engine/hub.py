@@ -1,4 +1,4 @@
-"""The event loop's side of a run: the hub, and what all nodes of a chain have in common."""
+"""The hub, which passes messages and moves items in turns, and the base class of all nodes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 __all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "new_loop", "wake")
 
 
-# Items that pass at more than one in so many seconds are quick ones. A turn for each takes some 7 us more
-# than turns for many. What passes so quickly is not big: 64 such items are some megabytes.
+# Items are quick if they pass at more than one per QUICK_SECONDS. A turn per item takes about 7 us more than
+# a turn for many. Items that are made so quickly are not large: 64 of them are a few megabytes.
 QUICK_SECONDS = 500e-6
-# How many in a row are looked at: as many as may be on their way because of it.
+# Number of items over which the pace is measured. It is also the slack: how many more items may be under way
+# while items are quick.
 QUICK_ITEMS = 64
-# For how long they count as quick afterwards: the machine may be busy with others for a moment, but big
-# items must not pass for quick ones until so many of them have been made.
+# Seconds for which items then count as quick. The machine may be busy for a moment, but large items must not
+# count as quick until 64 of them have been made.
 QUICK_FOR_SECONDS = 0.05
 
 
 class Pace:
-    """Sees how quickly items pass at one end of the chain, and tells the hub.
+    """Measures how quickly items pass one end of the chain, and reports it to the hub.
 
-    At both ends, because a source may give groups of items, and the sink get groups of them.
+    It is used at both ends, because the source may give groups of items, or the sink may get groups.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -42,7 +43,7 @@ class Pace:
         self._looked_at = perf_counter()
 
     def look(self, total: int, now: float) -> None:
-        """Hear how many items have passed in all by ``now``."""
+        """Update the pace: ``total`` items have passed by the time ``now``."""
         number = total - self._seen
         if number >= QUICK_ITEMS:
             if now - self._looked_at <= number * QUICK_SECONDS:
@@ -53,25 +54,25 @@ class Pace:
 
 
 class Hub:
-    """Takes messages from any thread, delivers them one at a time, and lets the nodes concerned advance.
+    """Takes messages from any thread, delivers them one at a time, and advances the nodes that they touch.
 
-    A turn delivers all messages that have come, then advances the touched nodes until none is left.
-    One thread at a time takes a turn: a thread of the engine's that has a message takes it at once, as
-    waking the loop costs a system call and two switches of threads, more than all else that is done for an
-    item. Only when it comes from elsewhere, the loop does. Nodes are touched within turns alone.
+    A turn delivers all messages that have arrived, then advances the touched nodes until none is left. One
+    thread at a time takes a turn. An engine thread that has a message takes a turn at once: waking the loop
+    costs a system call and two thread switches, more than all other work for an item. For messages of other
+    threads, the loop takes the turn. Nodes are touched only within turns.
 
     Args:
         loop: The event loop of the run.
         events: The run.
 
     Attributes:
-        turn: Held by the thread that takes a turn.
-        taker: The identifier of that thread.
-        loop_thread: That of the loop's, once it runs.
-        closed: The run is over. Threads read it before each item.
-        is_quick: Items pass so quickly that a turn for each would cost more than the items do.
-            Only then may nodes hold more than their concurrency: what takes long may also be big.
-        quick_until: They count as quick until then, unless more of them pass quickly.
+        turn: Lock that is held by the thread that takes a turn.
+        taker: Identifier of that thread.
+        loop_thread: Identifier of the loop's thread, once it runs.
+        closed: Whether the run is over. Threads read it before each item.
+        is_quick: Whether items pass so quickly that a turn per item would cost more than the items. Only then
+            may nodes hold more items than their concurrency: items that take long may also be large.
+        quick_until: Time until which items count as quick, unless further ones pass quickly.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, events: Run) -> None:
@@ -92,17 +93,17 @@ class Hub:
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread."""
         self._messages.append((handler, argument))
-        # Who takes one looks for more messages after it.
+        # A thread that takes a turn looks for more messages after it.
         if not self.turn.locked():
             self._ask_loop()
 
     def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, by this thread unless another one takes turns.
 
-        For threads of the engine's: in others a Ctrl-C may come.
+        For engine threads only, where no Ctrl-C can interrupt the turn.
         """
         if self.is_quick or self.closed:
-            # The loop serves many messages in a turn, which costs less than a turn for each.
+            # The loop delivers many messages in one turn, which costs less than a turn per message.
             self.post(handler, argument)
         else:
             self._messages.append((handler, argument))
@@ -117,37 +118,37 @@ class Hub:
 
     def touch(self, node: Node) -> None:
         """Have ``node`` advance in this turn."""
-        # Once in a turn is enough: it does all that it can.
+        # Once per turn is enough, because advance() does everything that it can.
         if not node.touched:
             node.touched = True
             self._touched.append(node)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task of the engine. It handles the errors of the user's code itself."""
-        # The loop keeps tasks by weak references alone. Runners keep those that call, and what idle ones
-        # wait for.
+        """Run a task of the engine, which handles the errors of the user's code itself."""
+        # The loop has only weak references to tasks. Runners hold the tasks that make calls, and the futures
+        # that idle tasks await.
         self.loop.create_task(coroutine, name=name).add_done_callback(self._hear_of_end)
 
     def abandon(self) -> None:
-        """Close the hub of a forked child, which has no loop and must not wake the parent's."""
+        """Close the hub in a forked process, which has no loop and must not wake the parent's loop."""
         self.closed = True
         self._turn_is_due = self._loop_is_due = True
 
     def let_go(self) -> None:
-        """Forget all messages, once the loop has been closed."""
+        """Drop all messages, once the loop has been closed."""
         self._messages.clear()
         self._for_loop.clear()
-        # So that the next message comes here, too.
+        # So that the next message calls _call_soon, which drops it as well.
         self._turn_is_due = self._loop_is_due = False
 
     def _hear_of_end(self, task: asyncio.Task[None]) -> None:
-        # Retrieved in any case, or asyncio would print it.
+        # Always retrieve the exception, or asyncio prints it.
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.closed:
             self.post(self._report_defect, error)
 
     def _ask_loop(self) -> None:
-        # Two threads may both see it unset: the second turn then finds nothing to do.
+        # Two threads may both see it unset; the second turn then finds nothing to do.
         if not self._turn_is_due:
             self._turn_is_due = True
             self._call_soon(self._take_due_turn)
@@ -159,11 +160,11 @@ class Hub:
             else:
                 self.loop.call_soon_threadsafe(call)
         except RuntimeError:
-            # The loop has been closed: this thread was left behind in a blocking call.
+            # The loop has been closed while this thread was in a blocking call.
             self.let_go()
 
     def _serve_loop(self) -> None:
-        # First, so that what comes from now on asks for a call of its own.
+        # Reset first, so that messages that arrive from now on cause another call.
         self._loop_is_due = False
         waiting = self._for_loop
         for _ in range(len(waiting)):
@@ -171,12 +172,12 @@ class Hub:
             handler(argument)
 
     def _take_due_turn(self) -> None:
-        # First, so that a message that comes from now on asks for a turn of its own.
+        # Reset first, so that messages that arrive from now on cause another turn.
         self._turn_is_due = False
         self._take_turns()
 
     def _take_turns(self) -> None:
-        # Who finds it taken has put a message there before, for which its taker looks afterwards.
+        # If another thread has the turn, it looks for messages after the turn and finds that of this thread.
         while self._messages and self.turn.acquire(blocking=False):
             self.taker = threading.get_ident()
             try:
@@ -185,14 +186,14 @@ class Hub:
                 self.taker = None
                 self.turn.release()
             if self.is_quick and self._messages:
-                # The threads have items to make, and the loop has tasks to run between turns.
+                # Leave the next turn to the loop: threads have items to make, and tasks run between turns.
                 self._ask_loop()
                 return
 
     def _take_turn(self) -> None:
         messages = self._messages
         try:
-            # Only those that are there now: a quick thread must not keep the nodes from advancing.
+            # Only the messages that are there now: a quick thread must not keep the nodes from advancing.
             for _ in range(len(messages)):
                 handler, argument = messages.popleft()
                 handler(argument)
@@ -210,21 +211,21 @@ class Hub:
             self._report_defect(error)
 
     def _report_defect(self, error: BaseException) -> None:
-        # No code of the user's runs here. asyncio would log the error and go on without the items
-        # concerned, and the consumer would wait for them for ever.
+        # No user code runs in turns. asyncio would log the error and continue without the affected items, for
+        # which the consumer would wait forever.
         text = "".join(traceback.format_exception(error))
         message = f"The pipeline itself failed ({describe(error)}). Please report this"
         self.events.fail("pipeline", message, error, text)
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Let a task go on that awaits ``future``; nothing if it was woken or cancelled before."""
+    """Wake the task that awaits ``future``, unless it was woken or cancelled before."""
     if not future.done():
         future.set_result(None)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop in a thread, where no Ctrl-C comes: a half-made one fails when it is collected.
+    """Make an event loop, in a thread where no Ctrl-C arrives: collecting a half-made loop raises an error.
 
     Raises:
         OSError: The process may open no more files.
@@ -240,10 +241,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
     thread = threading.Thread(target=make, name="spdl_media loop", daemon=True)
     try:
         thread.start()
-        # Else it may take a signal that is blocked in this one.
+        # Otherwise the thread may get a signal that is blocked in this one.
         thread.join()
     except BaseException:
-        # Nobody else will, and the garbage collector may find its sockets first.
+        # Nothing else closes the loop, and the garbage collector may find its sockets first.
         made.add_done_callback(lambda _: made.exception() or made.result().close())
         raise
     return made.result()
@@ -255,29 +256,29 @@ class Inlet(Protocol):
     upstream: Any
 
     def room(self) -> int:
-        """How many more items are accepted now."""
+        """Return how many more items are accepted now."""
 
     def accept(self, item: Any) -> None:
-        """Take an item for which there is room."""
+        """Take an item. There must be room for it."""
 
     def end_epoch(self) -> None:
-        """All items of this epoch have been accepted. No more come until room is asked for again."""
+        """Note that the epoch has ended. No item comes before ``room`` is called again."""
 
 
 class Node(Inlet):
-    """A place in the chain: accepts items, makes results of them, and hands those on. Used within turns.
+    """A node of the chain, which accepts items and passes their results on. Used only within turns.
 
-    State: *flowing*, until the node before says that the epoch has ended; then *ending*, without
-    room, until all that it holds has been handed on; then it says the same to the next node and is
-    flowing again. So no item overtakes the end of its epoch.
+    States: *flowing* until the node before reports the end of the epoch. Then *ending*, without room, until
+    everything that the node holds has been passed on. Then it reports the end of the epoch to the next node
+    and is flowing again. So no item overtakes the end of its epoch.
 
     Attributes:
-        held: How many items or results are in it.
-        capacity: How many may be.
-        slack: How many more may be while items pass quickly.
+        held: Number of items and results in the node.
+        capacity: Maximum of ``held``.
+        slack: Additional capacity while items pass quickly.
         out: The results that wait for the next node.
-        next: The next node, of several the last.
-        upstream: The node before, which is told when there is room again.
+        next: The next node; the last one if there are several.
+        upstream: The node before, whose ``retry`` is called when there is room again.
     """
 
     def __init__(self, hub: Hub, name: str, concurrency: int = 1) -> None:
@@ -301,18 +302,18 @@ class Node(Inlet):
         inlet.upstream = self
 
     def room(self) -> int:
-        """How many more items fit, none or fewer while the epoch is ending."""
+        """Return how many more items fit, which may be negative; 0 while the epoch is ending."""
         if self.ending:
             return 0
         return self.capacity - self.held + (self.slack if self.hub.is_quick else 0)
 
     def end_epoch(self) -> None:
-        """No more items come in this epoch."""
+        """Note that no more items of this epoch come."""
         self.ending = True
         self.hub.touch(self)
 
     def advance(self) -> None:
-        """Do all that can be done now."""
+        """Pass on results, start calls, end the epoch: everything that is possible now."""
         self.hand_on()
         self.dispatch()
         if (
@@ -324,19 +325,19 @@ class Node(Inlet):
             self.ending = False
             for inlet in self.outlets:
                 inlet.end_epoch()
-        # The node before may wait with results that it could not hand on.
+        # The node before may hold results that it could not pass on.
         if self.room() > 0:
             self.upstream.retry()
 
     def retry(self) -> None:
-        """Hand on what was refused for lack of room, if anything was."""
+        """Pass on results that the next node had no room for, if there are any."""
         if self.out or self.ending:
             self.hub.touch(self)
 
     def hand_on(self) -> None:
-        """Give results to the next node, as many as it has room for."""
+        """Pass results to the next node, as many as it has room for."""
         out = self.out
-        # Until there is no room: who is asked for it in vain remembers to say when there is some.
+        # Ask until there is no room: a node that returns no room calls retry() when it has some again.
         while out and (count := min(self.next.room(), len(out))) > 0:
             accept, popleft = self.next.accept, out.popleft
             for _ in range(count):
@@ -345,35 +346,35 @@ class Node(Inlet):
             self.counters.outputs += count
 
     def dispatch(self) -> None:
-        """Start work on the items that were accepted."""
+        """Start the work on accepted items."""
 
-    def running_seconds(self, now: float) -> float:  # noqa: ARG002  # calls are made by stages alone
-        """For how long the calls have run, all together, that have not ended. From any thread."""
+    def running_seconds(self, now: float) -> float:  # noqa: ARG002  # only stages make calls
+        """Return for how many seconds the current calls have run, in total. From any thread."""
         return 0.0
 
     def let_go(self) -> None:
-        """Forget all items. The run is over, and they would stay until a garbage collection comes."""
+        """Drop all items after the run: otherwise they would live until the next garbage collection."""
         for held in vars(self).values():
             if isinstance(held, deque | dict):
                 held.clear()
 
     def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:
-        """Note that an item failed. ``where`` stands before the traceback of an error that was not raised."""
+        """Note that an item failed. ``where`` precedes the traceback, if the error was not raised."""
         slot.record = record_failure(self.name, slot.item, error, where)
         slot.error = error
 
     def fail_early(self, item: Any, error: BaseException) -> None:
-        """Count and report an item as failed by a call that goes on, or one yet to come. From any thread."""
+        """Count and report a failed item before its call has ended, or even begun. From any thread."""
         slot = Slot(self, item)
         self.note_failure(slot, error)
         self.hub.post(self._count_early, slot)
 
     def end_early(self) -> None:
-        """Say that the call of such an item is about to end. From any thread."""
+        """Note that the call of an item passed to ``fail_early`` is about to end. From any thread."""
         self.hub.post(self._forget_early, None)
 
     def _count_early(self, slot: Slot) -> None:
-        # Until it has been reported, so that the epoch does not end before.
+        # Held until the failure has been reported, so that the epoch does not end before.
         self.held += 1
         self.counters.early += 1
         self.hub.events.item_failed(slot, self._end_report)
@@ -386,7 +387,7 @@ class Node(Inlet):
         self.counters.early -= 1
 
     def is_drained(self) -> bool:
-        """Whether an epoch may end now that nothing is held. Makes what is due at the end."""
+        """Do what is due at the end of an epoch, when nothing is held. Return whether the epoch may end."""
         return True
 
 
@@ -394,7 +395,7 @@ class Slot:
     """An item on its way through a stage, with its result or error.
 
     Attributes:
-        released: The engine has heard of the outcome, and its failure, if any, has been reported.
+        released: Whether the engine knows the outcome and the failure, if any, has been reported.
         queued_at, started_at, ended_at: Times of ``time.perf_counter``.
     """
 

@@ -36,13 +36,13 @@ LOG = logging.getLogger("spdl_media.pipeline")
 
 Release = Callable[[Any], None]
 
-# Of the second within which stop() returns, for tasks that clean up after being cancelled.
+# Seconds that cancelled tasks have to clean up. stop() promises to return within one second.
 CANCEL_SECONDS = 0.4
 
 EXIT_SECONDS = 0.6
-"""How long interpreter exit waits for all pipelines together."""
+"""Seconds for which interpreter exit waits for all pipelines together."""
 
-# How many calls and threads the log names at once.
+# Maximum number of calls or threads that one log message names.
 MOST_NAMED = 10
 
 LIVE: set[Run] = set()
@@ -50,13 +50,13 @@ LIVE: set[Run] = set()
 
 
 class Run:
-    """One run: a thread with an event loop, the nodes that live on it, and the threads that they use.
+    """One run of a pipeline: the thread of an event loop, the nodes, and the threads that these use.
 
-    Whatever ends it (the consumer, a failure, garbage collection, interpreter exit) asks the loop to stop,
-    and the loop then ends everything in one order, in :meth:`_wind_down`.
+    Whatever ends the run (the consumer, a failure, garbage collection, interpreter exit) asks the loop to
+    stop. The loop then ends everything in a fixed order, in :meth:`_wind_down`.
 
-    A run knows nothing of the ``Pipeline`` that it belongs to, so that one that nobody refers to is
-    collected although its threads are alive.
+    A run has no reference to its ``Pipeline``, so that an unused pipeline is garbage-collected although
+    threads of its run are alive.
     """
 
     def __init__(self, config: PipelineConfig, options: RunOptions) -> None:
@@ -66,21 +66,21 @@ class Run:
         self.has_reported = False
         self._config = config
         self._options = options
-        # Makes what the consumer gets, a new one each time: each raise adds to its traceback.
+        # Makes the exception for the consumer, a new one each time, because each raise adds to its traceback.
         self._failure: Callable[[], PipelineFailure] | None = None
         self._source_failure: Callable[[], PipelineFailure] | None = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
-        # Made here, so that messages may be posted before its thread runs.
+        # Made here, so that messages can be posted before its thread runs.
         self._loop = new_loop()
         self._hub = Hub(self._loop, self)
-        # As many as asyncio would use for to_thread(). Interpreter exit is not to wait for them either.
+        # As many threads as asyncio would use for to_thread(), but interpreter exit does not wait for these.
         size = min(32, (os.cpu_count() or 1) + 4)
         self._to_thread = WorkerThreads(self._hub, "spdl_media to_thread", size)
         # Calls on_failure, one failure after the other.
         self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
-        # Taken by the thread when it begins, or by who finds before that that it shall not.
+        # Taken by the thread when it begins, or by a failed start, so that the thread does nothing.
         self._first = threading.Lock()
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
@@ -89,23 +89,23 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its threads have been started."""
+        """Whether the thread of the event loop has been started."""
         return self._thread.ident is not None
 
-    # Called by threads of the user's.
+    # Called by the user's threads.
 
     def start(self) -> None:
         """Open pools, start threads, and begin the first epoch.
 
         Raises:
-            PipelineStopped: Another thread stopped the run meanwhile.
+            PipelineStopped: Another thread stopped the run while it was starting.
         """
         threads = [self._to_thread, self._reporter]
         try:
             self.graph = Graph(self._hub, self._config, self._options, self.log, threads)
             self._start_thread()
         except BaseException:
-            # Ctrl-C may come when the thread is there, which then ends everything itself.
+            # A Ctrl-C may arrive after the thread has begun, which then ends everything itself.
             if self._first.acquire(blocking=False):
                 self._undo_start()
             else:
@@ -127,7 +127,7 @@ class Run:
 
     def _undo_start(self) -> None:
         LIVE.discard(self)
-        # One that cannot be made has closed its pools.
+        # A Graph whose constructor raised has closed its pools.
         if hasattr(self, "graph"):
             self.graph.close_pools()
         self._end_hooks()
@@ -139,29 +139,29 @@ class Run:
         self._hub.post(self._begin_epoch, None)
 
     def request_stop(self) -> None:
-        """Have the run end. Waits for nothing; from any thread, and as often as wanted."""
+        """Ask the run to end, without waiting. From any thread, any number of times."""
         self.was_stopped = True
-        # Threads see it after their current call, even if the loop is blocked.
+        # Threads see this after their current call, even if the loop is blocked.
         self._hub.closed = True
-        # A loop that is not yet running takes it when it runs.
+        # If the loop is not running yet, it gets this message when it runs.
         self._hub.post(self._end, None)
 
     def stop(self, timeout: float) -> None:
-        """End the run, and wait until its threads have ended, but no longer than ``timeout`` seconds.
+        """End the run, and wait at most ``timeout`` seconds until its threads have ended.
 
         Threads that are still in a call then are named in the log.
         """
         deadline = perf_counter() + timeout
         self.request_stop()
-        # Else start() sees that it was asked to stop, or waiting would be for this thread itself: the garbage
-        # collector may end an iteration in a turn.
+        # Before the begin, start() will see the request. A thread must not wait for itself: the garbage
+        # collector may end an iteration in a thread that takes a turn.
         own = (self._thread.ident, self._hub.taker)
         if not self.has_begun or threading.get_ident() in own:
             return
         self.graph.stop()
-        # The loop first: it may be just starting the others.
+        # The loop's thread first: it may be just starting other threads.
         _join([self._thread], deadline)
-        # Asked for now, because the loop may have started more of them.
+        # List the threads now, because the loop may have started more of them.
         threads = [self._thread, *self.graph.all_threads()]
         if names := _join(threads, deadline):
             self.has_reported = True
@@ -178,7 +178,7 @@ class Run:
         return self.graph.statistics(elapsed)
 
     def disown(self) -> None:
-        """In a forked child, which has none of the threads: hand out nothing, and say why."""
+        """In a forked process, which has none of the threads: make ``take`` raise an error that says so."""
         self._hub.abandon()
         parent = os.getppid()
         self.graph.sink.close(
@@ -189,22 +189,23 @@ class Run:
             keep=False,
         )
 
-    # Called by nodes, on the loop.
+    # Called by nodes, in turns.
 
     def fail(self, stage: str, message: str, error: BaseException, raised_at: str = "") -> None:
-        """End the run because of a failure. The first one counts."""
+        """End the run because of a failure, unless it has failed or was stopped before."""
         if self._failure is None and not self.was_stopped:
             self._failure = functools.partial(pipeline_failure, message, error, stage, raised_at)
-            # What was made before is delivered, however little room there is for it.
+            # Deliver all results that exist, even if the buffer has no room for them.
             self.graph.sink.accept_all()
             self._end(None)
 
     def item_failed(self, slot: Slot, release: Release) -> None:
-        """Count a failure, report it, and release its slot when that is done.
+        """Count a failure, report it, and then release its slot.
 
-        An item leaves its stage only then, so a slow ``on_failure`` slows the pipeline and nothing piles up.
+        The item stays in its stage until then, so a slow ``on_failure`` slows the pipeline down and failures
+        do not pile up.
         """
-        # Read now: the call of a slot that was given up may fail by itself meanwhile.
+        # Read now: a call that was given up may fail by itself later and set another record.
         record, counters = slot.record, slot.stage.counters
         assert record is not None
         counters.failures += 1
@@ -226,7 +227,7 @@ class Run:
         assert self._options.on_failure is not None
         try:
             self._options.on_failure(record, slot.item)
-        except BaseException as error:  # noqa: BLE001  # of whatever kind, the user must hear of it
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the user must see it
             self._hub.post(self._report_failed, error)
         worker.slot = None
         self._hub.post(release, slot)
@@ -235,7 +236,7 @@ class Run:
         self.fail("on_failure", f"on_failure raised {describe(error)}", error)
 
     def source_failed(self, error: BaseException) -> None:
-        """End the run when what the source gave before it failed has been delivered."""
+        """End the run after the items that the source gave before its failure have been delivered."""
         if self._source_failure is None:
             message = f"The source failed: {describe(error)}"
             self._source_failure = functools.partial(pipeline_failure, message, error, "source")
@@ -243,7 +244,7 @@ class Run:
             source.cut_short()
 
     def epoch_ended(self) -> None:
-        """All items of an epoch have been delivered."""
+        """Log and check the failures of an epoch whose items have all been delivered."""
         if summary := self.log.summary():
             LOG.warning("failures of this epoch: %s", summary)
         self._end_after(self.log.end_epoch())
@@ -251,7 +252,7 @@ class Run:
             self._failure = self._source_failure
             self._end(None)
 
-    # The loop's own thread.
+    # In the loop's thread.
 
     def _main(self) -> None:
         if not self._first.acquire(blocking=False):
@@ -267,10 +268,10 @@ class Run:
             LIVE.discard(self)
 
     def _run_to_its_end(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run the loop until a coroutine has ended, even if code of the user's stops the loop meanwhile.
+        """Run the loop until a coroutine has ended, even if user code stops the loop meanwhile.
 
-        A ``SystemExit`` in a task of the user's own passes through the loop. The run then ends as after
-        any failure, which takes the loop.
+        A ``SystemExit`` in a task that the user created passes through the loop. The run then ends as after
+        any other failure, for which the loop has to run again.
         """
         task = self._loop.create_task(coroutine)
         while not task.done():
@@ -290,7 +291,7 @@ class Run:
 
     async def _live(self) -> None:
         self._hub.loop_thread = threading.get_ident()
-        # Before anything of the user's runs on the loop.
+        # Before any user code runs on the loop.
         executor = LoopExecutor(self._hub, self._to_thread)
         self._loop.set_default_executor(executor)
         try:
@@ -304,35 +305,36 @@ class Run:
 
     async def _wind_down(self) -> None:
         self._hub.closed = True
-        # Another thread may take one. Those that come from now on change nothing.
+        # Wait for a turn of another thread. Later turns change nothing, because the hub is closed.
         with self._hub.turn:
             self._ended_at = perf_counter()
             if summary := self.log.summary():
                 LOG.warning("failures of this epoch, which ended early: %s", summary)
             self.graph.stop()
             self.graph.close_pools()
-            # Consumers need not wait for what follows.
+            # Before the steps that may take long, so that consumers need not wait for them.
             self.graph.sink.close(self._why_over, keep=self._failure is not None)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
-            # Those of the user's, too: whatever a stage has started on this loop.
+            # Including tasks that the user's stages have started on this loop.
             task.cancel()
         stubborn = await _wait_for(tasks, CANCEL_SECONDS)
         self.graph.close_generators()
         self._end_hooks()
-        # As with threads: stop() names who ignores that it is cancelled, and all ends when that returns.
+        # Tasks that ignore their cancellation are handled like threads in a call: stop() names them, and the
+        # run ends when they return.
         await _wait_for(stubborn, None)
 
     def _end_hooks(self) -> None:
         for hook in self._started_hooks:
             try:
-                # Each of them, even if the one before has raised.
+                # Call each hook, even if the one before has raised.
                 hook.stage_end()
             except BaseException:
                 LOG.exception("a task hook raised at the end of its stage")
 
     def _begin_epoch(self, _: None) -> None:
-        # Between epochs nothing is expected, so the quiet time begins with the epoch.
+        # Between epochs no items are expected, so the quiet time begins with the epoch.
         self.graph.sink.quiet_since = perf_counter()
         for source in self.graph.sources:
             source.request_epoch()
@@ -359,25 +361,25 @@ class Run:
 
 
 def _listed(texts: list[str], separator: str) -> str:
-    """The first of them, and how many more there are."""
+    """Join the first ``MOST_NAMED`` texts, and append how many more there are."""
     more = len(texts) - MOST_NAMED
     return separator.join([*texts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set[asyncio.Task[Any]]:
-    """Wait for tasks that were cancelled; returns those that have not ended."""
+    """Wait for tasks that were cancelled; return those that have not ended."""
     if not tasks:
         return set()
     done, pending = await asyncio.wait(tasks, timeout=seconds)
     for task in done:
-        # Retrieved, or asyncio would print those that failed while they were cancelled.
+        # Retrieve exceptions, or asyncio prints those of tasks that failed while they were cancelled.
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.warning("%s raised while it was cancelled: %s", task.get_name(), describe(error))
     return pending
 
 
 def _join(threads: list[threading.Thread], deadline: float) -> list[str]:
-    """Wait for threads; returns the names of those that are alive nevertheless."""
+    """Wait for threads; return the names of those that are still alive."""
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         if thread.ident is not None:
@@ -389,10 +391,10 @@ _NUMBERS = itertools.count(1)
 
 
 def _stop_all() -> None:
-    """Stop the runs that are live when the interpreter exits, which would wait for their threads."""
-    # Copied in one step: other threads may start runs, and end them, meanwhile.
+    """Stop all live runs at interpreter exit, while their threads can still run."""
+    # The copy is one step: other threads may start and end runs meanwhile.
     runs = LIVE.copy()
-    # Asked all together first, so that many pipelines take no longer than one.
+    # Ask all runs first, so that many pipelines take no longer than one.
     for run in runs:
         run.request_stop()
     deadline = perf_counter() + EXIT_SECONDS
@@ -402,12 +404,13 @@ def _stop_all() -> None:
 
 
 def _disown_all() -> None:
-    """In a forked child, have runs that were live hand out nothing."""
+    """In a forked process, make the runs that were live raise an error."""
     while LIVE:
         LIVE.pop().disown()
 
 
-# Here, behind the imports: what they have registered, such as the end of worker processes, comes after this.
+# Registered after the imports: exit handlers run in reverse order, so those of the imported modules, such as
+# the end of worker processes, run after this one.
 atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_disown_all)

@@ -1,4 +1,4 @@
-"""Runners of calls: threads, tasks of the event loop, and executors that it awaits."""
+"""Runners, which make the calls of stages: in threads, in tasks of the event loop, or in the turn itself."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ T = TypeVar("T")
 class Worker(threading.Thread):
     """A daemon thread: interpreter exit does not wait for it.
 
-    States: *idle* (``slot`` is ``None``), *in a call* (for ``slot``) and *given up*: the call has
-    taken too long, another thread took its place, and it ends when the call returns.
+    States: *idle* (``slot`` is ``None``), *in a call* (for ``slot``) and *given up*: the call took too long,
+    another thread replaces this one, and this one ends when the call returns.
     """
 
     def __init__(self, threads: WorkerThreads, name: str) -> None:
         super().__init__(target=threads.serve, args=(self,), name=name, daemon=True)
         self.slot: Slot | None = None
         self.given_up = False
-        # Held by both sides to settle who is first when a call returns just as it is given up.
+        # Decides which comes first when a call returns while it is being given up.
         self._guard = threading.Lock()
 
     def leave_call(self) -> bool:
-        """Say that the call has returned; ``False`` if it had been given up before."""
+        """Note that the call has returned. Return ``False`` if it was given up before."""
         with self._guard:
             self.slot = None
             return not self.given_up
 
     def give_up(self, slot: Slot) -> bool:
-        """Give the thread up if it is still in the call that ``slot`` is for."""
+        """Give up the thread if it is still in the call of ``slot``. Return whether it is."""
         with self._guard:
             self.given_up = self.slot is slot
             return self.given_up
 
     def stack(self) -> str:
-        # Without the GIL the thread runs on while its frames are read, which crashes the interpreter.
+        # Without the GIL, the thread keeps running while its frames are read, which crashes the interpreter.
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return "(a place that free-threaded CPython cannot tell while the thread runs)\n"
         # The thread may have ended meanwhile.
@@ -66,20 +66,20 @@ class Worker(threading.Thread):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
-#: What a thread with a ticket calls: works until there is nothing to do or others wait for the thread.
+#: A ticket: a thread calls it once, and it works until there is nothing to do or other tickets wait.
 Serve: TypeAlias = Callable[[Worker], None]
 
 
 class WorkerThreads:
-    """Threads that several stages may share, started as they are needed.
+    """A thread pool that several stages may share. Threads are started when they are needed.
 
     Args:
-        hub: Where outcomes go.
+        hub: Hub of the run.
         name: Prefix of the threads' names.
-        size: How many there may be.
-        initializer: Called by each thread first. When it raises, the run ends.
+        size: Maximum number of threads.
+        initializer: Called by each thread first. If it raises, the run ends.
         at_end: Called by each thread last.
-        stage: Name of the stage that they serve alone.
+        stage: Name of the stage in errors, if the pool serves only one.
 
     Attributes:
         workers: The threads that have not ended.
@@ -103,15 +103,15 @@ class WorkerThreads:
         self._stage = stage
         self._initializer = initializer
         self._numbers = itertools.count(1)
-        # Without those that took the place of others.
+        # Not counting threads that replaced others.
         self._num_started = 0
-        # None ends a thread.
+        # A thread that gets None ends.
         self._tickets: SimpleQueue[Serve | None] = SimpleQueue()
-        # One entry for each thread that waits for a ticket, by methods that are atomic.
+        # A counter of idle threads: one entry each, because append and pop of a list are atomic.
         self._idle: list[None] = []
 
     def issue(self, serve: Serve) -> None:
-        """Have one thread call ``serve``, as soon as one is free."""
+        """Have one thread call ``serve``, as soon as a thread is free."""
         self._tickets.put(serve)
         if self._idle:
             self._idle.pop()
@@ -120,19 +120,19 @@ class WorkerThreads:
             self.add_thread()
 
     def requeue(self, serve: Serve) -> bool:
-        """Put ``serve`` behind the others that wait for this thread, if any do. In a worker thread."""
+        """Put ``serve`` behind waiting tickets; return whether there were any. In a worker thread."""
         if self._tickets.empty():
             return False
         self._tickets.put(serve)
         return True
 
     def add_thread(self) -> None:
-        """Start one more thread, which may take the place of one that does not come back from a call."""
+        """Start one more thread, for example to replace one whose call does not return."""
         worker = Worker(self, f"{self._name}-{next(self._numbers)}")
         self.workers.append(worker)
         try:
             worker.start()
-        # The system gives no more threads, or the interpreter exits.
+        # The system has no more threads, or the interpreter is exiting.
         except RuntimeError as error:
             self.workers.remove(worker)
             message = f"The pipeline cannot start its threads: {error}"
@@ -141,24 +141,24 @@ class WorkerThreads:
     def stop(self) -> None:
         """Have each thread end after its current call."""
         for _ in self.workers:
-            # Each thread takes one and ends.
+            # Each thread takes one None and ends.
             self._tickets.put(None)
 
     def serve(self, worker: Worker) -> None:
-        """Serve tickets until the thread is to end."""
+        """Call tickets until the thread has to end. This is the main function of each thread."""
         try:
             if self._initializer is not None:
                 self._initializer()
             while (serve := self._tickets.get()) is not None:
                 serve(worker)
-                # Another thread has its place.
+                # Another thread has replaced this one.
                 if worker.given_up:
                     break
-                # The thread may wait for its next ticket for long, and this one may hold an item.
+                # The thread may wait long for its next ticket, and this one may hold an item in memory.
                 del serve
                 self._idle.append(None)
             self.at_end()
-        except BaseException as error:  # noqa: BLE001  # of whatever kind, the run cannot go on
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the run cannot continue
             self._hub.post(self._report_initializer, error)
         self.workers.remove(worker)
 
@@ -168,12 +168,11 @@ class WorkerThreads:
 
 
 class ThreadRunner:
-    """Has threads make the calls.
+    """Makes the calls of a stage in threads.
 
-    The stage issues a ticket for each thread that may come. A thread with a ticket takes one slot after
-    another, so that none is taken while its taker still works on another, and hands its ticket back when
-    there are no more. After each slot it looks whether other stages wait for threads, and queues up
-    behind them if so.
+    The stage issues one ticket per thread that it can use. A thread with a ticket takes one slot after
+    another, each only when the call before has ended, and returns its ticket when there are no more slots.
+    After each slot, it checks whether tickets of other stages wait, and if so queues its own behind them.
     """
 
     def __init__(self, stage: Stage, threads: WorkerThreads) -> None:
@@ -191,7 +190,7 @@ class ThreadRunner:
             self._look_again_in(self._stage.timeout)
 
     def running(self) -> list[Slot]:
-        """The slots of calls that have not returned, but for those given up."""
+        """Return the slots whose calls are running, without those that were given up."""
         found = [(worker.slot, worker.given_up) for worker in self._threads.workers.copy()]
         return [
             slot for slot, is_lost in found if slot and slot.stage is self._stage and not is_lost
@@ -209,14 +208,14 @@ class ThreadRunner:
             worker.slot = slot
             try:
                 handler = call(slot)
-            # Not even SystemExit may end the thread: the item would never be heard of again.
+            # Not even SystemExit may end the thread: the item would get lost.
             except BaseException as error:  # noqa: BLE001
                 stage.note_failure(slot, error)
                 handler = stage.settle
             slot.ended_at = perf_counter()
             if not timed:
                 worker.slot = None
-            # Given up meanwhile: the slot has been settled.
+            # The call was given up meanwhile, and the slot has been settled.
             elif not worker.leave_call():
                 return
             deliver(handler, slot)
@@ -226,7 +225,7 @@ class ThreadRunner:
 
     def _take_ticket_back(self, _: None) -> None:
         self._tickets -= 1
-        # The slot may have come after the thread had found none.
+        # A slot may have arrived after the thread had found none.
         if self._stage.todo:
             self.dispatch()
 
@@ -271,7 +270,7 @@ class ThreadRunner:
         self._tickets -= 1
         self._stage.note_failure(
             slot,
-            # Made, not raised, so the stack of the thread stands in for a traceback.
+            # The error is not raised, so it has no traceback; the stack of the thread replaces it.
             TimeoutError(f"the call took longer than timeout={timeout} s"),
             f"The call stood at:\n{worker.stack()}",
         )
@@ -281,13 +280,13 @@ class ThreadRunner:
 
 
 class TurnRunner:
-    """Makes the calls itself, where they never wait: in the turn."""
+    """Makes the calls in the turn itself, for functions that never block."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
     def dispatch(self) -> None:
-        """Make all calls."""
+        """Make the calls of all slots in ``todo``."""
         stage = self._stage
         while stage.todo:
             slot = stage.todo.popleft()
@@ -301,15 +300,15 @@ class TurnRunner:
             handler(slot)
 
     def running(self) -> list[Slot]:
-        """None is ever seen."""
+        """Return no slots: a call ends within the turn that makes it."""
         return []
 
 
 class TaskRunner:
-    """Has tasks of the event loop make the calls.
+    """Makes the calls of a stage in tasks of the event loop.
 
-    One task is woken at a time, and wakes the next one if it leaves slots: of calls that never wait, one task
-    makes all.
+    One task is woken at a time, and it wakes the next one if slots are left. If the calls never wait, a
+    single task makes all of them.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -326,7 +325,7 @@ class TaskRunner:
             self._stage.hub.post_to_loop(self._wake_task, None)
 
     def _wake_task(self, _: None) -> None:
-        # First, so that slots that come from now on ask once more.
+        # Reset first, so that slots that arrive from now on cause another call.
         self._is_asked = False
         stage = self._stage
         if self._is_waking or not stage.todo:
@@ -340,7 +339,7 @@ class TaskRunner:
             stage.hub.spawn(self._work(), stage.name)
 
     def running(self) -> list[Slot]:
-        """The slots of calls that are being awaited, but for generators that are paused."""
+        """Return the slots whose calls are awaited, without paused generators."""
         slots = list(self._running.values())
         return [slot for slot in slots if not getattr(slot, "paused", False)]
 
@@ -348,7 +347,7 @@ class TaskRunner:
         task: Any = asyncio.current_task()
         stage, hub, todo = self._stage, self._stage.hub, self._stage.todo
         self._is_waking = False
-        # One item after another: a function that never waits then costs no more than its call.
+        # A task makes one call after another, so a function that never waits costs no switch of tasks.
         while not hub.closed:
             if not todo:
                 await self._wait(task)
@@ -361,23 +360,24 @@ class TaskRunner:
             try:
                 slot.result = await stage.call_async(slot)
                 if task.cancelling():
-                    # It has cancelled itself and returned, which must not hit the next item.
+                    # The call cancelled its own task and returned. The cancellation must not hit the next
+                    # item.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.sleep(0)
                     task.uncancel()
             except BaseException as error:  # as for threads
                 if hub.closed:
                     raise
-                # A cancellation that the run did not ask for is the function's own affair.
+                # The run is not ending, so the function cancelled itself, which fails the item only.
                 task.uncancel()
                 stage.note_failure(slot, error)
             slot.ended_at = perf_counter()
             del self._running[task]
-            # This one is about to look for slots.
+            # This task is about to look for slots, so no other has to be woken.
             self._is_waking = True
             hub.deliver(stage.settle, slot)
             self._is_waking = False
-            # The task may wait for its next slot for long, and would keep this one alive.
+            # The task may wait long for its next slot, and would keep this one alive.
             del slot
 
     async def _wait(self, task: Any) -> None:
@@ -386,7 +386,7 @@ class TaskRunner:
         try:
             await idle
         except asyncio.CancelledError:
-            # Else it would be woken instead of one that waits.
+            # Otherwise this task would be woken instead of one that waits.
             if idle in self._idle:
                 self._idle.remove(idle)
             if hub.closed:
@@ -397,7 +397,7 @@ class TaskRunner:
 
 
 async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
-    """Await something for a time at most.
+    """Await something for at most ``seconds``; ``what`` names it in the error.
 
     Raises:
         TimeoutError: It took longer.
@@ -412,16 +412,17 @@ async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
 
 
 class LoopExecutor(ThreadPoolExecutor):
-    """Has worker threads make the calls of ``asyncio.to_thread``."""
+    """Makes the calls of ``asyncio.to_thread`` in worker threads of the engine."""
 
-    # By name only: asyncio accepts no other default executor, and interpreter exit waits for its threads.
+    # It never starts threads of ThreadPoolExecutor, for which interpreter exit would wait. It derives from
+    # that class because asyncio accepts no other default executor.
     def __init__(self, hub: Hub, threads: WorkerThreads) -> None:
         super().__init__(max_workers=1)
         self._hub = hub
         self._workers = threads
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a thread.
+        """Have a worker thread call a function.
 
         Raises:
             RuntimeError: The run is ending.
@@ -439,5 +440,5 @@ class LoopExecutor(ThreadPoolExecutor):
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001  # the future carries it to whoever awaits
+            except BaseException as error:  # noqa: BLE001  # the future passes it to the caller
                 future.set_exception(error)
