@@ -275,26 +275,28 @@ class ImageBuffer(CPUBuffer):
     Thread safety: safe.
     """
 
-    __slots__ = ("_image", "_lock", "_options")
+    __slots__ = ("_frame", "_lock", "_options", "_source")
 
     def __init__(
         self,
-        image: ImageFrames,
+        frame: Any,
+        source: str,
         options: RowOptions,
         **metadata: Unpack[BufferMetadata],
     ) -> None:
         # A placeholder for the array; None would mean a released buffer.
         super().__init__((), **metadata)  # type: ignore[arg-type]
-        self._image: ImageFrames | None = image
-        self._options = options
+        # A frame of FFmpeg's.
+        self._frame: Any = frame
+        self._source, self._options = source, options
         self._lock = threading.Lock()
 
     def _alive(self) -> Any:
         with self._lock:
-            if self._image is not None:
+            if self._frame is not None:
                 rows = FrameRows(1, self._options)
-                rows.put_image(0, self._image)
-                self._array, self._image = rows.take().array[0], None
+                rows.put([0], self._frame, self._source)
+                self._array, self._frame = rows.take().array[0], None
         return super()._alive()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -305,7 +307,7 @@ class ImageBuffer(CPUBuffer):
         """Release the memory, as :meth:`CPUBuffer.release` does."""
         # Same lock order as in __array_interface__: RELEASING first.
         with RELEASING, self._lock:
-            self._image = None
+            self._frame = None
             super().release()
 
     @property
@@ -321,15 +323,18 @@ def _collate_images(buffers: Sequence[Any], storage: Storage | None) -> CPUBuffe
         The buffer; ``None`` if a buffer is no :class:`ImageBuffer` or has made its array already, or if the
         images differ in size, format or options.
     """
-    images = [(one, one._image) for one in buffers if type(one) is ImageBuffer]
-    # one._image is read only once: another thread may make the array and clear it meanwhile.
-    pending = [(one._options, image) for one, image in images if image is not None]
-    kinds = {(i.width, i.height, i.pix_fmt, o.layout, o.values) for o, i in pending}
+    images = [(one, one._frame) for one in buffers if type(one) is ImageBuffer]
+    # one._frame is read only once: another thread may make the array and clear it meanwhile.
+    pending = [(one, frame) for one, frame in images if frame is not None]
+    kinds = {
+        (frame.width, frame.height, frame.format.name, one._options.layout, one._options.values)
+        for one, frame in pending
+    }
     if len(pending) < len(buffers) or len(kinds) != 1:
         return None
-    rows = FrameRows(len(buffers), replace(pending[0][0], storage=storage))
-    for row, (_, image) in enumerate(pending):
-        rows.put_image(row, image)
+    rows = FrameRows(len(buffers), replace(buffers[0]._options, storage=storage))
+    for row, (one, frame) in enumerate(pending):
+        rows.put([row], frame, one._source)
     buffer: CPUBuffer = rows.take()
     if buffers[0].boxes is not None:
         buffer.boxes = tuple(box for one in buffers for box in one.boxes)

@@ -39,7 +39,7 @@ LOG_LEVELS = ("quiet", "error", "warning", "info", "verbose", "debug")
 _logger = logging.getLogger("libav")
 
 
-class _LogState:
+class LogState:
     """State of FFmpeg's log: whether PyAV captures its lines, and whether they are forwarded to a logger."""
 
     # Class attributes, because PyAV has one log level and one logger per process.
@@ -83,31 +83,31 @@ def set_log_level(level: str) -> None:
     Thread safety: safe. The level applies to the whole process, as in FFmpeg.
     """
     check_choice("level", level, LOG_LEVELS)
-    with _LogState.lock:
+    with LogState.lock:
         _suppress_output()
-        _LogState.forwarded = _logger.propagate = level != "quiet"
-        _LogState.is_ours = level == "quiet"
+        LogState.forwarded = _logger.propagate = level != "quiet"
+        LogState.is_ours = level == "quiet"
         av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
-        _LogState.update()
+        LogState.update()
         _logger.setLevel(
             av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
         )
-        _logger.removeHandler(_LogState.handler)
+        _logger.removeHandler(LogState.handler)
         has_stream = any(isinstance(each, logging.StreamHandler) for each in _logger.handlers)
         # Without a handler anywhere, the lines would be lost.
-        if _LogState.forwarded and not (logging.getLogger().handlers or has_stream):
-            _LogState.handler = logging.StreamHandler()
-            _logger.addHandler(_LogState.handler)
+        if LogState.forwarded and not (logging.getLogger().handlers or has_stream):
+            LogState.handler = logging.StreamHandler()
+            _logger.addHandler(LogState.handler)
 
 
 def _suppress_output() -> None:
     """Keep FFmpeg from printing log lines, unless the program has set a log level of PyAV's."""
-    if _LogState.prepared:
+    if LogState.prepared:
         return
-    _LogState.prepared = True
+    LogState.prepared = True
     # A log level that the program has set in PyAV is kept.
     if av.logging.get_level() is None:
-        _LogState.is_ours = True
+        LogState.is_ours = True
         av.logging.set_libav_level(_QUIET)
         # Captured lines also reach the logger ``libav``. Without a handler, logging prints them to stderr.
         _logger.addHandler(logging.NullHandler())
@@ -120,32 +120,27 @@ def _suppress_output() -> None:
 @contextmanager
 def _capturing() -> Iterator[None]:
     """Let PyAV capture FFmpeg's error lines in a block, for all threads."""
-    with _LogState.lock:
+    with LogState.lock:
         _suppress_output()
-        _LogState.num_open += 1
-        _LogState.update()
+        LogState.num_open += 1
+        LogState.update()
     try:
         yield
     finally:
-        with _LogState.lock:
-            _LogState.num_open = max(0, _LogState.num_open - 1)
-            _LogState.update()
+        with LogState.lock:
+            LogState.num_open = max(0, LogState.num_open - 1)
+            LogState.update()
 
 
 def _after_fork() -> None:
     """Reset the state in a forked child, where the parent's other threads and their blocks are gone."""
     # One of those threads may have held the lock at the fork.
-    _LogState.lock = threading.Lock()
-    _LogState.num_open = 0
+    LogState.lock = threading.Lock()
+    LogState.num_open = 0
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def forwards_log() -> bool:
-    """Whether FFmpeg's log lines are forwarded to Python's logging."""
-    return _LogState.forwarded
 
 
 class _CurrentLog(threading.local):
@@ -184,7 +179,7 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
             yield lines
         finally:
             _current_log.lines = None
-            if _LogState.forwarded:
+            if LogState.forwarded:
                 _forward(lines)
 
 

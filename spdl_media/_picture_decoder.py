@@ -364,11 +364,9 @@ class PicturePath:
         metadata: PacketMetadata,
         filter_desc: str | PictureOps | None,
         config: DecodeConfig,
-        *,
-        is_still: bool = False,
     ) -> None:
         self.decoder = PictureDecoder(codec, metadata, config)
-        self._filter = PictureFilter(codec, filter_desc, config, None if is_still else metadata)
+        self._filter = PictureFilter(codec, filter_desc, config, metadata)
         self.decoder.gives_lead_in = self._filter.has_rate
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int], sink: Sink) -> None:

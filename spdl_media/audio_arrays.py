@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import NO_DECODERS, Container
-from spdl_media._ffmpeg import forwards_log
+from spdl_media._ffmpeg import LogState
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.audio_clock import even_samples
@@ -160,7 +160,7 @@ def load_audio_array(
 def _open_container(input: Input, config: DemuxConfig) -> Container:
     """Open a container, with no decoder tried out that tells nothing of its best stream of audio."""
     # Of decoders that are not to be tried, FFmpeg logs that it has none.
-    container = Container(input, config, tries=None if forwards_log() else NO_DECODERS)
+    container = Container(input, config, tries=None if LogState.forwarded else NO_DECODERS)
     if container.tried is None:
         return container
     streams = container.av.streams

@@ -29,7 +29,6 @@ from spdl_media.filters import naming
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_decoder import decode_image, filtered
-from spdl_media.image_frames import ImageFrames, av_frames
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
@@ -117,7 +116,7 @@ def load_rows(
     # No array of one, and no position in its errors.
     if request.is_single:
         rows = FrameRows(1, request)
-        rows.put_image(0, decode_cut(inputs[0], 0, request))
+        rows.put([0], *decode_cut(inputs[0], 0, request))
         array = rows.take()
         array.boxes, array.flips = request.cuts.drawn([0], [0])
         return CPUBuffer(array.array[0], **array.metadata)
@@ -126,8 +125,8 @@ def load_rows(
     # Closed at errors, too: their tracebacks hold on to this frame, and the memory shall be free at once.
     with closing(FrameRows(len(inputs), request, "input")) as rows:
 
-        def add(position: int, image: ImageFrames) -> None:
-            rows.put_image(position, image)
+        def add(position: int, image: tuple[Any, str]) -> None:
+            rows.put([position], *image)
             positions.append(position)
 
         decode_each(
@@ -236,8 +235,11 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
 
 def decode_cut(
     src: Source | ImagePackets | MediaError, position: int, request: FrameRequest
-) -> ImageFrames:
+) -> tuple[Any, str]:
     """Demux and decode an image, and cut out of it what is asked for at this position.
+
+    Returns:
+        A frame of FFmpeg's, and what it was decoded from.
 
     Raises:
         MediaError: It is that, of somebody who has read it before.
@@ -249,26 +251,24 @@ def decode_cut(
     packets = src
     if not isinstance(packets, ImagePackets):
         packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
-    config = request.decode_config
+    config, source = request.decode_config, packets.source
     if request.cuts.is_empty:
-        return decode_image(packets, request.desc, config)
+        return decode_image(packets, request.desc, config).frame, source
     head = metadata_of(packets).jpeg
 
     def cut(width: int, height: int, orientation: int) -> PictureOps:
         swaps = config.orient and swaps_sides(orientation)
         size = (height, width) if swaps else (width, height)
-        return request.cuts.filter(position, size, request.desc, packets.source)
+        return request.cuts.filter(position, size, request.desc, source)
 
     if config.downscale is not None and head is not None and head.is_ycc:
         # How far it is shrunk while it is decoded depends on the crop.
         ops = cut(head.width, head.height, head.orientation)
-        return decode_image(packets, ops, config)
+        return decode_image(packets, ops, config).frame, source
     whole = decode_image(packets, None, config)
-    stored = packets.with_metadata(orientation=whole.orientation)
-    ops = cut(whole.width, whole.height, whole.orientation)
-    with naming(packets.source):
-        image = filtered(av_frames(whole)[0], stored, ops, config)
-    return image.marked_corrupt() if whole.is_corrupt else image
+    ops = cut(whole.frame.width, whole.frame.height, whole.orientation)
+    with naming(source):
+        return filtered(whole, packets, ops, config).frame, source
 
 
 def none_loaded(

@@ -154,7 +154,7 @@ def decode_packets(
     config = as_decode_config(decode_config)
     limit = _checked_limit(packets, num_frames, num_samples)
     if isinstance(packets, ImagePackets):
-        return decode_image(packets, picture_filter(filter_desc, "accurate"), config)
+        return decode_image(packets, picture_filter(filter_desc, "accurate"), config).of(packets)
     if isinstance(packets, VideoPackets):
         frames = FrameList(limit)
         take = decode_into(frames, packets, picture_filter(filter_desc), config, limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import av
 import numpy as np
@@ -50,20 +50,6 @@ _MAX_SCALERS = 32
 _EDGE, _MAX_PIXELS = 128, 2**28
 
 
-class Plan(NamedTuple):
-    """How images of one size are scaled, cropped and mirrored.
-
-    Attributes:
-        placement: How the image is scaled, then padded or cropped to the requested size.
-        crop: What is cropped from the result.
-        mirror: Whether the crop is mirrored left to right.
-    """
-
-    placement: Placement
-    crop: Placement
-    mirror: bool = False
-
-
 @lru_cache(maxsize=256)
 def _flags(names: str) -> int:
     return sum(int(Interpolation[_FLAG_NAMES.get(n, n.upper())]) for n in names.split("+"))
@@ -79,6 +65,7 @@ class FastChain:
         flags: Scaler flags of the first conversion.
 
     Attributes:
+        is_scaled: Whether a size is requested.
         plan: :meth:`_plan` with a cache of its last results.
 
     Thread safety: free to share; each thread has scalers of its own.
@@ -88,11 +75,15 @@ class FastChain:
         self.ops, self._formats, self._before = ops, formats, before
         self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
+        self.is_scaled = ops.is_scaled
+        # Packed RGB of the right size, which planar RGB and back would not change.
+        is_exact = formats[-1] in RGB_8BIT and formats[0] != _HALF_CHROMA
+        self._kept_format = formats[-1] if is_exact else None
         # Computing a plan takes 8 microseconds, and many images share a size.
         self.plan = lru_cache(maxsize=64)(self._plan)
 
-    def _plan(self, size: Size) -> Plan | None:
-        """Plan an upright image of this size; ``None``: the crop is larger than the image."""
+    def _plan(self, size: Size) -> Placement | None:
+        """Place an upright image of this size; ``None``: the crop is larger than the image."""
         ops = self.ops
         # Borders of RGB can start at any pixel, those of YUV only at a whole chroma sample.
         last = self._formats[-1]
@@ -104,30 +95,38 @@ class FastChain:
         # A chroma sample may be larger than the canvas.
         if crop.has_border or (ops.scale_mode == "pad" and not placement.is_inside):
             return None
-        return Plan(placement, crop)
+        left, top = placement.left + crop.left, placement.top + crop.top
+        return Placement(placement.scaled, crop.canvas, left, top)
 
     def takes(self, frame: av.VideoFrame) -> bool:
         """Whether the scaler alone converts this frame as a graph does."""
         needs_range = self._is_yuv or self._formats[0] == _HALF_CHROMA
         return _same_without_graph(frame.format.name) and (not needs_range or _keeps_range(frame))
 
-    def run(self, frame: av.VideoFrame, plan: Plan) -> av.VideoFrame:
+    def run(
+        self, frame: av.VideoFrame, placement: Placement, *, mirror: bool = False
+    ) -> av.VideoFrame:
         """Run the conversions.
 
-        Takes ownership of the frame: it may be returned, with colour metadata written to it, and the scaler
-        changes its fields while it runs. No other thread may use it.
+        Args:
+            frame: The frame, of which this takes ownership: it may be returned, with colour metadata written
+                to it, and the scaler changes its fields while it runs. No other thread may use it.
+            placement: How it is scaled, padded and cropped.
+            mirror: Whether the result is mirrored left to right.
 
         Raises:
             PictureSizeError: The scaler does not take an image of this size.
             FilterError: The scaler cannot produce the requested size.
         """
-        if self._changes_nothing(frame, plan):
+        is_right = frame.format.name == self._kept_format and not mirror
+        if is_right and (frame.width, frame.height) == placement.scaled and _is_whole(placement):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
             return frame
-        steps = list(zip(self._formats, self._flags, self._scalers(frame, plan), strict=True))
+        scalers = self._scalers(frame, placement)
+        steps = list(zip(self._formats, self._flags, scalers, strict=True))
         for step in steps[: self._before]:
-            frame = self._convert(frame, plan.placement.scaled, *step)
-        frame = placed(placed(frame, plan.placement), plan.crop, mirror=plan.mirror)
+            frame = self._convert(frame, placement.scaled, *step)
+        frame = placed(frame, placement, mirror=mirror)
         for step in steps[self._before :]:
             frame = self._convert(frame, (frame.width, frame.height), *step)
         return frame
@@ -155,24 +154,13 @@ class FastChain:
             result.colorspace, result.color_range = tags
         return result
 
-    def _changes_nothing(self, frame: av.VideoFrame, plan: Plan) -> bool:
-        """Whether the frame is packed RGB of the right size, which planar RGB and back would not change."""
-        return (
-            self._formats[-1] == frame.format.name
-            and frame.format.name in RGB_8BIT
-            and self._formats[0] != _HALF_CHROMA
-            and plan.placement.scaled == (frame.width, frame.height)
-            and not (plan.mirror or _has_margins(plan))
-        )
-
-    def _scalers(self, frame: av.VideoFrame, plan: Plan) -> list[VideoReformatter]:
+    def _scalers(self, frame: av.VideoFrame, placement: Placement) -> list[VideoReformatter]:
         """Return this thread's scalers for such frames, one for each conversion.
 
         A scaler shared by two conversions would rebuild its tables at each change of format.
         """
         kept: dict[object, list[VideoReformatter]] = _kept.__dict__.setdefault("sets", {})
-        scaled, final = plan.placement.scaled, plan.crop.canvas
-        sizes = scaled, final, frame.width, frame.height
+        sizes = placement.scaled, placement.canvas, frame.width, frame.height
         key = (self._formats, self._flags, sizes, frame.format.name)
         found = kept.pop(key, None) or [VideoReformatter() for _ in self._formats]
         kept[key] = found  # reinserted last, so that the first key is the least recently used
@@ -253,31 +241,35 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
         PictureSizeError: The scaler does not take an image of this size.
         FilterError: The scaler cannot produce the requested size.
     """
-    chain = fast_chain(ops.uncut)
+    is_cut = ops.box is not None or ops.mirror
+    chain = fast_chain(ops.uncut if is_cut else ops)
     if chain is None or not chain.takes(frame):
         return None
-    if (part := part_to_convert(frame, ops)) is not None:
+    if not chain.is_scaled and (part := part_to_convert(frame, ops)) is not None:
         if carries_more(frame):
             return None
         outer, (x, y, w, h) = part
         whole = whole_samples(frame, outer)
-        size = whole.width, whole.height
-        inner = Placement(size, (w, h), -x, -y)
-        return chain.run(whole, Plan(Placement(size, size), inner, ops.mirror))
+        inner = Placement((whole.width, whole.height), (w, h), -x, -y)
+        return chain.run(whole, inner, mirror=ops.mirror)
     size = frame.width, frame.height
-    is_cut = ops.box is not None or ops.mirror
-    x, y, w, h = ops.box or (0, 0, *size)
-    plan = chain.plan((w, h)) if fits((x, y, w, h), *size) else None
-    if plan is None or (is_cut and frame.format.name not in _CUTTABLE):
-        return None
-    if (is_cut or _has_margins(plan)) and carries_more(frame):
+    if not is_cut:
+        placement = chain.plan(size)
+        if placement is None or (not _is_whole(placement) and carries_more(frame)):
+            return None
+        return chain.run(frame, placement)
+    x, y, w, h = box = ops.box or (0, 0, *size)
+    placement = chain.plan((w, h)) if fits(box, *size) else None
+    if placement is None or frame.format.name not in _CUTTABLE or carries_more(frame):
         return None
     cut = Placement(size, (w, h), -x, -y)
-    return chain.run(placed(frame, cut, mirror=ops.mirror), plan)
+    return chain.run(placed(frame, cut, mirror=ops.mirror), placement)
 
 
-def _has_margins(plan: Plan) -> bool:
-    return not plan.placement.scaled == plan.placement.canvas == plan.crop.canvas
+def _is_whole(placement: Placement) -> bool:
+    """Whether an image is neither cut nor gets a border."""
+    where = placement.scaled, placement.left, placement.top
+    return where == (placement.canvas, 0, 0)
 
 
 def _is_possible(width: int, height: int) -> bool:
@@ -292,20 +284,27 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
     Returns:
         A new frame, or ``frame`` itself if nothing changes.
     """
-    if placement.scaled == placement.canvas and not mirror:
+    if _is_whole(placement) and not mirror:
         return frame
-    name = frame.format.name
-    result = like_frame(frame, *placement.canvas)
-    x, y = max(0, -placement.left), max(0, -placement.top)
+    name, left, top = frame.format.name, placement.left, placement.top
+    (across, down), (width, height) = placement.scaled, placement.canvas
+    result = like_frame(frame, width, height)
+    # The part of the result that the image covers.
+    first_x, first_y = max(0, left), max(0, top)
+    end_x, end_y = min(width, left + across), min(height, top + down)
+    has_border = (first_x, first_y, end_x, end_y) != (0, 0, width, height)
     planes = zip(plane_views(result), plane_views(frame), plane_steps(name), strict=True)
-    for index, (plane, source, step) in enumerate(planes):
+    for index, (plane, source, (right, below)) in enumerate(planes):
         target = plane
-        if placement.has_border:
+        if has_border:
             # Plane 3 is alpha: opaque. Chroma is neutral at 128.
             plane[:] = 255 if index == 3 else 128 if index and is_yuv(name) else 0
-            target = placement.part_of(plane, step=step)
+            # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
+            target = plane[
+                first_y // below : -(-end_y // below), first_x // right : -(-end_x // right)
+            ]
         rows, columns = target.shape[:2]
-        part = source[y // step[1] :, x // step[0] :][:rows, :columns]
+        part = source[max(0, -top) // below :, max(0, -left) // right :][:rows, :columns]
         target[:] = part[:, ::-1] if mirror else part
     return result
 

@@ -15,12 +15,7 @@ from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.fast_images import (
-    full_range_gray,
-    part_to_convert,
-    whole_samples,
-    without_graph,
-)
+from spdl_media.fast_images import full_range_gray, part_to_convert, whole_samples
 from spdl_media.formats import like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
@@ -349,7 +344,7 @@ class PictureFilter:
         if self._desc is None:
             self.orientation = orientation
             return [frame]
-        if frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY:
+        if has_limited_gray(frame):
             # FFmpeg's scaler treats all gray as full range, so limited range is expanded first.
             frame = self._marked(full_range_gray(frame), frame)
         # Reading these attributes costs 0.2 microseconds, what is derived from them 100 times that.
@@ -358,11 +353,8 @@ class PictureFilter:
             return self._through_graph(self._graph, frame)
         self.orientation = 1 if self._orient else orientation
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
-        if self._ops is not None and not turn:
-            if self._ops.keeps_frames and not self.has_rate:
-                return [frame]  # even a graph of nothing costs 25 microseconds a frame
-            if self._is_still and (image := without_graph(frame, self._ops)) is not None:
-                return [image]
+        if self._ops is not None and self._ops.keeps_frames and not (turn or self.has_rate):
+            return [frame]  # even a graph of nothing costs 25 microseconds a frame
         desc, self._part = self._route(frame, turn)
         before: list[av.VideoFrame] = []
         if self._graph is None or desc != self._graph_desc:
@@ -441,6 +433,11 @@ class PictureFilter:
         except FilterError:
             return False
         return True
+
+
+def has_limited_gray(frame: av.VideoFrame) -> bool:
+    """Whether a frame is gray of limited range, which FFmpeg's scaler takes for full."""
+    return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
 
 
 def _joined(*filters: str) -> str:

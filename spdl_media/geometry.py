@@ -198,19 +198,12 @@ class Placement:
         """Whether the image leaves part of the canvas uncovered."""
         return self.scaled[0] < self.canvas[0] or self.scaled[1] < self.canvas[1]
 
-    def part_of(self, canvas: Any, axis: int = 0, step: Size = (1, 1)) -> Any:
-        """The view of a canvas ``(..., H, W, ...)`` that the image fills.
-
-        Args:
-            canvas: An array.
-            axis: Its axis of rows.
-            step: Pixels across and down for each of its values, as in a plane of chroma.
-        """
+    def part_of(self, canvas: Any, axis: int = 0) -> Any:
+        """The view of a canvas ``(..., H, W, ...)`` that the image fills; ``axis`` is that of its rows."""
         starts, sizes = (self.left, self.top), zip(self.scaled, self.canvas, strict=True)
         columns, rows = (
-            # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
-            slice(max(0, first) // pixels, -(-(max(0, first) + min(size)) // pixels))
-            for first, size, pixels in zip(starts, sizes, step, strict=True)
+            slice(max(0, first), max(0, first) + min(size))
+            for first, size in zip(starts, sizes, strict=True)
         )
         return canvas[(*[slice(None)] * axis, rows, columns)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,21 +15,22 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._ffmpeg import forwards_log
+from spdl_media._ffmpeg import LogState
 from spdl_media._optional import require
 from spdl_media._picture_decoder import FrameList, PicturePath
-from spdl_media.codec import DecoderAtRest, VideoCodec
+from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
-from spdl_media.errors import DecodeError
-from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, Plan, fast_chain
-from spdl_media.filters import PictureFilter, naming
-from spdl_media.geometry import Box, fits, stored_box, stored_flips, swaps_sides
+from spdl_media.errors import DecodeError, FilterError
+from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
+from spdl_media.filters import PictureFilter, has_limited_gray
+from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import (
     FrameMetadata,
     ImagePackets,
+    PacketMetadata,
     VideoPackets,
     av_packets,
     coded_image,
@@ -44,9 +46,30 @@ PILLOW: Final = "pillow"
 """The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
 
 
+class DecodedImage(NamedTuple):
+    """A frame of FFmpeg's, and what it does not say of itself.
+
+    Attributes:
+        frame: The image, which belongs to nobody else.
+        orientation: EXIF number of its orientation, 1 once it is upright.
+        is_corrupt: The data is damaged, or cut short.
+    """
+
+    frame: av.VideoFrame
+    orientation: int
+    is_corrupt: bool = False
+
+    def of(self, packets: ImagePackets) -> ImageFrames:
+        """The image as users get it, with the metadata of its packets."""
+        metadata = FrameMetadata.of(
+            metadata_of(packets), orientation=self.orientation, is_corrupt=self.is_corrupt
+        )
+        return ImageFrames((self.frame,), metadata)
+
+
 def decode_image(
     packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
+) -> DecodedImage:
     """Decode an image, turn it upright, and filter it.
 
     Args:
@@ -62,59 +85,61 @@ def decode_image(
     """
     # Without it, glibc returns the memory of each small image to the system, and takes it anew.
     keep_freed_memory()
-    reason = metadata_of(packets).pillow
-    with naming(packets.source):
-        # A decoder that the caller names comes before the one that suits the file.
-        if config.decoder == PILLOW or (reason is not None and config.decoder is None):
-            return _decode_by_pillow(packets, filter_desc, config)
-        try:
-            return _decode_by_ffmpeg(packets, filter_desc, config)
-        except DecodeError as error:
-            if config.decoder is not None or not is_unsupported(error):
-                raise
-            reason = f"{packets.codec.name} data that FFmpeg does not know"
-            with suppress(DecodeError):
-                return _decode_by_pillow(packets.with_metadata(pillow=reason), filter_desc, config)
-            raise
+    try:
+        if config.downscale is not None:
+            small = _decode_downscaled(packets, filter_desc, config)
+            if small is not None:
+                return DecodedImage(small, 1 if config.orient else metadata_of(packets).orientation)
+        return filtered(_decode_whole(packets, config), packets, filter_desc, config)
+    except FilterError as error:
+        error.source = error.source or packets.source
+        raise
 
 
-def _decode_by_ffmpeg(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
-    if config.downscale is not None:
-        small = _decode_downscaled(packets, filter_desc, config)
-        if small is not None:
-            return _image(small, packets, 1 if config.orient else metadata_of(packets).orientation)
+def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
+    """Decode an image as it is stored."""
+    metadata = metadata_of(packets)
     # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
-    if (frame := _decode_plain_jpeg(packets, config)) is not None:
-        return filtered(frame, packets, filter_desc, config)
+    if (frame := _decode_plain_jpeg(packets, metadata, config)) is not None:
+        return DecodedImage(frame, metadata.orientation)
+    # A decoder that the caller names comes before the one that suits the file.
+    if config.decoder == PILLOW or (metadata.pillow is not None and config.decoder is None):
+        return _decode_by_pillow(packets)
+    try:
+        return _decode_by_ffmpeg(packets, config)
+    except DecodeError as error:
+        if config.decoder is not None or not is_unsupported(error):
+            raise
+        reason = f"{packets.codec.name} data that FFmpeg does not know"
+        with suppress(DecodeError):
+            return _decode_by_pillow(packets.with_metadata(pillow=reason))
+        raise
+
+
+def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
     # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     missing = cut_short_error(packets, strict)
     if config.on_corrupt != "keep":
         if missing is not None:
             raise missing
-        return _picture(packets, filter_desc, strict)
+        return _picture(packets, strict)
     try:
-        whole = _picture(packets, filter_desc, strict)
+        image = _picture(packets, strict)
     except DecodeError as error:
         try:
             # Without its check for damage, FFmpeg gives what it has.
             options = {"err_detect": "0", **config.decoder_options}
-            lenient = replace(config, decoder_options=options)
-            return _picture(packets, filter_desc, lenient, is_corrupt=True)
+            image = _picture(packets, replace(config, decoder_options=options))
         except DecodeError:  # there is nothing to keep
             raise error from error.__cause__
-    return whole if missing is None else whole.marked_corrupt()
+        return image._replace(is_corrupt=True)
+    return image._replace(is_corrupt=missing is not None)
 
 
-def _decode_by_pillow(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> ImageFrames:
+def _decode_by_pillow(packets: ImagePackets) -> DecodedImage:
     data, purpose = av_packets(packets)[0], pillow_purpose(packets)
-    frame, orientation = next(read_with_pillow(memoryview(data), packets.source, purpose=purpose))
-    stated = packets.with_metadata(orientation=orientation)
-    return filtered(frame, stated, filter_desc, config)
+    return DecodedImage(*next(read_with_pillow(memoryview(data), packets.source, purpose=purpose)))
 
 
 def pillow_purpose(packets: VideoPackets) -> str:
@@ -124,45 +149,42 @@ def pillow_purpose(packets: VideoPackets) -> str:
 
 
 def filtered(
-    frame: av.VideoFrame,
+    image: DecodedImage,
     packets: ImagePackets,
     filter_desc: str | PictureOps | None,
     config: DecodeConfig,
-) -> ImageFrames:
-    """Turn the decoded frame of an image upright, and filter it.
+) -> DecodedImage:
+    """Turn a decoded image upright, and filter it.
 
     Raises:
         FilterError: The filters do not take it.
         DecodeError: They give nothing.
     """
+    if filter_desc is None:
+        return image
+    frame, orientation, is_corrupt = image
+    ops = picture_ops(filter_desc)
+    is_turned = config.orient and orientation != 1
+    if not (ops is None or is_turned or has_limited_gray(frame)):
+        # The scaler alone, where it gives what a graph does.
+        small = without_graph(frame, ops)
+        if small is not None:
+            return DecodedImage(small, 1 if config.orient else orientation, is_corrupt)
     filter = PictureFilter(packets.codec, filter_desc, config)
     # Some filters hold a lone frame back until the end.
-    frames = [*filter.push(frame, metadata_of(packets).orientation)] or [*filter.flush()]
+    frames = [*filter.push(frame, orientation)] or [*filter.flush()]
     if not frames:
         raise _no_picture(packets)
-    return _image(frames[0], packets, filter.orientation)
+    return DecodedImage(frames[0], filter.orientation, is_corrupt)
 
 
-def _image(frame: av.VideoFrame, packets: ImagePackets, orientation: int) -> ImageFrames:
-    """A whole image without any damage, with its metadata."""
-    metadata = FrameMetadata.of(metadata_of(packets), orientation=orientation)
-    return ImageFrames((frame,), metadata)
-
-
-def _picture(
-    packets: ImagePackets,
-    filter_desc: str | PictureOps | None,
-    config: DecodeConfig,
-    *,
-    is_corrupt: bool = False,
-) -> ImageFrames:
-    path = PicturePath(packets.codec, metadata_of(packets), filter_desc, config, is_still=True)
+def _picture(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
+    path = PicturePath(packets.codec, metadata_of(packets), None, config)
     sink = FrameList(1)
     path.run(av_packets(packets), sink)
     if not sink.frames:
         raise _no_picture(packets)
-    metadata = path.take_metadata()
-    return ImageFrames(sink.frames, replace(metadata, is_corrupt=True) if is_corrupt else metadata)
+    return DecodedImage(sink.frames[0], path.take_metadata().orientation)
 
 
 def _no_picture(packets: ImagePackets) -> DecodeError:
@@ -177,27 +199,39 @@ _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
 
-# Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes into
-# its tables, half into memory that the system has to clear for it anew.
-_at_rest = DecoderAtRest()
+class _AtRest(threading.local):
+    """The open decoder that a thread has at rest, if any."""
+
+    # Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes
+    # into its tables, half into memory that the system has to clear for it anew.
+    context: Any = None
 
 
-def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoFrame | None:
+_at_rest = _AtRest()
+
+
+def _decode_plain_jpeg(
+    packets: ImagePackets, metadata: PacketMetadata, config: DecodeConfig
+) -> av.VideoFrame | None:
     """Decode a JPEG for which any open decoder is as good as a fresh one.
 
     Returns:
         The frame that a fresh decoder gives; ``None``: it is no such file, options were set, or decoding
         failed. A fresh decoder then says what.
     """
-    metadata = metadata_of(packets)
     if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
         return None
-    if config.decoder is not None or config.decoder_options or len(packets) != 1 or forwards_log():
+    if config.decoder is not None or config.decoder_options or LogState.forwarded:
         return None
-    context = _at_rest.take(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
+    if (packet := padded_image(packets)) is None:
+        return None
+    # Taken while in use, so that a signal handler that decodes, too, does not find it.
+    context, _at_rest.context = _at_rest.context, None
+    if context is None:
+        context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
-            frames: list[av.VideoFrame] = context.decode(padded_image(packets))
+            frames: list[av.VideoFrame] = context.decode(packet)
         # The decoder is not put back: after an error its state is not that of a fresh one.
         except av.FFmpegError:
             return None
@@ -207,7 +241,7 @@ def _decode_plain_jpeg(packets: ImagePackets, config: DecodeConfig) -> av.VideoF
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
-        _at_rest.put_back(_STILL_JPEG, context)
+        _at_rest.context = context
     frame.time_base = _STILL_JPEG.time_base
     return frame
 
@@ -361,7 +395,7 @@ def _decode_downscaled(
     plan = _plan(head.width, head.height, orientation, chain, ops.box)
     if plan is None:
         return None
-    part, sizes = plan
+    part, placement = plan
     small = _shrunk(head.width, part), _shrunk(head.height, part)
     pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
@@ -372,24 +406,23 @@ def _decode_downscaled(
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     frame.time_base = packets.codec.time_base
     # The result is mirrored, for it is the smaller one.
-    return chain.from_rgb().run(frame, sizes._replace(mirror=ops.mirror))
+    return chain.from_rgb().run(frame, placement, mirror=ops.mirror)
 
 
 def _plan(
     width: int, height: int, orientation: int, chain: FastChain, box: Box | None
-) -> tuple[_Part, Plan] | None:
-    """The part of a stored image to decode, and the sizes after each step of the chain."""
+) -> tuple[_Part, Placement] | None:
+    """The part of a stored image to decode, and how that is scaled and placed."""
     swaps = swaps_sides(orientation)
     upright = (height, width) if swaps else (width, height)
     box = box or (0, 0, *upright)
-    sizes = chain.plan(box[2:]) if fits(box, *upright) else None
-    if sizes is None:
+    placement = chain.plan(box[2:]) if fits(box, *upright) else None
+    if placement is None:
         return None
-    scaled = sizes.placement.scaled
     # Everything from here on is in the image as it is stored.
-    target = scaled[::-1] if swaps else scaled
+    target = placement.scaled[::-1] if swaps else placement.scaled
     part = _smallest_part(stored_box(box, orientation, width, height), *target)
-    return None if part is None else (part, sizes)
+    return None if part is None else (part, placement)
 
 
 def _smallest_part(box: Box, width: int, height: int) -> _Part | None:

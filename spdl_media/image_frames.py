@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from html import escape
 from itertools import islice
@@ -318,10 +317,6 @@ class ImageFrames(_Pictures):
         frame = self._frames[0]
         marked = self._metadata.is_corrupt or frame.pts in self._metadata.corrupt_pts
         return marked or bool(frame.is_corrupt)
-
-    def marked_corrupt(self) -> ImageFrames:
-        """The same image, marked as damaged; for modules of this package."""
-        return ImageFrames(self._frames, replace(self._metadata, is_corrupt=True))
 
     @property
     def planes(self) -> tuple[Array, ...]:

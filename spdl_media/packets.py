@@ -335,9 +335,11 @@ def coded_image(packets: ImagePackets) -> memoryview:
     return memoryview(packets._packets[0])
 
 
-def padded_image(packets: ImagePackets) -> AvPacket:
-    """The same data in a packet that decoders may read, without what a still has no use for."""
-    return make_packet(_padded(packets._packets[0]), packets.codec.time_base)
+def padded_image(packets: ImagePackets) -> AvPacket | None:
+    """The data of an image as decoders may read it, without times; ``None``: it is not one packet."""
+    if len(packets._packets) != 1:
+        return None
+    return av.Packet(_padded(packets._packets[0]))  # type: ignore[arg-type]  # any buffer will do
 
 
 def metadata_of(packets: Packets) -> PacketMetadata:

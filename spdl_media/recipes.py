@@ -153,6 +153,6 @@ class ImageRecipe:
     def _load(self, src: Any, rng: Rng | None) -> CPUBuffer:
         request, cuts = self._prepared  # type: ignore[attr-defined]  # set above
         request = replace(request, cuts=CropPlan(rng=rng, **cuts))
-        image = decode_cut(src, 0, request)
+        frame, source = decode_cut(src, 0, request)
         boxes, flips = request.cuts.drawn([0], [0])
-        return ImageBuffer(image, request, boxes=boxes, flips=flips)
+        return ImageBuffer(frame, source, request, boxes=boxes, flips=flips)

@@ -16,7 +16,7 @@ from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array, Shape
-from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
+from spdl_media.image_frames import VideoFrames, frame_metadata
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.row_plan import OnShort, RowOptions, RowPlan
@@ -70,11 +70,6 @@ class FrameRows:
         self._plan.check(frame, rows[0], source)
         for row in rows:
             self._plan.copy(frame, self._places, row)
-
-    def put_image(self, row: int, image: ImageFrames) -> None:
-        """Copy an image into a row; see :meth:`put`."""
-        (frame,) = av_frames(image)
-        self.put([row], frame, image.source)
 
     def take(
         self,

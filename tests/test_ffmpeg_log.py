@@ -260,7 +260,7 @@ from spdl_media import _ffmpeg
 warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork, since CPython 3.12
 entered, leave = threading.Event(), threading.Event()
 def hold():
-    with _ffmpeg.ffmpeg_log(), _ffmpeg._LogState.lock:
+    with _ffmpeg.ffmpeg_log(), _ffmpeg.LogState.lock:
         entered.set()
         leave.wait()
     print("left")
@@ -273,7 +273,7 @@ if child := os.fork():
     sys.exit(os.waitpid(child, 0)[1])
 with _ffmpeg.ffmpeg_log():
     pass
-os._exit(_ffmpeg._LogState.num_open)
+os._exit(_ffmpeg.LogState.num_open)
 """
     done = run_code(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")

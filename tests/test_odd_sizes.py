@@ -11,7 +11,7 @@ from effort import each
 import spdl_media as sm
 
 # Spied on, and told to take the graph, to compare both routes.
-from spdl_media import filters
+from spdl_media import filters, image_decoder
 from spdl_media.testing import index_frames, make_image, make_video
 
 
@@ -145,7 +145,7 @@ def test_cuts_without_a_graph_are_those_of_one(
         plain = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert not graphs
         with monkeypatch.context() as patch:
-            patch.setattr(filters, "without_graph", lambda *_: None)
+            patch.setattr(image_decoder, "without_graph", lambda *_: None)
             graph = np.asarray(sm.load_image_batch([data], layout="NCHW", **options))
         assert graphs
         graphs.clear()
