@@ -90,6 +90,7 @@ class Container:
 
     def _open(self) -> None:
         self.av, self.format = self._open_file()
+        self._audio: dict[int, AudioCodec] = {}
         self._fresh = True
         decoder = self.named_still()
         if decoder is None or decoder in WITHOUT_SIGNATURE or self._config.format is not None:
@@ -154,8 +155,10 @@ class Container:
             DemuxError: There is no such stream, it is of another kind, or FFmpeg has no decoder for it.
         """
         stream = self._stream("audio", index)
-        codec = read_audio_codec(stream)
-        return stream.index, filled_in(codec) if self.tried == NO_DECODERS else codec
+        if stream.index not in self._audio:
+            codec = read_audio_codec(stream)
+            self._audio[stream.index] = filled_in(codec) if self.tried == NO_DECODERS else codec
+        return stream.index, self._audio[stream.index]
 
     def best_index(self, kind: Kind) -> int | None:
         """Return the index of the best stream of a kind, or ``None`` without one."""

@@ -62,11 +62,10 @@ def _ticks_are_fine(codec: AudioCodec) -> bool:
     return codec.time_base.numerator * codec.sample_rate <= codec.time_base.denominator
 
 
-def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
-    """Whether the timestamp of a packet is fine enough to tell which sample it begins with.
+def tells_each_sample(codec: AudioCodec) -> bool:
+    """Whether timestamps are fine enough to tell which sample any packet begins with.
 
-    Otherwise samples can only be counted from the start of the stream. The duration of the packet
-    is in ticks, 0 where it is not known.
+    Otherwise :func:`tells_sample` says it of a packet.
     """
     step = _packet_samples(codec)
     if not step and _ticks_are_fine(codec):
@@ -75,8 +74,16 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
     fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
     # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz), and writers take times from a
     # clock: fine ticks, and yet they drift from the samples or waver, which shows on the grid.
-    if fine and codec.name not in _EVEN_CODECS and (not step or (step / tick).denominator == 1):
-        return True
+    return fine and codec.name not in _EVEN_CODECS and (not step or (step / tick).denominator == 1)
+
+
+def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
+    """Whether the timestamp of a packet is one of a packet, and so tells which sample it begins with.
+
+    Otherwise samples can only be counted from the start of the stream. The duration of the packet
+    is in ticks, 0 where it is not known.
+    """
+    step, tick = _packet_samples(codec), _samples_per_tick(codec)
     if codec.name == "eac3" and duration and step % (duration * tick) == 0:
         step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
     # Opus has shorter packets too, of which every other may stand on the grid by chance.

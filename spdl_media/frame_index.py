@@ -24,7 +24,7 @@ from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
-from spdl_media.timing import Seconds, tick_at, ticks_to_seconds
+from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds
 
 # Codecs of which each packet is one frame, with the packet's timestamp.
 _ONE_EACH = frozenset(
@@ -132,7 +132,7 @@ class FrameIndex:
             ValueError: A time lies before the first frame or behind the end, or is no number.
         """
         self.check_times(source)
-        ticks = [tick_at(time, self.time_base, self.zero) for time in times]
+        ticks = [tick_at(parse_time(time), self.time_base, self.zero) for time in times]
         found: list[int] = (np.searchsorted(self.pts, ticks, "right") - 1).tolist()
         for time, tick, number in zip(times, ticks, found, strict=True):
             if number < 0 or tick > self.end:

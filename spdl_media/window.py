@@ -21,6 +21,7 @@ from spdl_media.audio_clock import (
     AAC_FRAME_SIZE,
     AUDIO_PREROLL,
     is_aac_lc,
+    tells_each_sample,
     tells_sample,
     vorbis_blocks,
 )
@@ -158,7 +159,7 @@ def with_x264_build(
     """
     if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
         return codec
-    if not container.seek(tick_at(0, codec.time_base, container.zero), index):
+    if not container.seek(tick_at(Fraction(0), codec.time_base, container.zero), index):
         return codec  # then it is read from its start
     first = next(container.packets([index]), None)
     found = None if first is None else _X264.search(bytes(first))
@@ -211,10 +212,10 @@ def _from_last(
     # Seeks land at the start of a page of Ogg or a cluster of Matroska, a second and more too early.
     kept: list[AvPacket] = []
     for packet in packets:
-        if not _at_or_before(packet, start):
-            return chain(kept, (packet,), packets)
         if _may_restart(packet, codec, begins):
             kept.clear()
+        elif not _at_or_before(packet, start):
+            return chain(kept, (packet,), packets)
         kept.append(packet)
     return iter(kept)
 
@@ -372,14 +373,11 @@ def _key_test(start: int | None) -> Begins:
 
 def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
     """The same of audio, where the timestamp must tell with which sample the packet begins as well."""
-    counts = container.counts_samples(index)
-
-    def begins(packet: AvPacket) -> bool:
-        return _at_or_before(packet, start) and (
-            counts or tells_sample(codec, packet.pts or 0, packet.duration or 0)
-        )
-
-    return begins
+    if container.counts_samples(index) or tells_each_sample(codec):
+        return lambda packet: _at_or_before(packet, start)
+    return lambda packet: (
+        _at_or_before(packet, start) and tells_sample(codec, packet.pts or 0, packet.duration or 0)
+    )
 
 
 def _begun(
