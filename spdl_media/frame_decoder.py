@@ -1,4 +1,4 @@
-"""Frames by number: packets from any key frame on, through one decoder and filters that are kept."""
+"""Decode frames by number: from the nearest key frame on, with a decoder and filters that are reused."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from spdl_media.window import with_x264_build
 P = TypeVar("P")
 
 Take = Callable[[int, av.VideoFrame], None]
-"""Takes a frame with its number."""
+"""Called with each decoded frame and its number."""
 
-# Filters of so many descriptions are kept; each has scalers of its own.
+# Number of filter descriptions whose filters are kept; each has scalers of its own.
 _MAX_FILTERS = 4
 
 
 class VideoSource:
-    """One opened video stream. :class:`~spdl_media.VideoFile` explains the arguments.
+    """One open video stream. :class:`~spdl_media.VideoFile` explains the arguments.
 
     Attributes:
-        codec: Of the stream.
-        metadata: Of its packets.
-        index: Of its frames.
-        container: The open file; ``None``: it is closed.
+        codec: Codec of the stream.
+        metadata: Metadata of its packets.
+        index: Index of its frames.
+        container: The open file; ``None`` once it is closed.
 
     Raises:
-        SourceError: It cannot be opened or read, or the index is not its own.
-        DemuxError: It is no media, has no such stream, cannot seek, or is an animated image.
-        DecodeError: It is cut short, or no decoder takes it.
+        SourceError: The source cannot be opened or read, or the index belongs to another video.
+        DemuxError: The source is not media, has no such stream, cannot seek, or is an animated image.
+        DecodeError: The source is truncated, or no decoder takes it.
 
     Thread safety: one thread at a time.
     """
@@ -79,7 +79,7 @@ class VideoSource:
             with container.reading():
                 self.codec = with_x264_build(container, self._stream, codec, 0)
             self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
-            # Kept in memory, because the source may have changed until the index is saved.
+            # Read now, because the source may have changed by the time the index is saved.
             head = zlib.crc32(self._input.read_at(0, HEADER))
             size = self._input.size()
             self.identity = {"size": size, "checksum of header": head, "stream": self._stream}
@@ -100,10 +100,10 @@ class VideoSource:
         self._input.close()
 
     def opened(self) -> Container:
-        """The open container.
+        """Return the open container.
 
         Raises:
-            ValueError: It is closed.
+            ValueError: The file is closed.
         """
         if self.container is None:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
@@ -148,13 +148,13 @@ class VideoSource:
             return make_index(table, codec, self.metadata, self._config, container.format, restart)
 
     def packets_from(self, number: int) -> Iterator[AvPacket]:
-        """The packets of the stream from the one with a number on, a key frame or the first.
+        """Yield the packets of the stream, beginning with the given number: a key frame or the first.
 
         Raises:
             ValueError: The file is closed.
         """
         container, index = self.opened(), self.index
-        # Where packets are frames, nothing of them had to be put right when the index was made.
+        # An exact index was made from packets that needed no repair.
         mend = not index.is_exact
         key = int(np.searchsorted(index.keys, number))
         target = None if index.is_counted else self._place_of(key)
@@ -164,21 +164,21 @@ class VideoSource:
                 break
         keeps = self._config.on_corrupt == "keep" or container.format.startswith("mpeg")
         for packet in found or ():
-            # It has fewer bytes than its header states: the file ends inside of it.
+            # The packet has fewer bytes than its header states: the file ends inside it.
             if packet.is_corrupt and not keeps:
                 return
             yield packet
 
     def _place_of(self, key: int) -> int:
-        """Timestamp to seek to for a key frame."""
+        """Return the timestamp to seek to for a key frame."""
         index = self.index
         pts = int(index.key_pts[key])
-        # MP4 is sought by times of decoding, of which the next key frame's may be before this one is shown.
+        # MP4 seeks by decode timestamps, and that of the next key frame may come before this one's pts.
         later = int(index.key_dts[key + 1]) if key + 1 < len(index.keys) else NO_TIME
         return pts if later == NO_TIME else min(pts, later - 1)
 
     def _from_key(self, packets: Iterator[AvPacket], key: int) -> Iterator[AvPacket] | None:
-        """The packets from a key frame on; ``None``: they begin behind it."""
+        """Return the packets from a key frame on; ``None`` if they begin after it."""
         pts, dts = int(self.index.key_pts[key]), int(self.index.key_dts[key])
         for packet in packets:
             if packet.pts == pts and (dts == NO_TIME or packet.dts in (None, dts)):
@@ -189,15 +189,15 @@ class VideoSource:
 
 
 class FrameDecoder:
-    """Decodes the frames of one stream that are asked for by number.
+    """Decodes frames of one stream by number.
 
     Args:
-        codec: Of the stream.
-        metadata: Of its packets.
-        index: Of its frames.
+        codec: Codec of the stream.
+        metadata: Metadata of its packets.
+        index: Index of its frames.
         config: How to decode.
-        packets_from: Gives the packets of the stream from the one with a number on, which is a key frame, or
-            0 for the start of the stream.
+        packets_from: Called with the number of a key frame, or 0 for the start of the stream; returns the
+            packets from there on.
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
@@ -217,7 +217,7 @@ class FrameDecoder:
         self._index, self._packets_from = index, packets_from
         self._decoder = PictureDecoder(codec, metadata, config)
         self._kept_filter = lru_cache(_MAX_FILTERS)(lambda ops: PictureFilter(codec, ops, config))
-        # Whether the data ended before the last packet that the index promises.
+        # Whether the data ended before the last packet of the index.
         self._ended = False
 
     @property
@@ -229,19 +229,19 @@ class FrameDecoder:
         """Decode frames, each group of pictures once.
 
         Args:
-            frames: Their numbers, sorted and distinct.
-            take: Called with each of them as it is decoded.
+            frames: Frame numbers, sorted and distinct.
+            take: Called with each frame as it is decoded.
 
         Raises:
-            DecodeError: The data is damaged, or a frame that the index promises is not there.
+            DecodeError: The data is damaged, or a frame of the index is missing.
         """
         index = self._index
         for run in index.runs(frames):
             is_whole = run.first == index.first and not index.is_exact
             missing, cause = self._try(run, take, is_whole=is_whole)
             if missing and not is_whole and not self._ended:
-                # Not every key frame is a place to begin at, whatever the file says, and what is made up for
-                # damaged parts depends on all that came before.
+                # Decoding cannot begin at every key frame that the file states, and the concealment of
+                # damage depends on all frames before it.
                 whole = Run(index.first, run.last, missing)
                 missing, cause = self._try(whole, take, is_whole=True)
             if missing:
@@ -250,12 +250,13 @@ class FrameDecoder:
     def _try(
         self, run: Run, take: Take, *, is_whole: bool
     ) -> tuple[list[int], BaseException | None]:
-        """Decode a run, and tell which frames have not come, and what FFmpeg said of reading it.
+        """Decode a run. Return the frames that are missing, and FFmpeg's error if reading failed.
 
         Args:
-            run: What to decode.
-            take: As for :meth:`decode`.
-            is_whole: From the start of the stream and without leaving out anything; else up to damage.
+            run: The packets to decode.
+            take: Called with each frame, as in :meth:`decode`.
+            is_whole: The run begins at the start of the stream: no packet is skipped, and damaged frames
+                are kept. Otherwise decoding stops at damage.
         """
         left = dict.fromkeys(run.frames)
         self._ended = False
@@ -270,11 +271,11 @@ class FrameDecoder:
         return list(left), None
 
     def _decode_run(self, run: Run, left: dict[int, None], take: Take, *, is_whole: bool) -> None:
-        """Give the frames that are left of a run, and take them out of what is left."""
+        """Pass the wanted frames of a run to ``take``, and remove each from ``left``."""
         index, decoder = self._index, self._decoder
         decoder.restart(run.first)
         decoder.needs_key = len(index.keys) > 0
-        # Where timestamps name frames, they are found by them, else counted.
+        # Frames are found by timestamp, or counted if timestamps do not identify them.
         numbers = {} if index.is_counted else {int(index.pts[frame]): frame for frame in left}
         count = 0
         may_refresh = run.first != index.first
@@ -296,7 +297,7 @@ class FrameDecoder:
                 return
 
     def _up_to(self, last: int | None, first: int) -> Iterator[AvPacket | None]:
-        """The packets from one to another and ``None``, which lets the decoder give all that it has."""
+        """Yield the packets ``first`` to ``last``, then ``None``, which drains the decoder."""
         number = first
         for number, packet in enumerate(self._packets_from(first), first):
             yield packet
@@ -321,11 +322,11 @@ class FrameDecoder:
         return error
 
     def frames(self, numbers: list[int], desc: str | PictureOps | None) -> VideoFrames:
-        """Decode frames in any order, and filter them.
+        """Decode frames by number, in any order, and filter them.
 
         Raises:
-            DecodeError: As for :meth:`decode`.
-            FilterError: The filters do not take the frames, or do not give one for each.
+            DecodeError: The data is damaged, or a frame of the index is missing.
+            FilterError: The filters do not take the frames, or do not output one for each.
         """
         found: dict[int, av.VideoFrame] = {}
         route = Route(self.filter(desc), found.__setitem__, self._metadata.source)
@@ -343,11 +344,11 @@ class FrameDecoder:
         return VideoFrames([found[number] for number in numbers], metadata)
 
     def filter(self, desc: str | PictureOps | None) -> PictureFilter:
-        """The filter of a description; one that can go on is kept for the next call.
+        """Return the filter of a description, kept from an earlier call if it can be reused.
 
         Raises:
             FilterError: FFmpeg does not take the description.
-            ValueError: It chooses frames by time or number.
+            ValueError: The description selects frames by time or number.
         """
         ops = None if desc is None else picture_ops(desc)
         if ops is not None and (ops.window or ops.num_frames or ops.frame_rate):
@@ -361,12 +362,12 @@ class FrameDecoder:
 
 
 class Route(Generic[P]):
-    """Sends frames through a filter, and each that comes out to the place that was named when it went in.
+    """Filters frames and passes each result on with the place that was given for its input.
 
     Args:
-        filter: Gives one frame for each, which it may hold back.
-        put: Called with the place and the frame that comes out.
-        source: For messages.
+        filter: Outputs one frame for each input, maybe delayed.
+        put: Called with the place and the filtered frame.
+        source: Name of the source, for messages.
     """
 
     def __init__(
@@ -377,19 +378,19 @@ class Route(Generic[P]):
         self._waiting: deque[P] = deque()
 
     def push(self, frame: av.VideoFrame, orientation: int, place: P) -> None:
-        """Send a frame in, which is given away.
+        """Filter a frame. Takes ownership of it.
 
         Raises:
-            FilterError: The filter does not take it, or gives more than one.
+            FilterError: The filter does not take the frame, or outputs more than one.
         """
         self._waiting.append(place)
         self._take(self.filter.push(frame, orientation))
 
     def finish(self) -> None:
-        """Take what the filter holds back; then it takes no more frames.
+        """Take the frames that the filter holds back. No frame can be pushed afterwards.
 
         Raises:
-            FilterError: It has left out frames.
+            FilterError: The filter has dropped frames.
         """
         if self._waiting:
             self._take(self.filter.flush())

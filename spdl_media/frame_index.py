@@ -1,4 +1,4 @@
-"""Which frames a video has, and where decoding has to begin for each of them."""
+"""Index of a video: its frames, and the key frame at which decoding of each has to begin."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds
 
-# Codecs of which each packet is one frame, with the packet's timestamp.
+# Codecs whose packets are one frame each, with the packet's timestamp.
 _ONE_EACH = frozenset(
     "av1 dnxhd dvvideo ffv1 ffvhuff h263 h264 hevc huffyuv mjpeg mpeg1video mpeg2video mpeg4 png prores "
     "rawvideo utvideo v210 vp8 vp9".split()
 )
 
-# In these FFmpeg finds the ends of packets itself, and gives each field of H.264 as one.
+# Formats without packet boundaries: FFmpeg's parser makes each field of H.264 a packet.
 _WITHOUT_PACKETS = ("mpegts", "mpeg", "h264")
 
 Restart = Callable[[], Iterable[AvPacket]]
-"""The packets of the stream from its start, once more."""
+"""Returns the packets of the stream from its start again."""
 
 
 class Run(NamedTuple):
-    """A run of packets that is decoded at one go.
+    """A run of consecutive packets to decode.
 
     Attributes:
         first: Number of its first packet, a key frame.
-        last: Number of the last packet of which a frame is wanted.
-        frames: The frames that are wanted of it, in the order of display.
+        last: Number of the last packet with a wanted frame.
+        frames: Numbers of the wanted frames, in display order.
     """
 
     first: int
@@ -55,18 +55,18 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameIndex:
-    """The frames of a video in the order of display.
+    """The frames of a video in display order. Times are ticks of the stream's time base.
 
     Attributes:
-        pts: Ticks of each.
-        packets: Number of the packet of each, in the order of decoding.
+        pts: Presentation timestamp of each frame.
+        packets: Number of each frame's packet, in decoding order.
         keys: Numbers of the packets at which decoding can begin.
-        key_pts: Ticks of their frames.
-        key_dts: Ticks of decoding, or :data:`NO_TIME`.
-        end: Ticks at which the last frame ends.
-        is_exact: Each packet is the frame of its timestamp, so that others can be left out.
-        is_counted: Timestamps do not name the frames, which are counted from the start of the stream.
-        time_base: Seconds in a tick.
+        key_pts: Presentation timestamps of these packets.
+        key_dts: Decode timestamps of these packets, or :data:`NO_TIME`.
+        end: Time at which the last frame ends.
+        is_exact: Each packet is the frame of its timestamp, so packets that are not needed can be skipped.
+        is_counted: Timestamps do not identify frames, so frames are counted from the start of the stream.
+        time_base: Seconds per tick.
         zero: Second 0 of the container on FFmpeg's clock.
     """
 
@@ -86,34 +86,34 @@ class FrameIndex:
 
     @property
     def first(self) -> int:
-        """Number of the packet at which the decoding of the stream begins."""
+        """Number of the packet at which decoding of the whole stream begins."""
         return 0 if self.is_counted else int(self.keys[0])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS)
 
     def exact_seconds(self, ticks: int) -> Fraction:
-        """The exact time of a timestamp on the container's clock."""
+        """Convert a timestamp to exact seconds on the container's clock."""
         return ticks_to_seconds(ticks, self.time_base, self.zero)
 
     def seconds(self, frames: Ticks) -> npt.NDArray[np.float64]:
-        """The times of frames, as exact as floats are; ``nan`` for -1, which is none."""
+        """Return the times of frames by number, rounded once; ``nan`` for frame -1 and without a time."""
         pts, zero = self.pts[frames], self.zero
         factor = self.time_base.numerator * zero.denominator
         shift = zero.numerator * self.time_base.denominator
-        # Python's whole numbers have no limit, and their quotient is rounded once.
+        # Python's integers do not overflow, and their quotient is rounded once.
         exact = (pts.astype(object) * factor - shift) / (
             self.time_base.denominator * zero.denominator
         )
         return np.where((frames < 0) | (pts == NO_TIME), np.nan, exact.astype(np.float64))
 
     def check_times(self, source: str) -> None:
-        """Refuse times that do not tell which frame is shown when.
+        """Check that the timestamps tell which frame is shown at a time.
 
         Raises:
-            DemuxError: They step back, or there are none.
+            DemuxError: The timestamps decrease, or there are none.
         """
         back = np.flatnonzero(np.diff(self.pts, prepend=self.pts[:1]) < 0)
         if len(back) or NO_TIME in self.pts[:1]:
@@ -125,11 +125,11 @@ class FrameIndex:
             )
 
     def shown_at(self, times: Sequence[Seconds], source: str) -> list[int]:
-        """The frames that are shown at these times.
+        """Return the numbers of the frames that are shown at these times.
 
         Raises:
-            DemuxError: The times of the frames step back, or there are none.
-            ValueError: A time lies before the first frame or behind the end, or is no number.
+            DemuxError: The timestamps of the frames decrease, or there are none.
+            ValueError: A time lies before the first frame or after the end, or is not a number.
         """
         self.check_times(source)
         ticks = [tick_at(parse_time(time), self.time_base, self.zero) for time in times]
@@ -145,19 +145,19 @@ class FrameIndex:
         return found
 
     def key_frames(self) -> list[int]:
-        """Numbers of the frames at which decoding can begin."""
+        """Return the numbers of the frames at which decoding can begin."""
         if self.is_counted:
             return [0] if len(self) else []
         found: list[int] = np.flatnonzero(np.isin(self.packets, self.keys)).tolist()
         return found
 
     def runs(self, frames: list[int]) -> list[Run]:
-        """What has to be decoded for these frames, which are sorted and distinct."""
+        """Return the runs of packets to decode for these frame numbers, which are sorted and distinct."""
         if self.is_counted:
             return [Run(self.first, -1, frames)] if frames else []
         wanted = np.array(frames, np.int64)
         packets = self.packets[wanted]
-        # A frame that is shown before the key frame in front of it may refer to what lies before that one.
+        # A frame that follows a key frame but is shown before it may refer to frames before that key frame.
         by_packet = np.searchsorted(self.keys, packets, "right")
         by_time = np.searchsorted(self.key_pts, self.pts[wanted], "right")
         firsts = self.keys[np.maximum(np.minimum(by_packet, by_time) - 1, 0)].tolist()
@@ -179,15 +179,15 @@ def make_index(
     format: str,
     restart: Restart,
 ) -> FrameIndex:
-    """Make the index of a stream. Where packets do not tell its frames, they are decoded.
+    """Make the index of a stream. If packets do not identify its frames, the stream is decoded.
 
     Args:
-        table: What the packets say.
-        codec: Of the stream.
-        metadata: Of the packets, for the decoder.
+        table: Timestamps and flags of the packets.
+        codec: Codec of the stream.
+        metadata: Metadata of the packets, for the decoder.
         config: How to decode.
         format: FFmpeg's names of the container's format.
-        restart: Called where packets have to be decoded.
+        restart: Called if packets have to be decoded.
 
     Raises:
         SourceError: The source cannot be read.
@@ -195,7 +195,7 @@ def make_index(
     """
 
     def decoded(until: float = math.inf) -> list[int]:
-        """Ticks of the frames that come out of the packets, up to the first one at or after ``until``."""
+        """Decode the stream; return the pts of its frames, up to the first at or after ``until``."""
         decoder = PictureDecoder(codec, metadata, replace(config, on_corrupt="keep"))
         decoder.needs_key = bool(table.is_key.any())
         found: list[int] = []
@@ -217,7 +217,7 @@ def make_index(
     leading = table.pts < start
     leading[:first_key] = True
     if (leading & shown).any():
-        # Frames before the first key frame refer to what is not there, or not; the decoder knows.
+        # Frames shown before the first key frame may refer to missing frames; only decoding tells.
         shown &= ~leading | np.isin(table.pts, np.array(decoded(start), np.int64))
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
@@ -232,7 +232,7 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
     if codec.name == "mpeg4" and b"DivX" in (codec.extradata or b""):
         return False  # there may be two frames in a packet
     if format == "asf" and codec.reorder_depth:
-        return False  # it has times of decoding alone
+        return False  # ASF states only decode timestamps
     if codec.name == "h264" and format in _WITHOUT_PACKETS and may_have_fields(codec.extradata):
         return False
     return bool((table.pts != NO_TIME).all()) and len(np.unique(table.pts)) == len(table)
@@ -248,7 +248,7 @@ def _with_keys(
     counted: bool = False,
 ) -> FrameIndex:
     keys = np.flatnonzero(table.is_key)
-    # One that is shown before an earlier one is no place to begin at.
+    # Decoding cannot begin at a key frame that is shown before an earlier key frame.
     rising = table.pts[keys] >= np.maximum.accumulate(table.pts[keys])
     keys = keys[rising]
     times = table.pts[keys], table.dts[keys]
@@ -256,12 +256,12 @@ def _with_keys(
 
 
 def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> FrameIndex:
-    """The index of frames that had to be decoded to be known."""
+    """Make the index from the pts of decoded frames."""
     pts = np.array(found, np.int64)
     end = int(pts.max(initial=0)) + (table.last_duration or usual_duration(codec))
     has_times = bool((np.diff(pts) > 0).all() and (pts != NO_TIME).all() and table.is_key.any())
     stated, first = np.unique(table.pts, return_index=True)
-    # Of two fields that are packets, the second has no time.
+    # If two fields of H.264 are two packets, the second one has no timestamp.
     has_times &= codec.name == "h264" or bool((table.pts != NO_TIME).all())
     if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
@@ -269,24 +269,24 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     return _with_keys(table, pts, np.arange(len(pts)), end, is_exact=False, counted=True)
 
 
-# The file of an index: this, a checksum of the rest, and whole numbers of 8 bytes: what it belongs to, its
-# values, the lengths of its arrays, and these.
+# An index file is this signature, a checksum of the rest, and 64-bit integers: the identity of the video, the
+# scalar fields, the lengths of the arrays, and the arrays.
 _MAGIC = b"spdlidx1"
 _ARRAYS = ("pts", "packets", "keys", "key_pts", "key_dts")
 
 HEADER = 1 << 16
-"""Bytes at the start of a video by which its index knows it, beside its size."""
+"""Bytes at the start of a video whose checksum, with the file's size, ties an index to the video."""
 
 
 Identity: TypeAlias = dict[str, int]
-"""What an index belongs to, by name: the file's size, the checksum of its first bytes, the stream's index."""
+"""The video of an index, by name: the file's size, the checksum of its first bytes, the stream's index."""
 
 
 def save(path: str | os.PathLike[str], index: FrameIndex, identity: Identity) -> None:
-    """Write an index, and what it belongs to, so that no half file stands at the path.
+    """Write an index with the identity of its video. The file appears only once it is complete.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: The file cannot be written.
     """
     arrays = [getattr(index, name) for name in _ARRAYS]
     head = [*identity.values(), index.end, index.is_exact, index.is_counted, *map(len, arrays)]
@@ -298,12 +298,12 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
     """Read the index of a video.
 
     Args:
-        path: Of the index.
-        source: The video, for messages.
-        identity: What the index must have been saved with.
+        path: Path of the index file.
+        source: Name of the video, for messages.
+        identity: The identity that the index must have been saved with.
 
     Raises:
-        SourceError: It cannot be read, is none, is damaged, or belongs to another video.
+        SourceError: The file cannot be read, is not an index, is damaged, or belongs to another video.
     """
     name, anew = os.fspath(path), "Write it anew: VideoFile(src).save_index(path)"
     try:

@@ -1,8 +1,8 @@
-"""Coded frames of MP3 and FLAC files, found by their headers, so that many at a time can be decoded.
+"""Find the coded frames of MP3 and FLAC files by their headers, so that a packet can hold many frames.
 
-FFmpeg's demuxers parse such a file up to the place that is sought, or in a dozen places, and give one packet
-a frame, which takes longer than to decode it. They are asked only where a file is unusual or damaged: here
-each frame has to begin where the one before ends, and has to give its samples.
+To seek, FFmpeg's demuxers parse such a file from its start or probe it in a dozen places, and they return
+one packet per frame, which takes longer than decoding it. This module replaces them for regular files: each
+frame must begin where the previous one ends, and no sample may be missing. FFmpeg reads all other files.
 
 See:
     RFC 9639, sections 8 and 9.1: the metadata and the frame headers of FLAC
@@ -26,26 +26,26 @@ from spdl_media.inputs import Input
 from spdl_media.packets import make_packet
 from spdl_media.timing import Window
 
-# At most so many bytes are held in memory.
+# Limit of the bytes held in memory.
 _MOST_BYTES = 2**25
-# Samples of a packet: decoded frames stay in the cache until they are converted.
+# Samples per packet: so few that decoded frames are still in the CPU cache when they are converted.
 _PACKET_SAMPLES = 16 * 1024
-# FFmpeg's readers of bits look at so many bytes behind the last one.
+# FFmpeg's bit readers may read so many bytes after the last one.
 _PADDING = bytes(64)
 
 
 class CodedFrames(NamedTuple):
-    """Frames of a file that stand one behind the other.
+    """Consecutive frames of a file.
 
     Attributes:
-        codec: Of the stream.
+        codec: Codec of the stream.
         delay: Samples of the stream before second 0.
-        window: Positions of the first sample of the window and of the one behind its last.
-        position: Of the first sample of the frames.
+        window: First sample of the window, and the one after its last.
+        position: Position of the first sample of the frames.
         num_samples: Samples of all frames.
         packet_samples: Samples of each packet but the last.
-        data: The bytes, and padding behind them.
-        cuts: Where packets begin in them and, at last, where the frames end.
+        data: Bytes of the frames, with padding after them.
+        cuts: Offsets in ``data`` where packets begin, and last where the frames end.
     """
 
     codec: AudioCodec
@@ -58,7 +58,7 @@ class CodedFrames(NamedTuple):
     cuts: Sequence[int]
 
     def packets(self) -> Iterator[tuple[AvPacket, int]]:
-        """Packets of many frames each, and how many samples they give."""
+        """Yield packets of many frames each, with the number of samples in each."""
         view, left = memoryview(self.data), self.num_samples
         for begin, end in pairwise(self.cuts):
             packet = make_packet(view[begin:end], self.codec.time_base)
@@ -67,15 +67,15 @@ class CodedFrames(NamedTuple):
 
 
 def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedFrames | None:
-    """Find the frames that decode to a window.
+    """Find the frames that decode to the samples of a window.
 
     Args:
-        input: The opened file, of which any place can be read.
-        window: Which samples.
-        num_samples: At most so many.
+        input: The open file; it can be read at any offset.
+        window: The window.
+        num_samples: Maximum number of samples.
 
     Returns:
-        The frames; ``None`` where FFmpeg has to judge, or the window holds no sample.
+        The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
 
     Raises:
         SourceError: The file cannot be read.
@@ -84,7 +84,7 @@ def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedF
     find = _find_flac if head[:4] == b"fLaC" else _find_mp3
     try:
         return find(input, head, window, num_samples)
-    except (LookupError, struct.error):  # a header is cut short
+    except (LookupError, struct.error):  # a header is truncated
         return None
 
 
@@ -100,11 +100,11 @@ def _codec(name: str, rate: int, channels: int, extradata: bytes | None = None) 
     return AudioCodec(name, decoder, rate, layout, channels, time_base=unit, extradata=extradata)
 
 
-# MP3: all headers from the first one on are looked at, for nothing else tells the place of a frame.
+# MP3: all headers from the first one on are read, because frames have no numbers.
 
-# Samples that decoders are late. The padding that a tag states counts them as well.
+# Delay of decoders in samples. The padding stated in a tag includes it.
 _DECODER_DELAY = 529
-# Enough of the first frame for a tag in it; and the size of a tag behind the last frame.
+# Bytes of the first frame that hold an info tag; size of the ID3v1 tag after the last frame.
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
@@ -115,7 +115,7 @@ def _find_mp3(
     size = input.size() - begin
     top = bytes(input.read_at(begin, _INFO_TAG_SIZE)) if begin else head
     is_mpeg1, is_mono = top[1] & 8 != 0, top[3] >= 0xC0
-    # Behind the header and the side information.
+    # The tag follows the header and the side information.
     tag = _read_info_tag(top, 4 + ((9, 17), (17, 32))[is_mpeg1][not is_mono])
     frame_size = mp3_frame_size(top[:4])
     if frame_size is None or tag is None:
@@ -128,7 +128,7 @@ def _find_mp3(
     first = max(start + delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
     last, step = -(-(stop + delay) // samples), _PACKET_SAMPLES // samples
     place = frame_size if num_frames else 0
-    # Where the bit rate varies, frames may take more.
+    # With a variable bit rate, frames may take more; the loop doubles it.
     wanted, cuts = place + (last + 2) * frame_size, None
     while cuts is None:
         if min(wanted, size) > _MOST_BYTES:
@@ -140,7 +140,7 @@ def _find_mp3(
             return None
         wanted *= 2
     if number < last:
-        # FFmpeg does not believe a tag of another file.
+        # Like FFmpeg, ignore a tag that does not match this file.
         is_right = number == num_frames and num_bytes in (0, end)
         if cuts[-1] != end or (num_frames and not is_right):
             return None
@@ -153,12 +153,12 @@ def _find_mp3(
 
 
 def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
-    """Read the tag that encoders write into the first frame, which then has no sound.
+    """Read the Xing or Info tag that encoders write into the first frame, which then has no audio.
 
     Returns:
-        The number of frames behind it (0: there is no tag), the size of all frames and this one (0: not
-        stated), and the samples before the first one and behind the last one that are heard. ``None``: FFmpeg
-        has to read it.
+        The number of frames after the tag (0: no tag), the size of all frames with that of the tag (0: not
+        stated), the delay before the first audible sample, and the padding after the last one. ``None``:
+        FFmpeg has to read the tag.
     """
     if top[36:40] == b"VBRI":
         return None
@@ -167,7 +167,7 @@ def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
     flags, num_frames, num_bytes = struct.unpack_from(">III", top, place + 4)
     if not flags & 1 or not num_frames:
         return None
-    # Number of frames, size, 100 places, quality: each is there if its bit is set.
+    # Number of frames, size, a table of 100 bytes, quality: each is present if its bit is set.
     place += 8 + sum(size for bit, size in ((1, 4), (2, 4), (4, 100), (8, 4)) if flags & bit)
     delay = padding = 0
     if top[place : place + 4] in (b"LAME", b"Lavf", b"Lavc"):
@@ -180,17 +180,17 @@ def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
 def _walk(
     data: bytes, top: bytes, span: tuple[int, int], frames: tuple[int, int, int]
 ) -> tuple[int, list[int] | None]:
-    """Go from frame to frame.
+    """Walk from frame to frame by their sizes.
 
     Args:
-        data: The file behind its tag, or the beginning of that.
-        top: The first frame. All have its version, layer and sample rate.
-        span: Where the first frame with sound begins, and the last one of the file ends.
-        frames: Numbers of the first frame, of the one behind the last, and of those in a packet.
+        data: The file after its ID3 tag, or the beginning of that.
+        top: The first frame. All frames have its version, layer and sample rate.
+        span: Offsets where the first frame with audio begins and where the last one ends.
+        frames: Number of the first wanted frame, of the one after the last, and frames per packet.
 
     Returns:
-        The number of the frame behind the last one, and where packets begin and the last one ends; ``None``:
-        the data end before, or something else stands between two frames.
+        The number of the frame after the last one found, and the offsets where packets begin and the last
+        one ends; ``None`` for the offsets if the data ends too early or other bytes lie between frames.
     """
     (place, end), (goal, last, step) = span, frames
     version, sizes = top[1], _mp3_sizes(top[1], top[2] & 0x0C)
@@ -198,7 +198,7 @@ def _walk(
     try:
         while True:
             if number < goal and place < end:
-                # Nearly always all are of one size, and are compared at once.
+                # Fast path: frames are nearly always of one size, so their headers are compared at once.
                 count, third = goal - number, data[place + 2]
                 until = place + count * sizes[third]
                 heads = (data[place + each : until : sizes[third]] for each in range(3))
@@ -223,13 +223,13 @@ def _walk(
 
 @lru_cache(maxsize=32)
 def _mp3_sizes(version: int, rate: int) -> dict[int, int]:
-    """Sizes of frames by the third byte of the header, of one version and sample rate."""
+    """Return frame sizes by the third byte of the header, for one version and sample rate."""
     thirds = (third for third in range(256) if third & 0x0C == rate)
     sizes = {third: mp3_frame_size(bytes((0xFF, version, third, 0))) for third in thirds}
     return {third: size for third, size in sizes.items() if size}
 
 
-# Kilobits a second by the index in the header, of layer III in MPEG-1 and in MPEG-2 and 2.5.
+# Kilobits per second by the index in the header: layer III of MPEG-1, and of MPEG-2 and 2.5.
 _MP3_RATES = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
@@ -238,41 +238,41 @@ _MP3_SAMPLE_RATES = (44100, 48000, 32000)
 
 
 def _id3_size(head: bytes | memoryview) -> int:
-    """Bytes of the ID3 tag with which a file begins; 0: there is none."""
+    """Return the size in bytes of the ID3 tag at the start of a file; 0 if there is none."""
     if head[:3] != b"ID3" or len(head) < 10:
         return 0
-    # Of each byte of the size the highest bit is left out.
+    # Each byte of the size holds 7 bits.
     return 10 + sum((head[6 + i] & 127) << 7 * (3 - i) for i in range(4))
 
 
 def _mp3_sample_rate(header: bytes) -> int:
-    """Samples a second of the MP3 frame that begins with this header."""
+    """Return the sample rate of the MP3 frame that begins with this header."""
     version = header[1] >> 3 & 3
     # MPEG-2 halves the sample rates, MPEG-2.5 quarters them.
     return _MP3_SAMPLE_RATES[header[2] >> 2 & 3] >> (3 - version + 1) // 2
 
 
 def mp3_frame_size(header: bytes) -> int | None:
-    """Bytes in the MP3 frame that begins with these four; ``None``: no such frame, or one of free size."""
-    # Eleven bits of synchronisation, then layer III.
+    """Return the size of the MP3 frame with this 4-byte header; ``None``: not MP3, or a free bit rate."""
+    # Eleven sync bits, then layer III.
     if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
         return None
     version, rate = header[1] >> 3 & 3, header[2] >> 4
-    # Version 1 is reserved, rate 0 is free, rate 15 forbidden, and so is the last sample rate.
+    # Version 1, rate 15 and sample rate 3 are reserved; rate 0 is a free bit rate.
     if version == 1 or rate in (0, 15) or header[2] & 0x0C == 0x0C:
         return None
     is_mpeg1 = version == 3
     bits = _MP3_RATES[not is_mpeg1][rate] * (144_000 if is_mpeg1 else 72_000)
-    # The last bit is a byte of padding.
+    # Bit 1 of the third byte adds a byte of padding.
     return bits // _mp3_sample_rate(header) + (header[2] >> 1 & 1)
 
 
-# As many frames of MP3 in a row are enough for FFmpeg, too.
+# FFmpeg's probe also takes so many consecutive frames as proof.
 _MP3_FRAMES = 7
 
 
 def is_mp3(head: bytes | memoryview) -> bool:
-    """Whether the first bytes of a file are frames of MP3, behind a tag or not."""
+    """Whether the first bytes of a file are MP3 frames, with or without an ID3 tag before them."""
     start = _id3_size(head)
     for _ in range(_MP3_FRAMES):
         size = mp3_frame_size(bytes(head[start : start + 4]))
@@ -282,16 +282,16 @@ def is_mp3(head: bytes | memoryview) -> bool:
     return True
 
 
-# FLAC: each header has the number of its frame, and is found by the sync code before it.
+# FLAC: each header begins with a sync code and states the number of its frame.
 
-# Signature, kind and length of the block, sizes of blocks and frames, and rate, channels, bits and samples.
+# Signature; type and length of the block; block and frame sizes; sample rate, channels, bits and samples.
 _STREAMINFO = struct.Struct(">4s B 3s HH 6s Q")
 _COMMENTS, _LAST_BLOCK = 4, 0x80
 _FLAC_SYNC = b"\xff\xf8"
-# Numbers are written as UTF-8 writes characters: their bytes by the upper half of the first.
+# Frame numbers are coded like UTF-8 characters: bytes of the code by the upper four bits of its first byte.
 _CODE_SIZES = (*[1] * 12, 2, 2, 3, 4)
 _MOST_PROBES, _MOST_HEADERS = 24, 32
-# Bytes of a frame, where the file does not say how large they are.
+# Assumed largest frame in bytes, if the file states none.
 _LARGE = 32 * 1024
 
 
@@ -300,7 +300,8 @@ def _find_flac(
 ) -> CodedFrames | None:
     _, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
-    # Where blocks vary, samples are numbered and not frames; FFmpeg knows the layouts of more channels.
+    # With variable block sizes, headers number samples, not frames. FFmpeg reads those files, and those with
+    # more than two channels, whose layouts it knows.
     if kind & 0x7F or length != b"\0\0\x22" or not 0 < smallest == block or channels > 2:
         return None
     begin = _first_flac_frame(input)
@@ -315,7 +316,7 @@ def _find_flac(
     if frames is None:
         return None
     data, cuts = frames
-    # Without the sizes of frames, the number of samples and their checksum, it is that of many files.
+    # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
     codec, position = _codec("flac", rate, channels, extradata), first * block
     found = min(last * block, total) - position, step * block, data + _PADDING, cuts
@@ -323,7 +324,7 @@ def _find_flac(
 
 
 def _first_flac_frame(input: Input) -> int | None:
-    """Where frame 0 begins; ``None``: another one does, or metadata state which channels there are."""
+    """Return the offset of frame 0; ``None``: it is not the first, or metadata states a channel mask."""
     place, kind = 4, 0
     while kind < _LAST_BLOCK:
         header = input.read_at(place, 4)
@@ -339,28 +340,28 @@ def _first_flac_frame(input: Input) -> int | None:
 def _read_flac(
     input: Input, span: tuple[int, int, int], numbers: Sequence[int], least: int
 ) -> tuple[bytes, list[int]] | None:
-    """Read frames, the first of these numbers up to the last one, which is not read itself.
+    """Read the frames ``numbers[0]`` up to, but not including, ``numbers[-1]``.
 
     Args:
-        input: The opened file.
-        span: Where the first frame of the file begins, the number of frames, and the size of the largest.
-        numbers: Those whose places are wanted.
+        input: The open file.
+        span: Offset of the first frame of the file, number of frames, and size of the largest.
+        numbers: Frame numbers whose offsets are wanted.
         least: Size of the smallest frame; 0: not stated.
 
     Returns:
-        Bytes, and where in them the frames with these numbers begin; ``None``: one is not found.
+        The bytes, and the offsets in them of the frames ``numbers``; ``None`` if one is not found.
     """
     (begin, num_frames, _), size, number = span, input.size(), numbers[0]
-    # The size and rate of all frames but the last, which may be shorter.
+    # Block size and sample rate of all frames but the last, whose block may be shorter.
     usual = input.read_at(begin, 3)[2]
     start = _seek_flac(input, span, number, usual)
-    # Frames may be larger here than elsewhere.
+    # A quarter more than the average, because frames may be larger here than elsewhere.
     wanted = (numbers[-1] - number + 1) * (size - begin) // num_frames * 5 // 4 + 4096
     while start is not None and wanted <= _MOST_BYTES:
         data = bytes(input.read_at(start, wanted))
         is_end, places = start + len(data) == size, [0]
         for place, found in _flac_headers(data, usual, num_frames - 1):
-            # Coded data may look like the next header, but not before the smallest frame has ended.
+            # Coded data may look like the next header; it is not one before the smallest frame has ended.
             if found == number + len(places) and place >= places[-1] + least:
                 places.append(place)
         if is_end and numbers[-1] == num_frames:
@@ -374,13 +375,14 @@ def _read_flac(
 
 
 def _seek_flac(input: Input, span: tuple[int, int, int], number: int, usual: int) -> int | None:
-    """Where the frame with a number begins; ``None``: it is not found."""
+    """Return the offset of the frame with a number; ``None`` if it is not found."""
     (low, above, largest), high, passed = span, input.size(), 0
     last = above - 1
     for probe in range(_MOST_PROBES):
         if passed == number:
             return low
-        # So that the frame before it is in sight, and the one behind; halved where sizes are uneven.
+        # Aim one frame before the target, so that the chunk holds its neighbours, too. Every fourth probe
+        # bisects, for files with uneven frame sizes.
         mean = (high - low) // (above - passed)
         place = (low + high) // 2 if probe % 4 == 3 else low + (number - passed - 1) * mean
         chunk = bytes(input.read_at(place, largest + 2 * mean + 64))
@@ -393,12 +395,12 @@ def _seek_flac(input: Input, span: tuple[int, int, int], number: int, usual: int
 
 
 def _flac_headers(data: bytes, usual: int, last: int) -> Iterator[tuple[int, int]]:
-    """Where frames may begin, and their numbers.
+    """Yield offsets where frames may begin, with their frame numbers.
 
     Args:
         data: A part of the file.
-        usual: The byte behind the sync code.
-        last: Number of the frame that may have another one.
+        usual: Byte after the sync code: block size and sample rate.
+        last: Number of the last frame, in which that byte may differ.
     """
     offset = data.find(_FLAC_SYNC)
     while 0 <= offset < len(data) - 8:

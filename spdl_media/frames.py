@@ -1,6 +1,6 @@
-"""Decoded samples, still in FFmpeg's memory and layout.
+"""Decoded audio, still in FFmpeg's memory and layout.
 
-Parts of FFmpeg's audio frames are cut and placed on the container's clock: its sample k stands at
+Audio is kept as parts of FFmpeg's frames, each with its position on the container's clock: sample k is at
 k / sample_rate seconds.
 """
 
@@ -32,7 +32,7 @@ class AudioChunk:
     start: int
     stop: int
     position: int | None = None
-    """Where the first of them stands among the samples of the stream, if known."""
+    """Position of the first sample on the container's clock, if known."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -41,7 +41,7 @@ class AudioChunk:
     def planes(self) -> tuple[Array, ...]:
         """Read-only views of the samples.
 
-        Planar formats give one array ``(samples,)`` a channel, packed ones one ``(samples, channels)``.
+        Planar formats give one array ``(samples,)`` per channel, packed formats one ``(samples, channels)``.
         """
         frame = self.frame
         name, count, channels = frame.format.name, frame.samples, frame.layout.nb_channels
@@ -52,9 +52,9 @@ class AudioChunk:
         dtype = SAMPLE_DTYPES[name.removesuffix("p")]
         planes: tuple[Any, ...] = frame.planes
         for plane in planes:
-            # FFmpeg pads planes behind the last sample.
+            # With a count, because FFmpeg pads planes after the last sample.
             view = np.frombuffer(plane, dtype, count if is_planar else count * channels)
-            # Frames are shared between threads.
+            # Read-only, because threads share frames.
             view.flags.writeable = False
             shaped = view if is_planar else view.reshape(count, channels)
             views.append(shaped[self.start : self.stop])
@@ -62,11 +62,11 @@ class AudioChunk:
 
 
 class AudioFrames(DecodedFrames):
-    """Samples of an audio stream. Made by :func:`~spdl_media.decode_packets`.
+    """Samples of an audio stream, as returned by :func:`~spdl_media.decode_packets`.
 
-    ``len(frames)`` counts samples of one channel; ``frames[a:b]`` shares memory, step 1 only. Rate,
-    channels and format are those of the first sample; without any sample they raise a ValueError
-    that names the window.
+    ``len(frames)`` is the number of samples per channel; ``frames[a:b]`` shares memory, step 1 only. Sample
+    rate, channels and format are those of the first sample; if there are no samples, they raise a
+    ValueError that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -80,10 +80,10 @@ class AudioFrames(DecodedFrames):
         *,
         first_sample: int = 0,
     ) -> None:
-        # The first chunk tells the format and the place of the first sample, so none may be empty.
+        # The first chunk gives the format and the position of the first sample, so empty ones are removed.
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
         self._metadata = metadata or FrameMetadata()
-        # A chunk that knows its place counts the gaps before it.
+        # The position of a chunk takes precedence, because it includes gaps before the chunk.
         stated = self._chunks[0].position if self._chunks else None
         self._first_sample = first_sample if stated is None else stated
 
@@ -99,7 +99,7 @@ class AudioFrames(DecodedFrames):
 
     @property
     def num_frames(self) -> int:
-        """Samples of one channel, the same as ``len(frames)``."""
+        """Number of samples per channel, the same as ``len(frames)``."""
         return len(self)
 
     @property
@@ -122,7 +122,7 @@ class AudioFrames(DecodedFrames):
 
     @property
     def sample_rate(self) -> int:
-        """Samples of one channel in a second.
+        """Samples per second and channel.
 
         Raises:
             ValueError: There are no samples; the message names the window.
@@ -131,7 +131,7 @@ class AudioFrames(DecodedFrames):
 
     @property
     def sample_fmt(self) -> str:
-        """FFmpeg's name of the sample format, such as ``"fltp"``; a final ``p``: one plane a channel.
+        """FFmpeg's name of the sample format, such as ``"fltp"``; a final ``p`` means planar.
 
         Raises:
             ValueError: There are no samples; the message names the window.
@@ -140,17 +140,17 @@ class AudioFrames(DecodedFrames):
 
     @property
     def pts(self) -> tuple[int | None, ...]:
-        """Presentation timestamps of the chunks as FFmpeg has them, before any cutting."""
+        """Presentation timestamps of FFmpeg's frames behind the chunks, before trimming."""
         return tuple(chunk.frame.pts for chunk in self._chunks)
 
     @property
     def first_sample(self) -> int:
-        """Position of the first sample: sample k of the container's clock stands at k / sample_rate."""
+        """Position of the first sample: sample k is at ``k / sample_rate`` on the container's clock."""
         return self._first_sample
 
     @property
     def timestamp(self) -> float:
-        """Seconds on the container's clock at which the first sample stands.
+        """Time of the first sample in seconds on the container's clock.
 
         Raises:
             ValueError: There are no samples; the message names the window.
@@ -159,10 +159,10 @@ class AudioFrames(DecodedFrames):
 
     @property
     def timestamps(self) -> tuple[float, ...]:
-        """Seconds on the container's clock at which each of the :attr:`chunks` begins."""
+        """Start times of the :attr:`chunks` in seconds on the container's clock."""
         position, times = self._first_sample, []
         for chunk in self._chunks:
-            # Where the file leaves audio out, or damage was dropped, a chunk does not follow on.
+            # A chunk may begin after a gap: audio that the file lacks, or damage that was dropped.
             position = position if chunk.position is None else chunk.position
             times.append(position / self.sample_rate)
             position += len(chunk)
@@ -170,14 +170,14 @@ class AudioFrames(DecodedFrames):
 
     @property
     def is_corrupt(self) -> tuple[bool, ...]:
-        """Which chunks the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
+        """Whether the decoder reported each chunk as damaged; ``on_corrupt="keep"`` keeps such chunks."""
         return tuple(bool(chunk.frame.is_corrupt) for chunk in self._chunks)
 
     def __len__(self) -> int:
         return sum(len(chunk) for chunk in self._chunks)
 
     def __getitem__(self, key: slice) -> AudioFrames:
-        # Chunks are runs of samples, which no other step could share.
+        # Chunks are contiguous samples, so another step could not share their memory.
         if not isinstance(key, slice) or key.step not in (None, 1):
             raise TypeError(
                 f"audio frames are cut by a slice with step 1, such as [:16000], not {key!r}"
@@ -199,30 +199,30 @@ Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
 def _hides_planes(frame: av.AudioFrame) -> bool:
-    """Whether the planes cannot be listed: of 8 and more, PyAV reads behind the end of FFmpeg's array."""
+    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
     return frame.format.is_planar and frame.layout.nb_channels >= 8
 
 
 def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
-    """The same samples in one plane."""
+    """Convert the samples of a frame to one packed plane."""
     resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
     (result,) = resampler.resample(frame)
     return result
 
 
 def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
-    """A frame of this format and channel layout with a copy of the samples ``(N, C)``."""
+    """Make a frame of this format and channel layout with a copy of the samples ``(N, C)``."""
     frame = av.AudioFrame(sample_fmt.removesuffix("p"), layout, len(samples))
     np.frombuffer(memoryview(frame.planes[0]), samples.dtype, samples.size)[:] = samples.reshape(-1)
     frame.sample_rate = sample_rate
     if sample_fmt.endswith("p"):
-        # PyAV cannot list the planes of eight and more channels, but FFmpeg's resampler writes them.
+        # FFmpeg's resampler writes the planes, because PyAV cannot list eight or more of them.
         (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
     return frame
 
 
 def silent_frame(like: av.AudioFrame, count: int) -> av.AudioFrame:
-    """A frame of so many samples of silence, in the format of another one."""
+    """Make a frame of ``count`` silent samples in the format of another frame."""
     name, shape = like.format.name, (count, like.layout.nb_channels)
     samples = np.full(shape, silence_of(name), SAMPLE_DTYPES[name.removesuffix("p")])
     frame = new_frame(samples, name, like.layout.name, like.sample_rate)
@@ -231,12 +231,12 @@ def silent_frame(like: av.AudioFrame, count: int) -> av.AudioFrame:
 
 
 def silence_of(sample_fmt: str) -> int:
-    """The number that is silence in a format: half of the range in unsigned samples, and 0 in all others."""
+    """Return the sample value of silence: half of the range for unsigned formats, 0 for all others."""
     return 128 if sample_fmt.startswith("u8") else 0
 
 
 def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> Iterator[AudioChunk]:
-    """The samples ``start`` to ``stop`` of a run of chunks, counted from its first sample."""
+    """Yield the samples ``start`` to ``stop`` of chunks, counted from their first sample."""
     position = 0
     for chunk in chunks:
         first = max(start - position, 0)
@@ -248,10 +248,10 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
 
 
 def sample_time_base(sample_rate: int, zero: Fraction) -> Fraction:
-    """The unit of time in which each sample of the container's clock stands at a whole number.
+    """Return a time base in which each sample of the container's clock has an integer timestamp.
 
-    Files count in units of their own, in Matroska in milliseconds, and what filters give would stand at
-    such a place. Where there is none that FFmpeg can count in, one sample is the unit.
+    Time bases of files can be coarser (Matroska counts milliseconds), which would round the output of
+    filters. If the exact time base exceeds what FFmpeg can represent, the result is one sample.
     """
     unit = math.lcm(sample_rate, zero.denominator)
     # FFmpeg's AVRational is a pair of signed 32-bit numbers.
@@ -261,13 +261,13 @@ def sample_time_base(sample_rate: int, zero: Fraction) -> Fraction:
 def frame_of(
     chunk: AudioChunk, time_base: Fraction, zero: Fraction, *, is_shared: bool = False
 ) -> av.AudioFrame:
-    """The chunk as a whole frame, as filters take it, which begins at the chunk's place.
+    """Return a chunk as a whole frame for filters, with the chunk's start as its timestamp.
 
     Args:
         chunk: The samples.
-        time_base: Unit of time of the frame.
+        time_base: Time base of the result.
         zero: Second 0 of the container on the stream's own clock.
-        is_shared: Others may use the chunk's frame: where it is not right as it is, it is copied.
+        is_shared: The chunk's frame may be in use elsewhere: copy it instead of changing it.
     """
     if _hides_planes(chunk.frame):
         chunk = replace(chunk, frame=_interleaved(chunk.frame))
@@ -287,9 +287,9 @@ def frame_of(
 
 
 def _exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | None:
-    """Where the chunk begins on the stream's own clock, in this unit, rounded; ``None``: no one knows."""
+    """Return the chunk's start on the stream's own clock, rounded to this time base; ``None``: unknown."""
     frame, rate = chunk.frame, chunk.frame.sample_rate
-    # In whole numbers: fractions would take longer than small frames take to filter.
+    # In integers: fractions would take longer than filtering a small frame.
     if chunk.position is not None:
         ticks = chunk.position * zero.denominator + zero.numerator * rate
         unit = zero.denominator * rate
@@ -305,12 +305,12 @@ def _exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | 
 
 
 def time_base_of(frame: av.AudioFrame) -> Fraction:
-    """The unit of time of a frame; of one without, a sample."""
+    """Return the time base of a frame; one sample if it has none."""
     return as_fraction(frame.time_base) or Fraction(1, frame.sample_rate)
 
 
 def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
-    """A frame that came out of a filter, with its place on the container's clock."""
+    """Make a chunk of a filter's output frame, with its position on the container's clock."""
     base = frame.time_base or Fraction(1, frame.sample_rate)
     position = nearest_sample(frame.pts or 0, base, zero, frame.sample_rate)
     return AudioChunk(frame, 0, frame.samples, position)

@@ -1,8 +1,8 @@
-"""Turn, fit, pad, crop and place images: sizes, offsets and boxes as numbers, for the CPU and the GPU alike.
+"""Compute sizes, offsets and boxes for turning, scaling, padding and cropping images, on CPU and GPU alike.
 
-A stored image is turned upright first: its orientation is one of the eight numbers of the Exif tag, of which
-1 is upright, 2 to 4 are mirrored or upside down, and 5 to 8 lie on their side. The numbers of what follows
-are those that the filters of :mod:`spdl_media.filter_desc` give.
+A stored image is turned upright first. Its orientation is one of the eight numbers of the Exif tag: 1 is
+upright, 2 to 4 are mirrored or upside down, and 5 to 8 lie on their side. Scaling, padding and cropping
+round as the filters of :mod:`spdl_media.filter_desc` do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 ScaleMode: TypeAlias = Literal["pad", "crop"]
 
 CHROMA_GRID = 4
-"""Chroma is stored for at most 4x4 pixels, so multiples of it are whole samples in every format."""
+"""A chroma sample covers at most 4x4 pixels, so multiples of 4 are whole samples in every format."""
 
 _Matrix: TypeAlias = tuple[int, int, int, int]
 
@@ -33,10 +33,10 @@ class _Turn(NamedTuple):
     """How an image of one orientation is turned upright.
 
     Attributes:
-        matrix: Where a pixel of the stored image goes: (a, b, c, d) for x' = ax + by, y' = cx + dy, with x
-            to the right and y down.
-        rotation: Clockwise degrees, after the image was mirrored left to right if the matrix mirrors.
-        filters: The same as a filter chain of FFmpeg's.
+        matrix: Where a stored pixel goes: (a, b, c, d) for x' = ax + by, y' = cx + dy, with x to the right
+            and y down.
+        rotation: Degrees clockwise, applied after mirroring left to right if the matrix mirrors.
+        filters: The same as an FFmpeg filter chain.
     """
 
     matrix: _Matrix
@@ -44,8 +44,8 @@ class _Turn(NamedTuple):
     filters: str
 
 
-# PyAV's frame.rotation knows no mirroring, and FFmpeg 8 gives some mirrored PNG, WebP and AVIF images
-# another orientation than their metadata has (5 as 6). Hence a table and readers of our own.
+# PyAV's frame.rotation ignores mirroring, and FFmpeg 8 reports a wrong orientation for some mirrored PNG,
+# WebP and AVIF images (6 for 5). Hence this table, and readers of orientation in this package.
 _TURNS: Mapping[int, _Turn] = {
     1: _Turn((1, 0, 0, 1), 0, ""),
     2: _Turn((-1, 0, 0, 1), 0, "hflip"),
@@ -71,9 +71,9 @@ def _turn(orientation: int) -> _Turn:
 
 
 def rotation(orientation: int) -> int:
-    """Say by how many degrees the image is turned clockwise, 0, 90, 180 or 270, to be upright.
+    """Return the degrees clockwise, 0, 90, 180 or 270, by which the stored image is turned to be upright.
 
-    It is first mirrored left to right, if :func:`is_mirrored` says so.
+    If :func:`is_mirrored` is true, it is mirrored left to right before.
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -82,7 +82,7 @@ def rotation(orientation: int) -> int:
 
 
 def is_mirrored(orientation: int) -> bool:
-    """Say whether the stored image is a mirror image (2, 4, 5 and 7).
+    """Whether the stored image is a mirror image (2, 4, 5 and 7).
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -92,7 +92,7 @@ def is_mirrored(orientation: int) -> bool:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Say whether width and height change places when the image is turned upright (5 to 8).
+    """Whether turning the image upright swaps width and height (5 to 8).
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -101,21 +101,20 @@ def swaps_sides(orientation: int) -> bool:
 
 
 def stored_flips(orientation: int) -> tuple[bool, bool]:
-    """Which axes of the stored image run backwards in the upright one.
+    """Return whether to flip the stored image left to right, and top to bottom, to turn it upright.
 
-    To turn it upright, exchange left and right if the first says so, top and bottom if the second does,
-    and then rows and columns if :func:`swaps_sides` says so.
+    After the flips, swap rows and columns if :func:`swaps_sides` is true.
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
     """
     a, b, c, d = _turn(orientation).matrix
-    # Each column of the matrix has one number that is not 0, so its sum has that sign.
+    # Each column of the matrix has one number that is not 0, so the sum of a column has its sign.
     return a + c < 0, b + d < 0
 
 
 def stored_box(box: Box, orientation: int, width: int, height: int) -> Box:
-    """Where a box of the upright image lies in the stored one, which is ``width`` by ``height``.
+    """Map a box of the upright image to the stored image, which is ``width`` by ``height``.
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -127,21 +126,21 @@ def stored_box(box: Box, orientation: int, width: int, height: int) -> Box:
     return width - x - w if backwards else x, height - y - h if upwards else y, w, h
 
 
-# Rotations from a sensor are sometimes a hair off the quarter turn they mean.
+# Rotations from a sensor can be slightly off a quarter turn.
 _TOLERANCE = math.tan(math.radians(1))
 
 
 def matrix_orientation(matrix: Sequence[int]) -> int:
-    """Read the orientation out of a display matrix, mirrored ones included.
+    """Read the orientation from a display matrix, including mirrored ones.
 
     Args:
         matrix: The nine numbers of FFmpeg's display matrix, row by row, at any scale and offset.
 
     Returns:
-        1 to 8; 1 for a rotation more than a degree off every quarter turn, which no flip can undo.
+        1 to 8; 1 for a rotation more than a degree off every quarter turn, which flips cannot undo.
 
     Raises:
-        ValueError: There are not nine numbers.
+        ValueError: ``matrix`` does not have nine numbers.
 
     See:
         FFmpeg's ``libavutil/display.h``: a pixel (p, q) goes to (ap + cq + x, bp + dq + y) for the
@@ -154,7 +153,7 @@ def matrix_orientation(matrix: Sequence[int]) -> int:
 
 
 def display_matrix(orientation: int) -> tuple[int, ...]:
-    """The display matrix of an orientation, as FFmpeg's nine numbers.
+    """Return the display matrix of an orientation, as FFmpeg's nine numbers.
 
     Raises:
         ValueError: ``orientation`` is not one of 1 to 8.
@@ -164,7 +163,7 @@ def display_matrix(orientation: int) -> tuple[int, ...]:
 
 
 def _axis(x: int, y: int) -> tuple[int, int]:
-    """The axis that a direction lies on within a degree, (0, 0) if none."""
+    """Return the axis within a degree of a direction; (0, 0) if there is none."""
     if x and abs(y) <= abs(x) * _TOLERANCE:
         return (1 if x > 0 else -1), 0
     if y and abs(x) <= abs(y) * _TOLERANCE:
@@ -174,13 +173,13 @@ def _axis(x: int, y: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How an image fills its place in the result, upright.
+    """Size and position of an upright image in the result.
 
     Attributes:
-        scaled: Size to which it is scaled.
-        canvas: Size of the result; what the image does not cover is border.
-        left: Where the image's first column lies; negative: that many are cut off.
-        top: Where its first row lies.
+        scaled: Size to which the image is scaled.
+        canvas: Size of the result; the part that the image does not cover is border.
+        left: Column of the image's left edge on the canvas; if negative, so many columns are cropped.
+        top: Row of the image's top edge on the canvas; if negative, so many rows are cropped.
     """
 
     scaled: Size
@@ -190,7 +189,7 @@ class Placement:
 
     @property
     def is_inside(self) -> bool:
-        """Whether nothing of the image is cut off."""
+        """Whether nothing of the image is cropped."""
         return self.scaled[0] <= self.canvas[0] and self.scaled[1] <= self.canvas[1]
 
     @property
@@ -199,7 +198,7 @@ class Placement:
         return self.scaled[0] < self.canvas[0] or self.scaled[1] < self.canvas[1]
 
     def part_of(self, canvas: Any, axis: int = 0) -> Any:
-        """The view of a canvas ``(..., H, W, ...)`` that the image fills; ``axis`` is that of its rows."""
+        """Return the view of a canvas ``(..., H, W, ...)`` that the image fills; ``axis`` is its row axis."""
         starts, sizes = (self.left, self.top), zip(self.scaled, self.canvas, strict=True)
         columns, rows = (
             slice(max(0, first), max(0, first) + min(size))
@@ -221,14 +220,15 @@ def place(
 
     Args:
         size: Size of the upright image.
-        width: Width that is asked for; without ``height`` the aspect ratio is kept, without both the size.
-        height: Height that is asked for.
-        mode: ``"pad"`` fits all of it inside, ``"crop"`` covers all of it, ``None`` stretches.
-        sample: Pixels across and down for a sample of chroma; an image with a border has whole samples.
-        grid: Offsets are multiples of it.
+        width: Requested width; without ``height`` the aspect ratio is kept, without both the size.
+        height: Requested height.
+        mode: With both sides: ``"pad"`` fits the image inside, ``"crop"`` covers the size, ``None``
+            stretches.
+        sample: Pixels across and down per chroma sample; a padded image is whole samples wide and high.
+        grid: Offsets of a crop are multiples of it.
 
     Raises:
-        ValueError: A size that is not positive, or an unknown mode.
+        ValueError: A size is not positive, or the mode is unknown.
     """
     check_choice("scale_mode", mode, (*get_args(ScaleMode), None))
     width = width if width is None else check_positive("width", width)
@@ -241,7 +241,7 @@ def place(
     if mode is None or width is None or height is None:
         return Placement(canvas, canvas)
     if mode == "pad":
-        # FFmpeg's pad filter rounds sizes and offsets to whole samples of chroma, so both are multiples.
+        # FFmpeg's pad filter rounds sizes and offsets to whole chroma samples.
         x, y = sample
         across = min(width // x, _round(height * w, h * x)) * x
         down = min(height // y, _round(width * h, w * y)) * y
@@ -249,13 +249,13 @@ def place(
         # Rounded down, as FFmpeg's pad filter does with (ow-iw)/2.
         left, top = (width - scaled[0]) // 2, (height - scaled[1]) // 2
         return Placement(scaled, canvas, left - left % x, top - top % y)
-    # Rounded down, the longer side could leave a line of the canvas uncovered.
+    # max(): rounding down could leave a line of the canvas uncovered.
     scaled = max(width, _round(height * w, h)), max(height, _round(width * h, w))
     return middle(scaled, canvas, grid)
 
 
 def middle(size: Size, canvas: Size, grid: int = 1) -> Placement:
-    """Cut the middle out of an image that is at least as large as the canvas."""
+    """Crop the centre of an image that is at least as large as the canvas."""
     left, top = (
         # FFmpeg's crop filter rounds halves to even, as Python's round does; its pad filter rounds down.
         round(rest / 2) if grid == 1 else rest // (2 * grid) * grid
@@ -271,6 +271,6 @@ def fits(box: Box, width: int, height: int) -> bool:
 
 
 def _round(numerator: int, denominator: int) -> int:
-    """To the nearest, halves upwards."""
-    # In whole numbers: Python's round takes halves to the even side, FFmpeg's upwards.
+    """Divide and round to nearest, halves up."""
+    # Python's round() would round halves to even, FFmpeg rounds them up.
     return (2 * numerator + denominator) // (2 * denominator)

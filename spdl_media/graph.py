@@ -1,15 +1,15 @@
-"""Filter graphs of FFmpeg's: read from a description, wired, and set up for frames.
+"""Parse descriptions of FFmpeg's filter graphs, and build the graphs.
 
     [in0][in1] overlay=x=8 [mixed]; [mixed] scale=64:48, format=rgb24 [out]
 
-Filters joined by ``,`` form a chain, chains stand side by side between ``;``. A label in brackets names an
-input (before the filter) or an output (after it); one that is both an output and an input joins the two.
-``filter@id`` names an instance. What follows ``=`` are the filter's arguments.
+Filters joined by ``,`` form a chain; ``;`` separates chains. A label in brackets names an input (before the
+filter) or an output (after it); a label that is both links the output to the input. ``filter@id`` names an
+instance. The filter's arguments follow ``=``.
 
-Two levels of quoting apply, one after the other. The graph's level is undone here: within ``'...'`` all is
-literal, and a backslash takes the next character literally. The result is what the filter gets, which undoes
-the level of its options in the same way: there ``:`` separates options. :func:`quote` writes the first level,
-:func:`quote_option` the second, :func:`quote_value` both.
+There are two levels of quoting. The graph's level is undone here: text within ``'...'`` is literal, and so
+is the character after a backslash. The filter gets the result and undoes the second level in the same way;
+there ``:`` separates options. :func:`quote` writes the first level, :func:`quote_option` the second,
+:func:`quote_value` both.
 
 See:
     "Filtergraph syntax" and "Notes on filtergraph escaping" in https://ffmpeg.org/ffmpeg-filters.html
@@ -40,7 +40,7 @@ Kind: TypeAlias = Literal["video", "audio"]
 SOURCES: dict[str, Kind] = {"buffer": "video", "abuffer": "audio"}
 SINKS: dict[str, Kind] = {"buffersink": "video", "abuffersink": "audio"}
 _PREFIX = {"video": "", "audio": "a"}
-# FFmpeg makes no buffer without a size, a format and a time base.
+# FFmpeg requires a size, a format and a time base to create a buffer.
 _ANY_VIDEO = "video_size=16x16:pix_fmt=yuv420p:time_base=1/1"
 
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")
@@ -50,7 +50,7 @@ _EXCERPT = 24
 
 _SPACE = re.compile(r"[ \n\t\r]*")
 _QUOTED = re.compile(r"\\(.)|'([^']*)'", re.DOTALL)
-# The text up to one of the characters. Space at its end is left out: each run of it is followed by something.
+# Text up to one of the stop characters. Trailing space is left out: space matches only before other text.
 _UP_TO = {
     stops: re.compile(
         rf"(?:[ \n\t\r]*(?:\\.?|'[^']*'|[^ \n\t\r\\'{re.escape(stops)}]))*", re.DOTALL
@@ -65,7 +65,7 @@ class Node(NamedTuple):
     Attributes:
         name: Name of the filter, ``"scale"``.
         id: What follows ``@``, or ``None``.
-        args: What follows ``=`` with the graph's quoting undone, or ``None`` where there is no ``=``.
+        args: What follows ``=``, with the graph's quoting undone; ``None`` without ``=``.
         inputs: Labels before the filter, in the order of its inputs.
         outputs: Labels after the filter, in the order of its outputs.
     """
@@ -91,42 +91,42 @@ class Node(NamedTuple):
 
 
 Chains: TypeAlias = tuple[tuple[Node, ...], ...]
-"""A parsed description: chains of filters, side by side."""
+"""A parsed description: chains of filters."""
 
 
 def quote(text: str) -> str:
-    """Write a text so that :func:`parse_graph` gives it back whole, as arguments or as a label."""
+    """Quote a text so that :func:`parse_graph` returns it unchanged, as arguments or as a label."""
     return text if _PLAIN.match(text) else _in_quotes(text)
 
 
 def quote_value(value: str) -> str:
-    """Write the value of one option so that the filter gets it whole, through both levels of quoting."""
+    """Quote the value of one option at both levels, so that the filter gets it unchanged."""
     return value if _WORD.match(value) else quote(quote_option(value))
 
 
 def quote_option(value: str) -> str:
-    """Write the value of one option for the options' level alone, for arguments that are not parsed here."""
+    """Quote the value of one option at the filter's level only, for arguments that skip the parser."""
     return value if _WORD.match(value) else _in_quotes(value)
 
 
 def _in_quotes(text: str) -> str:
-    # Nothing can be escaped between quotes, so a quote in the text ends them and begins them anew.
+    # Nothing can be escaped between quotes: a quote in the text closes them, is escaped, and reopens them.
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def graph_error(desc: str, what: str) -> FilterError:
-    """Say what is wrong with a description."""
+    """Make the error for a bad description."""
     return FilterError(f"filter description {desc!r}: {what}", filter_desc=desc)
 
 
 def parse_graph(desc: str) -> Chains:
-    """Read FFmpeg's description of a filter graph.
+    """Parse FFmpeg's description of a filter graph.
 
-    Whether the filters exist and like their arguments is found out when the graph is made.
+    Names and arguments of the filters are checked only when the graph is built.
 
     Raises:
-        FilterError: The text does not follow the syntax; the message says where.
-        TypeError: ``desc`` is no ``str``.
+        FilterError: A syntax error; the message gives its position.
+        TypeError: ``desc`` is not a ``str``.
     """
     if not isinstance(desc, str):
         raise TypeError(f"a filter description is a str, such as 'scale=64:48', not {desc!r}")
@@ -148,7 +148,7 @@ def parse_graph(desc: str) -> Chains:
 
 
 class _Reader:
-    """A cursor over the text; each method reads what it is named after."""
+    """A recursive-descent parser; each method reads the element it is named after."""
 
     def __init__(self, desc: str) -> None:
         self._desc = desc
@@ -162,11 +162,11 @@ class _Reader:
                 "scale=64:48:flags=lanczos",
                 self._at,
             )
-        # The text ends there for FFmpeg, which would leave out the rest without a word.
+        # FFmpeg would silently ignore the text after a zero character.
         if "\0" in self._desc:
             raise self._error("a zero character", self._desc.index("\0"))
         chains = [self._chain()]
-        # FFmpeg allows a final ";", and files of long graphs often have it.
+        # FFmpeg allows a final ";", which is common in files of long graphs.
         while self._take(";") and self._at < len(self._desc):
             chains.append(self._chain())
         if self._at < len(self._desc):
@@ -182,7 +182,7 @@ class _Reader:
     def _node(self) -> Node:
         inputs = self._labels()
         start = self._at
-        # Up to its arguments, the next filter, the next chain, or its output label.
+        # The name ends at its arguments, the next filter, the next chain, or an output label.
         token = self._text("=,;[")
         if not token:
             raise self._error("a filter is missing", start)
@@ -190,7 +190,7 @@ class _Reader:
         name, at, id = token.partition("@")
         if not _NAME.match(name) or (at and not id):
             raise self._error(f"{token!r} is no name of a filter", start)
-        # Options are told apart by the filter itself, so this is one text.
+        # The filter splits its options itself, so this is one text.
         args = self._text("[],;") if self._take("=") else None
         return Node(name, id or None, args, inputs, self._labels())
 
@@ -207,7 +207,7 @@ class _Reader:
         return tuple(labels)
 
     def _text(self, stops: str) -> str:
-        """The text up to one of these characters, without its quotes, and without space around it."""
+        """Read the text up to one of these characters, without quotes and surrounding space."""
         start = self._at
         self._at = _UP_TO[stops].match(self._desc, start).end()  # type: ignore[union-attr]  # all is optional
         if self._desc.startswith("'", self._at):
@@ -217,7 +217,7 @@ class _Reader:
         return _QUOTED.sub(lambda quoted: quoted[1] or quoted[2], text)
 
     def _take(self, char: str) -> bool:
-        """Whether this character comes next. It is passed then, with the space behind it."""
+        """Whether this character comes next; if so, skip it and the space after it."""
         if not self._desc.startswith(char, self._at):
             return False
         self._at += 1
@@ -234,7 +234,7 @@ class _Reader:
 
 
 class Pad(NamedTuple):
-    """An open input or output of a graph: which pad of which filter, its label, and what flows there."""
+    """An open input or output of a graph: its filter, the pad's position there, its label and media kind."""
 
     node: int
     position: int
@@ -243,14 +243,14 @@ class Pad(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """A description, parsed and with every pad accounted for: all that building a graph needs.
+    """A parsed description with all its links and open pads, from which graphs are built.
 
     Attributes:
         desc: The description.
         nodes: The filters.
         links: ``(from filter, its output, to filter, its input)``, by position in ``nodes``.
-        inputs: Inputs that nothing in the text feeds.
-        outputs: Outputs that go nowhere in the text.
+        inputs: Inputs that are linked to no output.
+        outputs: Outputs that are linked to no input.
     """
 
     desc: str
@@ -260,20 +260,20 @@ class Wiring(NamedTuple):
     outputs: tuple[Pad, ...]
 
 
-# Descriptions repeat, and each filter of a new one is made to count its pads.
+# Cached, because descriptions repeat and each filter has to be created to count its pads.
 @lru_cache(maxsize=512)
 def wire(desc: str) -> Wiring:
-    """Parse a description and find out how its filters are joined.
+    """Parse a description and resolve the links between its filters.
 
     Raises:
-        FilterError: Bad syntax, an unknown filter, an option or a value that it does not take.
+        FilterError: A syntax error, an unknown filter, or an invalid option or value.
     """
     chains = parse_graph(desc)
     nodes = tuple(node for chain in chains for node in chain)
-    # How many pads a filter has can depend on its arguments (split=3), so each is made once.
+    # The number of pads can depend on arguments (split=3), so each filter is created in a scratch graph.
     scratch = AvGraph()
     labels = [_pad_labels(scratch, desc, node) for node in nodes]
-    # The last filter of each chain has none behind it.
+    # The last filter of a chain has no follower.
     last = {end - 1 for end in accumulate(map(len, chains))}
     named = {
         label: (position, index)
@@ -307,7 +307,7 @@ _Labels: TypeAlias = tuple[str | None, ...]
 
 
 def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labels]:
-    """The labels of all inputs and outputs of a filter, ``None`` where one has none."""
+    """Return the labels of all inputs and all outputs of a filter, ``None`` for unlabelled ones."""
     context = add_filter(scratch, desc, node)
     counts = len(context.inputs), len(context.outputs)  # type: ignore[attr-defined] # not in PyAV's stubs
     for labels, count, side in zip(
@@ -322,11 +322,11 @@ def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labe
 
 
 def _kind(desc: str, node: Node, side: int, index: int) -> Kind:
-    """What flows through an input (side 0) or output (1)."""
-    # PyAV does not tell a pad's media type, but FFmpeg refuses to join pads of two types.
+    """Return the media kind of an input (side 0) or output (side 1)."""
+    # PyAV does not expose a pad's media type, but FFmpeg refuses to link pads of two types.
     graph = AvGraph()
     context = add_filter(graph, desc, node)
-    with av.logging.Capture():  # what FFmpeg says of it is no fault to be told
+    with av.logging.Capture():  # a refusal is expected here and must not be logged
         try:
             if side == 0:
                 graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
@@ -338,7 +338,7 @@ def _kind(desc: str, node: Node, side: int, index: int) -> Kind:
 
 
 def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
-    """Add one filter, or say why FFmpeg refuses it.
+    """Add one filter to a graph.
 
     Raises:
         FilterError: There is no such filter, or it refuses its arguments.
@@ -347,7 +347,7 @@ def add_filter(graph: AvGraph, desc: str, node: Node) -> FilterContext:
         hint = did_you_mean(node.name, av.filter.filters_available)
         raise graph_error(desc, f"this FFmpeg has no filter {node.name!r}{hint and '. ' + hint}")
     with filter_errors(desc, f"{node.name} refuses {node.args!r}" if node.args else node.name):
-        # FFmpeg makes up a name for one without an id.
+        # Without an id, FFmpeg chooses the name.
         return graph.add(node.name, node.args, **({"name": node.full_name} if node.id else {}))
 
 
@@ -361,7 +361,7 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
 
 
 class BuiltGraph(NamedTuple):
-    """A configured graph with its ends: declared ones first, then open ones in the order of the wiring."""
+    """A configured graph with its buffer sources and sinks: first those of the text, then the open ones."""
 
     graph: AvGraph  # kept, because contexts refer to it weakly
     sources: list[FilterContext]
@@ -369,13 +369,13 @@ class BuiltGraph(NamedTuple):
 
 
 def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
-    """Make and configure a graph whose open inputs are fed by sources with the given arguments.
+    """Build and configure a graph. ``source_args`` are the arguments of the sources of its open inputs.
 
     Raises:
         FilterError: FFmpeg refuses the filters, or cannot join them.
     """
     graph, desc = AvGraph(), wiring.desc
-    # The pipeline owns the parallelism; FFmpeg's default starts threads for each graph.
+    # The pipeline provides the parallelism; by default FFmpeg starts threads for each graph.
     graph.threads = 1
     contexts = [add_filter(graph, desc, node) for node in wiring.nodes]
     sources, sinks = (

@@ -1,4 +1,4 @@
-"""When an array on a device is ready, who reads it, and when its memory may go back."""
+"""Track when a device array is ready, which streams read it, and when its memory can be reused."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ import numpy.typing as npt
 
 from spdl_media.cuda_driver import HISTORY, Event, one_name, wait_for
 
-# Seconds that the end of the process waits for copies under way; a device that hangs must not keep it.
+# Seconds that process exit waits for pending copies. Limited, so that a hung device cannot block the exit.
 _EXIT_LIMIT = 10.0
 
-# Seconds after which a thread that waits for copies ends, if there are none.
+# Seconds without copies after which a waiting thread ends.
 _IDLE = 10.0
 
 CUDA_DEVICE = 2
-"""DLPack's number."""
+"""DLPack's number of the device type CUDA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """An array on a device, and how it learns of the streams that read it.
+    """An array on a device, and a function that records the streams that read it.
 
     Attributes:
-        array: A tensor of PyTorch's, or a :class:`Guard`.
-        used_on: To be called with the address of each stream that is going to read it.
+        array: A PyTorch tensor, or a :class:`Guard`.
+        used_on: Has to be called with the address of each stream that will read the array.
     """
 
     array: Any
     used_on: Callable[[int], object]
 
     def first(self, count: int) -> Block:
-        """The same memory as an array of so many rows, in place of this one."""
+        """Return the same memory as an array of ``count`` rows. This block must not be used afterwards."""
         if not isinstance(self.array, Guard):
             return Block(self.array[:count], self.used_on)
         interface = self.array.__cuda_array_interface__
@@ -51,19 +51,20 @@ class Block:
 
 
 class Guard:
-    """Memory with an address, given back once nothing is over it, behind the work of all who read it.
+    """Device memory that is freed once no array uses it, after the work of all streams that read it.
 
-    Pools give a freed block to whoever asks for memory on the stream that it was made on, at once: work on
-    that stream comes later. Work on other streams is not known to them, so that stream waits for theirs.
-    Arrays are made over it through ``__cuda_array_interface__`` and DLPack, and keep it.
+    A pool may reuse a freed block at once for work on the stream that allocated it, because that work runs
+    later in stream order. The pool does not know of other streams, so before the memory is freed, the
+    allocating stream is made to wait for them. Arrays created through ``__cuda_array_interface__`` or DLPack
+    keep this object alive.
 
     Args:
         index: Number of the device.
-        stream: The stream that the memory was made on.
-        address: Of its first byte.
-        shape: Of the array that it is.
-        dtype: Of the same.
-        free: Called once, after which the memory may be used again.
+        stream: The stream on which the memory was allocated.
+        address: Address of the first byte.
+        shape: Shape of the array.
+        dtype: Type of its elements.
+        free: Called once to free the memory.
     """
 
     __slots__ = ("__cuda_array_interface__", "__weakref__", "_index", "_streams")
@@ -84,20 +85,20 @@ class Guard:
             "typestr": dtype.str,
             "data": (address, False),
             "strides": None,
-            # Whoever reads it has been made to wait already, so nobody is to wait on the host.
+            # None means that the consumer need not synchronize: its stream was made to wait before.
             "stream": None,
             "version": 3,
         }
-        # At exit nobody waits for the memory, and the driver may be gone.
+        # Not at exit: the memory is not needed again, and the driver may be unloaded.
         weakref.finalize(self, free_after, index, stream, self._streams, free).atexit = False
 
     def used_on(self, stream: int) -> None:
-        """Say that work on this stream reads the memory."""
+        """Record that work on this stream reads the memory."""
         self._streams[one_name(stream)] = kept_stream(stream)
 
-    def __dlpack__(self, *, stream: int | None = None) -> Any:  # who was made to wait
-        # NumPy makes the capsule, which keeps this object. That the memory is not the host's is written into
-        # it: type and number of the device stand behind the first pointer.
+    def __dlpack__(self, *, stream: int | None = None) -> Any:  # the stream was made to wait before
+        # NumPy makes the capsule, which keeps this object alive, but marks it as host memory. Device type and
+        # number, which follow the first pointer of the struct, are overwritten.
         capsule = in_place(self).__dlpack__()
         place = (ctypes.c_int32 * 2).from_address(_tensor_of(capsule, b"dltensor") + 8)
         place[:] = [CUDA_DEVICE, self._index]
@@ -113,7 +114,7 @@ _tensor_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_
 
 
 class _Memory:
-    """Memory of a device in the form in which NumPy takes memory, for its address and strides alone."""
+    """Device memory with NumPy's array interface, for arithmetic on addresses and strides only."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -123,23 +124,23 @@ class _Memory:
 
 
 def in_place(array: Any) -> npt.NDArray[Any]:
-    """An array of a device as one of NumPy's, to be sliced and asked for its address, never to be read."""
+    """Return a NumPy array over device memory, for slicing and for its address. It must not be read."""
     interface = array.__cuda_array_interface__
     names = ("shape", "typestr", "data", "strides")
     return array_at({name: interface.get(name) for name in names}, array)
 
 
 def array_at(interface: dict[str, Any], owner: object) -> npt.NDArray[Any]:
-    """Such an array by what NumPy calls an interface, over memory that the owner keeps."""
+    """Return such an array from an array interface dictionary; ``owner`` keeps the memory alive."""
     if 0 in interface["shape"]:
         return np.empty(interface["shape"], interface["typestr"])
     return np.asarray(_Memory(interface, owner))
 
 
 def kept_stream(address: int) -> object:
-    """CuPy's object of a stream, if it is the current one: CuPy destroys a stream with its object."""
+    """Return CuPy's object of a stream if it is the current one: CuPy destroys a stream with its object."""
     cupy: Any = sys.modules.get("cupy")
-    # Whatever CuPy, which may still be on its way in, raises without a device.
+    # CuPy raises various errors without a device, or while another thread is importing it.
     with suppress(Exception):
         stream = cupy.cuda.get_current_stream()
         return stream if stream.ptr == address else None
@@ -149,25 +150,25 @@ def kept_stream(address: int) -> object:
 def free_after(
     index: int, stream: int, readers: dict[int, object], free: Callable[[], object]
 ) -> None:
-    """Give memory back: the stream that it was made on first waits for those that read it."""
+    """Free memory after the stream that allocated it was made to wait for the streams that read it."""
     if HISTORY.lost:
-        return  # the parent's memory, and this process has no driver to ask
+        return  # forked child: the memory is the parent's, and the driver cannot be used here
     try:
         wait_for(index, stream, readers)
-    finally:  # a device that has failed is no reason to keep memory for ever
+    finally:  # also if the device has failed, to not leak the memory
         free()
 
 
 class Handover:
-    """When an array is ready, and who reads it.
+    """Tells when an array is ready, and records the streams that read it.
 
     Args:
         index: Number of the device.
-        stream: The stream that fills it.
-        used_on: To be told of each stream that is going to read it.
+        stream: The stream that fills the array.
+        used_on: Called with each stream that will read the array.
 
     Attributes:
-        event: Behind the work that fills it.
+        event: Recorded after the work that fills the array.
 
     Thread safety: safe.
     """
@@ -181,38 +182,38 @@ class Handover:
 
     @property
     def stream(self) -> int | None:
-        """The stream to wait for; ``None``: the array is ready.
+        """The stream to wait for; ``None`` if the array is ready.
 
         Raises:
-            TransferError: The work that fills it failed.
+            TransferError: The work that fills the array failed.
         """
         return None if self.event.is_done() else self._stream
 
     def synchronize(self) -> None:
-        """Wait on the host until it is.
+        """Block the calling thread until the array is ready.
 
         Raises:
-            TransferError: The work that fills it failed.
+            TransferError: The work that fills the array failed.
         """
         self.event.synchronize()
 
     def hand_to(self, stream: int) -> None:
-        """Let later work on this stream find the array ready, and keep its memory for that work.
+        """Make later work on this stream wait for the array, and keep its memory for that work.
 
         Raises:
-            TransferError: The stream is gone.
+            TransferError: The stream no longer exists.
         """
         if one_name(stream) != self._stream:
             self.event.delay(stream)
             self._used_on(stream)
 
     def keep_for(self, stream: int) -> None:
-        """Keep the memory for work on this stream, which waits by itself."""
+        """Keep the memory for work on this stream, whose user waits for the array."""
         self._used_on(stream)
 
 
 class _Line:
-    """What waits for one stream, and how much of it there is."""
+    """Pending copies of one stream, their number, and the thread that waits for them."""
 
     __slots__ = ("num_kept", "queue", "thread")
 
@@ -223,11 +224,10 @@ class _Line:
 
 
 class Keeper:
-    """Keeps host memory, and with it the lease of its pool, until a device has read it.
+    """Keeps host memory, and the lease of its pool, until the device has read it.
 
-    A thread for each stream waits for the events, and idles between them. Polling at the next copy would
-    leave the last block of a pool taken for ever, and a pool that waits for a block would wait for ever
-    too.
+    A thread for each stream waits for the events. Checking only at the next copy would never release the
+    last block, and a pool that waits for a free block would deadlock.
 
     Thread safety: safe.
     """
@@ -241,17 +241,17 @@ class Keeper:
 
     @property
     def num_kept(self) -> int:
-        """Objects that are kept at this moment."""
+        """Number of objects that are kept now."""
         return sum(line.num_kept for line in list(self._lines.values()))
 
     def keep(self, stream: Hashable, event: Event, kept: object) -> None:
-        """Keep an object until an event is reached. Events of one stream are reached in their order."""
+        """Keep an object until an event completes. Events of one stream complete in order."""
         with self._changed:
             line = self._lines.setdefault(stream, _Line())
             line.num_kept += 1
             line.queue.put((event, kept))
             if line.thread is None:
-                # A daemon that is inside of PyTorch's C++ when the process ends aborts it. This one waits in
+                # A daemon thread inside PyTorch's C++ code would abort the process at exit. This one waits in
                 # ctypes, where it just ends.
                 line.thread = threading.Thread(
                     target=self._run, args=(stream, line), name=f"spdl_media {stream}", daemon=True
@@ -259,7 +259,7 @@ class Keeper:
                 line.thread.start()
 
     def drain(self, limit: float) -> bool:
-        """Wait until nothing is kept, so many seconds at most; whether that was so."""
+        """Wait at most ``limit`` seconds until nothing is kept. Return whether that was reached."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.num_kept, limit)
 
@@ -275,11 +275,11 @@ class Keeper:
                 if is_idle := line.queue.empty() and self._lines.get(stream) is line:
                     del self._lines[stream]
                 return not is_idle and self._lines.get(stream) is line
-        # A device that has failed reads nothing any more, and whoever uses it next is told. The thread goes
-        # on: nobody else would let go of what follows.
+        # A failed device no longer reads the memory, and its next user gets the error. The thread continues,
+        # because the next objects must be released, too.
         with suppress(Exception):
             event.synchronize()
-        del kept  # before the next wait, not after it
+        del kept  # released before the next wait, not after it
         with (changed := self._changed):
             line.num_kept -= 1
             changed.notify_all()
@@ -290,5 +290,5 @@ KEEPER = Keeper()
 atexit.register(lambda: KEEPER.drain(_EXIT_LIMIT))
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    # The child has no such threads. What is kept is let go: leases of pools go back.
+    # The child process does not have these threads, so it drops the kept objects: leases return to pools.
     os.register_at_fork(after_in_child=KEEPER._start)
