@@ -1,6 +1,6 @@
-"""Open sources that are no paths: memory, file objects, and URLs through fsspec.
+"""Open sources that are not local paths: memory, file objects, and URLs through fsspec.
 
-URLs are read in few requests that fetch little more than what is read.
+Remote files are read with few requests, which fetch little more than is needed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ()
 T = TypeVar("T")
 
 _MIN_FETCH = 64 * 1024
-# Doubling up to half a MiB: a window costs at most that much more than its packets, and 50 MB read
-# in a row are some 100 requests.
+# Requests double in size up to this. A window then fetches at most 512 KiB more than its packets, and 50 MB
+# read sequentially take about 100 requests.
 _MAX_FETCH = 512 * 1024
-# The head, the index, and the last two spans of two streams that lie apart in the file.
+# One span for the head, one for the index, and two for each of two streams that are not interleaved.
 _NUM_SPANS = 6
-# A file of a server that gives no ranges is held whole, up to this many bytes.
+# If a server does not support range requests, a file of up to this many bytes is held in memory.
 _MAX_WHOLE = 1024 * 1024 * 1024
-# Seconds before another try.
+# Seconds to wait before each retry.
 _PAUSES = (0.5, 2.0)
-# The file systems of fsspec that copy others to the disk.
+# fsspec protocols that cache another file system on disk.
 _DISK_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 
 
@@ -42,17 +42,17 @@ def open_stream(
     forward: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> Content | FileReader:
-    """Open a source that is no path: its memory, or what reads it.
+    """Open a source that is not a path: return its memory, or a reader.
 
     Args:
         src: A URL, memory, or a file object.
-        name: What messages call it, instead of its URL or its own name.
-        forward: It is read once, from where it is to its end, and never sought in.
+        name: Name in messages, instead of the URL or the file object's own name.
+        forward: Whether the source is read only once, from its current position to the end, without seeking.
         storage_options: Options of fsspec for a URL.
 
     Raises:
-        TypeError: Not a source.
-        ValueError: Memory that is not flat, or a closed file object.
+        TypeError: ``src`` is not a source.
+        ValueError: The memory is not one-dimensional, or the file object is closed.
         SourceError: The URL cannot be opened, or the file object fails.
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
     """
@@ -71,25 +71,24 @@ def open_stream(
 def _open_url(
     url: str, name: str, storage_options: Mapping[str, object], *, forward: bool
 ) -> Content | FileReader:
-    """Open a URL with fsspec, a chained one included."""
+    """Open a URL with fsspec. Chained URLs are supported."""
     with _fsspec_errors(name):
         filesystem, path = _filesystem(url, storage_options)
-        # Caches of fsspec either read far ahead or make a request for every read: ReadAhead does
-        # better. Those on the disk choose for themselves.
+        # fsspec's in-memory caches either read far ahead or make a request for every read; ReadAhead does
+        # neither. Disk caches choose a cache type themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
         file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
     if isinstance(file, io.BytesIO):
-        # A file of memory:// is one object for all who open it, position included: share the
-        # memory.
+        # memory:// gives everyone the same file object with one position, so read its memory instead.
         return flat(file.getbuffer())
-    # A server without sizes and ranges gives a stream.
+    # From a server that states no size and supports no ranges, fsspec gives a stream that cannot seek.
     can_seek = _can_seek(file)
     reader = ReadAhead(file, filesystem, forward=forward) if can_seek else file
     return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
 
 def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it."""
+    """Return fsspec's file system for a URL, and the path in it."""
     filesystem, path = require("fsspec", f"the URL {url!r}").core.url_to_fs(url, **storage_options)
     return filesystem, path
 
@@ -98,7 +97,7 @@ def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, s
 def _fsspec_errors(name: str) -> Iterator[None]:
     try:
         yield
-    except MissingDependencyError as error:  # of fsspec itself
+    except MissingDependencyError as error:  # fsspec itself is missing
         error.source = name
         raise
     except ImportError as error:
@@ -108,7 +107,7 @@ def _fsspec_errors(name: str) -> Iterator[None]:
             source=name,
             name=error.name,
         ) from error
-    except Exception as error:  # every backend of fsspec has exceptions of its own
+    except Exception as error:  # each fsspec backend raises its own exception classes
         raise SourceError(
             f"cannot be opened: {type(error).__name__}: {error}. Check the address, the access "
             "rights and options, and that the server can be reached.",
@@ -121,20 +120,20 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
     """Copy a remote file to a path.
 
     Raises:
-        SourceError: It cannot be fetched, or written.
+        SourceError: The file cannot be fetched or written.
         MissingDependencyError: fsspec, or a package that it uses for this protocol, is not installed.
     """
-    # fsspec's own caches write to the last name, where another process takes a part for the whole.
+    # Through a Draft, because fsspec writes to the final name, where another process could read a part.
     with _fsspec_errors(url), Draft(path) as draft:
         filesystem, remote = _filesystem(url, storage_options)
         filesystem.get_file(remote, str(draft.path))
 
 
 def retried(call: Callable[[], T]) -> T:
-    """Call once more, up to two times and after a pause, what a network or server has failed.
+    """Call a function, and retry it up to two times, after a pause, if a network or server fails.
 
     Raises:
-        SourceError: It failed each time, or there is no such file, or no right to read it.
+        SourceError: All three calls failed, the file does not exist, or access is denied.
     """
     for seconds in _PAUSES:
         try:
@@ -147,19 +146,19 @@ def retried(call: Callable[[], T]) -> T:
 
 
 def _can_seek(file: Any) -> bool:
-    # fsspec says of a stream from the server that it can seek, but it cannot. It has no size, nor has
-    # the local file of a cache.
+    # fsspec's stream of a server claims to be seekable, but is not. It has no size. Nor has the local file of
+    # a disk cache, which can seek, so try.
     if getattr(file, "size", None) is not None:
         return True
     try:
         file.seek(0, io.SEEK_END)
-    except Exception:  # noqa: BLE001  # every backend of fsspec has exceptions of its own
+    except Exception:  # noqa: BLE001  # each fsspec backend raises its own exception classes
         return False
     return True
 
 
 class _Span(NamedTuple):
-    """Bytes of a file from ``start`` on; ``fetched`` is what was asked for to get them."""
+    """Bytes of a file from ``start`` on; ``fetched`` is the size that was requested for them."""
 
     start: int
     data: bytes
@@ -167,55 +166,56 @@ class _Span(NamedTuple):
 
 
 class ReadAhead(Positioned):
-    """A remote file, fetched in few requests but not far beyond what is asked for.
+    """A remote file that is fetched with few requests, and little more than is read.
 
-    Each place that is read in a row (the head, the index, the packets) has spans of its own, so
-    that going to and fro between them fetches nothing twice. The first fetch of a span is 64 KiB,
-    each next one twice the last, up to 512 KiB.
+    Each part that is read sequentially (the head, the index, the packets) has spans of its own, so that
+    switching between them fetches nothing twice. The first request of a part is for 64 KiB, each further one
+    for twice as much as the last, up to 512 KiB.
 
-    Some web servers give no ranges and do not say so before the second one. Of these the file is fetched in
-    one more request.
+    Some web servers do not support range requests, which shows only at the second one. Then the whole file is
+    fetched with one more request.
 
     Args:
-        file: A seekable file that fetches exactly what it is asked for, without a cache of its own.
-        filesystem: The one of fsspec that opened it. An archive closes its files when it is forgotten.
-        forward: It is read once, from its first byte to its last: of a server without ranges nothing is kept.
-            Otherwise such a file is held in memory. (Ranges are tried first even so: a request lasts
-            some minutes at most, and reading may take hours.)
+        file: A seekable file that fetches exactly the bytes that are read, without a cache of its own.
+        filesystem: The fsspec file system that opened the file. Kept alive, because an archive closes its
+            files when it is garbage-collected.
+        forward: Whether the file is read once, from its first byte to its last. Without range requests it is
+            then streamed; otherwise it is held in memory. (Ranges are tried first in either case: a single
+            request times out after some minutes, and reading may take hours.)
     """
 
     def __init__(self, file: Any, filesystem: Any = None, *, forward: bool = False) -> None:
         self._file = file
         self._filesystem = filesystem
         self._forward = forward
-        self._in_one: Any = None
+        self._whole: Any = None
         self._spans: list[_Span] = []
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the size of the file in bytes."""
         size = getattr(self._file, "size", None)
         return int(self._file.seek(0, io.SEEK_END) if size is None else size)
 
     def read(self, size: int = -1) -> bytes:
-        """Give up to ``size`` bytes, and none only at the end.
+        """Return up to ``size`` bytes; empty only at the end of the file.
 
         Raises:
-            ValueError: The server gives no ranges, and the file is too large to be held.
+            ValueError: The server does not support ranges, and the file is too large to be held in memory.
         """
         try:
             data = self._read(size)
-        except ValueError:  # what fsspec raises where there are no ranges
-            if self._in_one is not None or not self._fetch_in_one():
+        except ValueError:  # fsspec raises it if the server does not support ranges
+            if self._whole is not None or not self._fetch_whole():
                 raise
             data = self._read(size)
         self._position += len(data)
         return data
 
     def _read(self, size: int) -> bytes:
-        if self._in_one is not None:
+        if self._whole is not None:
             if not self._forward:
-                self._in_one.seek(self._position)
-            return bytes(self._in_one.read(size))
+                self._whole.seek(self._position)
+            return bytes(self._whole.read(size))
         if size < 0:
             return self._fetch(self._position, size)
         span = self._span(self._position, size)
@@ -223,9 +223,9 @@ class ReadAhead(Positioned):
         return span.data[offset : offset + size]
 
     def close(self) -> None:
-        """Close the remote file, and forget what was fetched."""
+        """Close the remote file, and free the fetched bytes."""
         self._spans.clear()
-        for file in (self._in_one, self._file):
+        for file in (self._whole, self._file):
             if file is not None:
                 file.close()
 
@@ -238,24 +238,24 @@ class ReadAhead(Positioned):
                 break
             before = span if stop == position else before
         else:
-            # A sequential read will go on; a new position may be read once only.
+            # A sequential read probably goes on, so fetch more; a new position may be read only once.
             ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH
             fetched = max(size, ahead)
             span = _Span(position, self._fetch(position, fetched), fetched)
-            # The first is the one that was not used for longest.
+            # Drop the least recently used span, which is the first.
             if len(self._spans) >= _NUM_SPANS:
                 del self._spans[0]
-        self._spans.append(span)  # the last used is the last to go
+        self._spans.append(span)  # most recently used last
         return span
 
     def _fetch(self, position: int, size: int) -> bytes:
         self._file.seek(position)
         return bytes(self._file.read() if size < 0 else self._file.read(size))
 
-    def _fetch_in_one(self) -> bool:
-        """Fetch the file anew from a server that gives no ranges, if it can be one."""
+    def _fetch_whole(self) -> bool:
+        """Fetch the whole file with one request without a range. Return False if this is not HTTP."""
         filesystem = self._filesystem
-        # Other file systems raise ValueError for reasons of their own.
+        # Other file systems raise ValueError for other reasons than missing ranges.
         if "http" not in filesystem.protocol:
             return False
         if not self._forward and self.size() > _MAX_WHOLE:
@@ -265,11 +265,12 @@ class ReadAhead(Positioned):
             )
         stream = filesystem.open(self._file.path, "rb", block_size=0)
         if self._forward:
-            self._in_one = stream
+            self._whole = stream
+            # Skip what has been read already.
             left = self._position
             while left and (data := stream.read(min(left, _MAX_FETCH))):
                 left -= len(data)
         else:
             with stream:
-                self._in_one = io.BytesIO(b"".join(iter(lambda: stream.read(_MAX_FETCH), b"")))
+                self._whole = io.BytesIO(b"".join(iter(lambda: stream.read(_MAX_FETCH), b"")))
         return True

@@ -1,4 +1,4 @@
-"""How far an epoch has come: the state to save, and the ledger that tracks it during iteration."""
+"""Progress of an epoch: the state to save, and the ledger that tracks progress during iteration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 
 from spdl_media.epochs import PLACE, Pairs, Stateful
 
-# Of the dictionary. Fields that are added later have a default, and leave it as it is.
+# Version of the state's dictionary. New fields get a default value, so they do not change the version.
 VERSION = 1
 
 Tag: TypeAlias = tuple[int, int | None]
-"""The origin of a sample: position in the source, and offset among the samples of that item.
+"""The origin of a sample: the item's position in the source, and the sample's offset within that item.
 
 The offset is ``None`` if the item gives at most one sample.
 """
 
 
 class Snapshot(NamedTuple):
-    """The source's own state, after the item before ``position`` was read."""
+    """The source's own state when ``position`` was the next item to read."""
 
     position: int
     state: Any
@@ -32,20 +32,19 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far an epoch has come, as a value that can be saved and read back.
+    """Progress of an epoch, as a value that can be saved and restored.
 
     Attributes:
-        epoch: The epoch.
-        seed: The seed of the loader.
-        done: Positions in the source whose samples were all handed out, dropped or failed.
-        partly_done: For each item of which some samples are done, its position and the offsets of
-            those samples.
-        snapshot: For a source that has a state, that state at or before the first position that is
-            not done.
-        source_length: Items of an epoch, if the source knows it.
-        order: What the order of the source depends on besides the epoch, if it says so.
-        before: Places in the order of all ranks that were done when there were other ranks than now.
-            Positions count what those have left.
+        epoch: Number of the epoch.
+        seed: Seed of the loader.
+        done: Intervals of positions in the source whose samples were all handed out, dropped or failed.
+        partly_done: Position of each item of which only some samples are done, with the offsets of those
+            samples.
+        snapshot: State of a stateful source at or before the first position that is not done.
+        source_length: Number of items of an epoch, if the source knows it.
+        order: Values on which the source's order depends besides the epoch, if the source tells.
+        before: Intervals of places in the order of all ranks that were done before the number of ranks
+            changed. Positions in ``done`` then count only the items that were left.
     """
 
     epoch: int
@@ -59,19 +58,19 @@ class State:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing of the epoch is done."""
+        """Whether no part of the epoch is done."""
         return not (self.done or self.partly_done or self.before)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return lists, numbers and dictionaries, and the source's own state as it is."""
-        # Nearly all states are "the first n items", which reads best as one number.
+        """Return the state as a dictionary of JSON types, with the source's own state unchanged."""
+        # Nearly all states are "the first n items", which is most readable as one number.
         num_done = self.done[0][1] if self.done and self.done[0][0] == 0 else 0
         return {
             "version": VERSION,
             "epoch": self.epoch,
             "seed": self.seed,
             "num_done": num_done,
-            # Lists, because JSON has no tuples.
+            # Lists, because JSON has no tuples: the state stays equal through a JSON file.
             "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
             "partly_done": [[at, [*map(list, offsets)]] for at, offsets in self.partly_done],
             "source": None if self.snapshot is None else self.snapshot._asdict(),
@@ -82,11 +81,11 @@ class State:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> State:
-        """Read what :meth:`to_dict` wrote.
+        """Restore a state from the dictionary that :meth:`to_dict` returned.
 
         Raises:
-            TypeError: It is not a mapping.
-            ValueError: It was not written by a DataLoader, or by a later release.
+            TypeError: ``state`` is not a mapping.
+            ValueError: ``state`` is not that of a DataLoader, or is of an unknown version.
         """
         if not isinstance(state, Mapping):
             raise TypeError(
@@ -99,7 +98,7 @@ class State:
                 f"{VERSION}; {remedy}"
             )
         try:
-            # The first interval was written as one number.
+            # num_done stands for the first interval.
             leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
             source, length, partly = state["source"], state["source_length"], state["partly_done"]
             return cls(
@@ -111,7 +110,7 @@ class State:
                 if source is None
                 else Snapshot(_count(source["position"]), source["state"]),
                 source_length=None if length is None else _count(length),
-                # States of earlier releases have none.
+                # States of earlier releases lack "order" and "before".
                 order=state.get("order"),
                 before=_pairs(state.get("before", ())),
             )
@@ -122,7 +121,7 @@ class State:
 
 
 def _count(value: Any) -> int:
-    # A bool comes from another program's state, not from ours.
+    # isinstance(True, int) holds, but to_dict never writes a bool here.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
@@ -139,21 +138,21 @@ def _pairs(intervals: Any) -> Pairs:
 def loaded_state(
     given: Mapping[str, Any] | Sequence[Mapping[str, Any]], own: State, source: object
 ) -> State:
-    """Read what ``state_dict`` of a loader returned, or those of all ranks.
+    """Restore the state from a loader's ``state_dict()``, or from those of all ranks.
 
     Args:
-        given: The state, or the states.
-        own: The loader's, at the start of an epoch.
-        source: The loader's.
+        given: One state, or the states of all ranks.
+        own: The loader's state at the start of an epoch.
+        source: The loader's source.
 
     Raises:
-        TypeError: It is no mapping, or the source cannot be shared out anew.
-        ValueError: It is no state, or not one of such a source.
+        TypeError: A state is not a mapping, or the source cannot be redistributed to other ranks.
+        ValueError: A state is invalid, or that of another source.
     """
     if isinstance(given, Sequence):
         return _regrouped([State.from_dict(one) for one in given], own, source)
     state = State.from_dict(given)
-    # Without these checks a wrong state would skip items without a word.
+    # Without these checks, the state of another source would silently skip items.
     remedy = "rank and world size that it had, or load the states of all ranks"
     if state.source_length != own.source_length:
         raise ValueError(
@@ -173,7 +172,7 @@ def loaded_state(
 
 
 def _regrouped(states: Sequence[State], own: State, source: object) -> State:
-    """Make one state of those of all ranks: the beginning of what they have left of the epoch."""
+    """Merge the states of all ranks to one from which this rank starts its share of what is left."""
     sampler: Any = getattr(source, "sampler", source)
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
@@ -181,13 +180,13 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
             f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not. "
             "Load the state of each rank there, and change the number of ranks between two epochs"
         )
-    # No state at all is refused below, as one of each rank is missing.
+    # An empty sequence is refused below, because the states of all ranks are missing.
     epoch = min((state.epoch for state in states), default=0)
     current = [state for state in states if state.epoch == epoch]
-    # A rank that has ended the epoch is at the start of the next one.
+    # The state of a rank that has finished the epoch is at the start of the next one.
     ended = [state for state in states if (state.epoch, state.is_fresh) == (epoch + 1, True)]
     orders = [{**(state.order or {}), **dict.fromkeys(PLACE)} for state in states]
-    # Rank and world size differ among the states, and everything else must not.
+    # Only rank and world size may differ among the states.
     places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
     if (
         len(current) + len(ended) != len(states)
@@ -200,7 +199,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
             f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
             f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
         )
-    # By place in the order of all ranks, which does not depend on their number.
+    # Indexed by place in the order of all ranks, which does not depend on the number of ranks.
     is_done = np.zeros(sampler.num_draws, bool)
     for start, stop in current[0].before:
         is_done[start:stop] = True
@@ -212,30 +211,30 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
                 f"rank {rank} of {world_size} had {state.source_length} items, and would have {len(old)} of "
                 "this source; make it of the same data"
             )
-        # Padding repeats the first ones.
+        # Modulo, because padding repeats the first places.
         had = np.asarray(old.places_of_rank(current[0].before), np.int64) % sampler.num_draws
         for start, stop in state.done if state.epoch == epoch else ((0, len(had)),):
             is_done[had[start:stop]] = True
         partly |= {int(had[position]): offsets for position, offsets in state.partly_done}
-    # Where the numbers change from not done to done, and back.
+    # Even entries begin an interval of done places, odd entries end it.
     bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
     before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
     mine = np.asarray(sampler.places_of_rank(before), np.int64) % sampler.num_draws
-    # As a list only if it is looked at: it may have millions of numbers.
+    # Converted to a list only if needed: it may have millions of numbers.
     places_left = enumerate(mine.tolist() if partly else ())
     partly_done = tuple((at, partly[place]) for at, place in places_left if place in partly)
     return replace(own, epoch=epoch, seed=current[0].seed, before=before, partly_done=partly_done)
 
 
 class Positions:
-    """A set of whole numbers: all below ``leading``, and some beyond, which are few in a run."""
+    """A set of whole numbers: all below ``leading``, and a few larger ones."""
 
     __slots__ = ("_beyond", "leading")
 
     def __init__(self, pairs: Pairs = ()) -> None:
         self.leading = 0
         self._beyond: set[int] = set()
-        # In order, so only the first interval can begin at 0.
+        # Pairs are in order, so only the first interval can begin at 0.
         for start, stop in pairs:
             if start == self.leading:
                 self.leading = stop
@@ -246,7 +245,7 @@ class Positions:
         return number < self.leading or number in self._beyond
 
     def add(self, number: int) -> None:
-        """Add a number, which may be in the set already."""
+        """Add a number, unless the set has it already."""
         if number >= self.leading:
             self._beyond.add(number)
         while self.leading in self._beyond:
@@ -254,7 +253,7 @@ class Positions:
             self.leading += 1
 
     def pairs(self) -> Pairs:
-        """Return the numbers as intervals, in order."""
+        """Return the numbers as half-open intervals, in order."""
         intervals = [[0, self.leading]] if self.leading else []
         for number in sorted(self._beyond):
             if intervals and intervals[-1][1] == number:
@@ -265,12 +264,12 @@ class Positions:
 
 
 class Ledger:
-    """Tracks what is done of one epoch: handed out, dropped, or failed.
+    """Tracks the samples of one epoch that are done: handed out, dropped, or failed.
 
-    An item under way is not done, so a loader that resumes from here processes it again.
+    An item that is still being processed is not done, so a resumed loader processes it again.
 
     Attributes:
-        is_closed: Whether the consumer has gone.
+        is_closed: Whether the consumer has stopped, so that later results do not count.
 
     Thread safety: safe.
     """
@@ -280,20 +279,20 @@ class Ledger:
         self._lock = threading.Lock()
         self._done = Positions(start.done)
         self._offsets = {position: Positions(pairs) for position, pairs in start.partly_done}
-        # The number of samples of each item whose samples have all been made.
+        # Number of samples of each item that has given all its samples, while not all of them are done.
         self._counts: dict[int, int] = {}
-        # Each is needed until the next one is usable: when all items before that one are done.
+        # A snapshot is needed until all items before the next snapshot's position are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
         self.is_closed = False
 
     def done_offsets(self, position: int) -> Positions:
-        """Return which samples of an item were done at the start."""
+        """Return the offsets of an item's samples that were done when the ledger was made."""
         return Positions(dict(self._start.partly_done).get(position, ()))
 
     def settle(self, tags: Iterable[Tag]) -> None:
-        """Note that samples were handed out, or that nothing will come of them."""
+        """Mark samples as done: handed out, dropped, or failed."""
         with self._lock:
-            # A thread may still end a call when the consumer has gone.
+            # A worker thread may finish a call after the consumer has stopped.
             for position, offset in tags if not self.is_closed else ():
                 if offset is None:
                     self._done.add(position)
@@ -302,25 +301,25 @@ class Ledger:
                     self._finish_if_complete(position)
 
     def count_samples(self, position: int, count: int) -> None:
-        """Note that an item has given all its samples, and how many they were."""
+        """Set the number of samples of an item that has given all of them."""
         with self._lock:
             if not self.is_closed:
                 self._counts[position] = count
                 self._finish_if_complete(position)
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a state of the source for as long as it may be needed."""
+        """Keep a state of the source for as long as a resumed loader may need it."""
         with self._lock:
             self._snapshots.append(snapshot)
             self._drop_snapshots()
 
     def close(self) -> None:
-        """Ignore what comes later: the consumer has gone, so it gets nothing of that."""
-        # Without the lock: the garbage collector may call this in the middle of any other call.
+        """Ignore all later calls, because the consumer has stopped and gets no more samples."""
+        # Without the lock: the garbage collector may call this while this thread holds it.
         self.is_closed = True
 
     def state(self) -> State:
-        """Return how far the epoch has come."""
+        """Return the current state of the epoch."""
         with self._lock:
             self._drop_snapshots()
             first = self._snapshots[0] if self._snapshots else None
@@ -328,20 +327,20 @@ class Ledger:
                 self._start,
                 done=self._done.pairs(),
                 partly_done=tuple((at, self._offsets[at].pairs()) for at in sorted(self._offsets)),
-                # One that is further on would lose the items before it.
+                # From a later snapshot, items before it that are not done would be lost.
                 snapshot=first if first and first.position <= self._done.leading else None,
             )
 
     def _finish_if_complete(self, position: int) -> None:
         offsets = self._offsets.get(position)
-        # Complete when all samples before the last have been settled, in whatever order.
+        # Complete when the samples 0 to count - 1 are all done, in whatever order.
         if self._counts.get(position) == (0 if offsets is None else offsets.leading):
-            # From now on the position alone says it, so the ledger stays small.
+            # Replace the offsets by the position, so that the ledger stays small.
             self._offsets.pop(position, None)
             del self._counts[position]
             self._done.add(position)
 
     def _drop_snapshots(self) -> None:
-        # The last one at or before the first item that is not done stays, and all after it.
+        # Keep the last snapshot at or before the first item that is not done, and all later ones.
         while len(self._snapshots) > 1 and self._snapshots[1].position <= self._done.leading:
             self._snapshots.popleft()

@@ -1,4 +1,4 @@
-"""The arguments that the functions of ``load`` share: types, defaults, texts and checks, each once."""
+"""Arguments that the ``load_*`` functions share: types, defaults, documentation and checks."""
 
 from __future__ import annotations
 
@@ -36,17 +36,21 @@ ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
 VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
 DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
 
-# ``None`` for results in host memory, DeviceLike for results on a device: an overload each.
+# None for results in host memory, DeviceLike for results on a device. Each has an overload.
 Device = TypeVar("Device")
 Ops = TypeVar("Ops", PictureOps, SoundOps)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
-    """The sources of a batch; ``one`` is the function that takes a single one, for the error.
+    """Return the sources of a batch as a list.
+
+    Args:
+        srcs: The sources.
+        one: Name of the function for a single source, used in the error message.
 
     Raises:
-        TypeError: It is a single source, or cannot be iterated.
+        TypeError: ``srcs`` is a single source, or not iterable.
     """
     if isinstance(srcs, Iterable) and not _is_one_source(srcs):
         return list(srcs)
@@ -57,11 +61,11 @@ def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
 
 
 def _is_one_source(srcs: Any) -> bool:
-    """Whether something iterable is a single source all the same."""
-    if hasattr(srcs, "__array__"):  # of more dimensions or other types, it may hold sources
+    """Whether an iterable is a single source: a string, a file object, a buffer or a 1-D uint8 array."""
+    if hasattr(srcs, "__array__"):  # other arrays may hold sources
         dtype = str(getattr(srcs, "dtype", "")).removeprefix("torch.")
         return dtype == "uint8" and srcs.ndim == 1
-    # A list-like of files has a length, a file has none.
+    # A file object has no length; a collection of files has one.
     if isinstance(srcs, str) or (hasattr(srcs, "read") and not hasattr(srcs, "__len__")):
         return True
     try:
@@ -72,24 +76,24 @@ def _is_one_source(srcs: Any) -> bool:
 
 
 def check_array_layout(layout: str | None) -> None:
-    """Refuse an unknown order of axes.
+    """Check an order of axes.
 
     Raises:
-        ValueError: It is neither of the two, nor ``None``.
+        ValueError: ``layout`` is not ``"NCHW"``, ``"NHWC"`` or ``None``.
     """
     remedy = "convert_frames(layout='planes') gives one array a plane"
     check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
 def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> Ops | str | None:
-    """The caller's own graph, or what the options ask for.
+    """Return the caller's filter graph if there is one, else the operations that the options ask for.
 
     Raises:
-        ValueError: ``filter_desc`` is given beside options that differ from the default.
+        ValueError: ``filter_desc`` is given together with options that differ from the default.
     """
     if isinstance(filter_desc, Default):
         return ops
-    # Compared by value: whether a default was written out makes no difference.
+    # Compared by value, so a default may also be passed explicitly.
     for name in (field.name for field in fields(default)):
         if getattr(ops, name) != getattr(default, name):
             raise ValueError(
@@ -101,7 +105,7 @@ def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> 
 
 
 def audio_options(arguments: Any) -> SoundOps:
-    """What the arguments ask of audio.
+    """Make the audio operations that the arguments ask for.
 
     Raises:
         ValueError: An option is invalid.
@@ -110,11 +114,11 @@ def audio_options(arguments: Any) -> SoundOps:
 
 
 class _Device(TypedDict, Generic[Device], total=False):
-    """Where results lie.
+    """Device of the result.
 
     Attributes:
-        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there.
-        cuda_config: The same by another name; give one of them.
+        cuda: Index of a CUDA device, or a :func:`~spdl_media.cuda_config`, for a result on that device.
+        cuda_config: Another name of ``cuda``. Pass only one of them.
     """
 
     cuda: Device
@@ -122,36 +126,38 @@ class _Device(TypedDict, Generic[Device], total=False):
 
 
 class _Arguments(_Device[Device], total=False):
-    """How data is read.
+    """Options of demuxing and decoding.
 
     Attributes:
-        demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
-        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
+        demux_config: Options of opening the source; see :func:`~spdl_media.demux_config`.
+        decode_config: Options of decoding; see :func:`~spdl_media.decode_config`.
     """
 
     demux_config: DemuxConfig | None
     decode_config: DecodeConfig | None
-    # Of the async_* functions alone, which have the types of their namesakes: a ParamSpec cannot add it.
+    # Only the async_* functions take it. It is declared for all, because a ParamSpec cannot add it.
     executor: Executor | None
 
 
 class ImageOptions(TypedDict, total=False):
-    """How images and frames come out.
+    """Size, format and type of images and frames.
 
     Attributes:
-        width: Width of the result. Without ``height`` the aspect ratio is kept; without both, the size.
-        height: Height of the result.
-        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps what the decoder gives. YUV of
-            stills has the matrix of BT.601 and full range, as in JPEG, whatever the file has.
-        scale_mode: With both sides given, ``"pad"`` fits the whole image inside a black border,
-            ``"crop"`` covers the whole size and cuts off the rest, ``None`` stretches.
+        width: Width of the result in pixels. If only ``width`` or ``height`` is given, the aspect ratio is
+            kept; if neither is, the size is.
+        height: Height of the result in pixels.
+        pix_fmt: FFmpeg's name of the pixel format; ``None`` keeps the decoder's format. YUV of
+            stills has the BT.601 matrix and full range, as in JPEG, whatever the file has.
+        scale_mode: With both ``width`` and ``height``: ``"pad"`` scales the image to fit inside and adds a
+            black border, ``"crop"`` scales it to cover the size and crops the rest, ``None`` stretches.
         scale_algo: Name of FFmpeg's scaling algorithm.
-        quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
+        quality: Accuracy of scaling and conversion; see :func:`~spdl_media.get_video_filter_desc`.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
-        dtype: ``"float32"`` or ``"float16"`` makes ``(value / 255 - mean) / std`` of RGB and gray, as
-            torchvision does (of 16 bits, ``value / 65535``); ``"uint8"`` refuses formats of other types.
-        mean: A number for each channel of the result, or one for all; 0 without it.
-        std: Likewise; 1 without it.
+        dtype: ``"float32"`` or ``"float16"`` converts RGB and gray to ``(value / 255 - mean) / std``, as
+            torchvision does (16-bit formats to ``value / 65535``); ``"uint8"`` refuses formats of other
+            types.
+        mean: One number for each channel of the result, or one for all channels. The default is 0.
+        std: One number for each channel of the result, or one for all channels. The default is 1.
     """
 
     width: int | None
@@ -167,12 +173,13 @@ class ImageOptions(TypedDict, total=False):
 
 
 class AudioOptions(TypedDict, total=False):
-    """How audio comes out.
+    """Rate, channels and format of audio.
 
     Attributes:
-        sample_rate: Samples of one channel in a second.
-        num_channels: Channels, mixed up or down to FFmpeg's usual layout of that many.
-        sample_fmt: FFmpeg's name of the sample format; ``None`` keeps what the decoder gives.
+        sample_rate: Sample rate of the result in Hz; ``None`` keeps that of the source.
+        num_channels: Number of channels, mixed up or down to FFmpeg's default layout for that number.
+            ``None`` keeps those of the source.
+        sample_fmt: FFmpeg's name of the sample format; ``None`` keeps the decoder's format.
     """
 
     sample_rate: int | None
@@ -181,13 +188,13 @@ class AudioOptions(TypedDict, total=False):
 
 
 class _Result(TypedDict, total=False):
-    """The graph and the memory of one result.
+    """Filter graph and memory of the result.
 
     Attributes:
-        filter_desc: A whole filter graph of your own. It replaces the options for size, rate, channels
-            and format, which must keep their defaults. ``None``: no graph, and images are not turned upright.
-        storage: Memory to fill; fresh memory without one. With ``cuda=``, memory that decoded data passes
-            through on its way to the device; fresh pinned memory without one.
+        filter_desc: A complete filter graph, which replaces the options for size, rate, channels and format;
+            these must keep their defaults. ``None``: no graph, and images are not turned upright.
+        storage: Memory for the result; ``None``: fresh memory. With ``cuda=``, memory for the decoded data in
+            the host, from which it is copied to the device; ``None``: fresh pinned memory.
     """
 
     filter_desc: str | Default | None
@@ -198,8 +205,8 @@ class _Stream(_Result, total=False):
     """The stream to load.
 
     Attributes:
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        name: What to call the source in messages.
+        stream_index: Index of the stream in its container. The default is the one that FFmpeg finds best.
+        name: Name of the source in messages.
     """
 
     stream_index: int | None
@@ -207,33 +214,34 @@ class _Stream(_Result, total=False):
 
 
 class _Length(TypedDict, total=False):
-    """How long results are.
+    """Length of the result.
 
     Attributes:
-        num_frames: At most this many frames, and with ``on_short`` exactly; no more are decoded than needed.
-        num_samples: At most this many samples of each channel, and with ``on_short`` exactly.
-        on_short: What becomes of fewer: ``"error"`` raises a ConvertError, ``"repeat_last"`` repeats the last
-            one, ``"wrap"`` goes on from the first, ``"zeros"`` adds zeros, which are silence. ``None``: they
-            stay fewer.
+        num_frames: Maximum number of frames; with ``on_short``, the exact number. No more frames are decoded
+            than needed.
+        num_samples: Maximum number of samples per channel; with ``on_short``, the exact number.
+        on_short: What to do if the source has fewer frames or samples: ``"error"`` raises a ConvertError,
+            ``"repeat_last"`` repeats the last one, ``"wrap"`` continues with the first ones, ``"zeros"`` adds
+            zeros (silence). ``None``: the result is shorter.
     """
 
     on_short: OnShort | None
 
 
 class _Cuts(TypedDict, total=False):
-    """What is cut out of images and mirrored.
+    """Crops and horizontal flips of images.
 
     Attributes:
-        crops: What to cut out before anything else: a box ``(x, y, width, height)`` in pixels of the upright
-            image, or a function that chooses one, ``f((width, height), rng)``, such as
-            :class:`~spdl_media.RandomResizedCrop`; its ``None`` means all of the image. Or a sequence of
-            boxes, functions and ``None``, one an image. ``buffer.boxes`` says what was cut out. All frames of
-            a video have one box, drawn for the size that its header states.
-        flips: Whether to exchange left and right of what was cut out: a bool, the probability of it, or bools
-            as a sequence or a 1-D array or tensor, one an image. ``buffer.flips`` says which were. With
-            crops or flips, images are turned upright, whatever ``filter_desc``.
-        rng: What functions and probabilities draw from: a generator of NumPy's, or a seed. Each image of a
-            batch has numbers of its own. ``None``: others each time.
+        crops: The part of the upright image to use, cut out before scaling: a box ``(x, y, width, height)``
+            in pixels, or a function ``f((width, height), rng)`` that returns a box or ``None`` (the whole
+            image), such as :class:`~spdl_media.RandomResizedCrop`. Or a sequence of boxes, functions and
+            ``None``, one per image. All frames of a video are cropped by one box, which a function chooses
+            for the size that the header states. ``buffer.boxes`` has the boxes that were used.
+        flips: Whether to mirror the image horizontally: a bool, a probability, or bools as a sequence, 1-D
+            array or tensor, one per image. ``buffer.flips`` says which images were mirrored. With crops or
+            flips, images are turned upright, whatever ``filter_desc``.
+        rng: Source of random numbers for crop functions and flip probabilities: a NumPy generator, or a
+            seed. Each image of a batch has random numbers of its own. ``None``: unpredictable numbers.
     """
 
     crops: Crops | None
@@ -249,7 +257,7 @@ class ImageArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=Fal
 
 
 class BatchArguments(ImageOptions, _Cuts, _Result, _Arguments[Device], total=False):
-    """Arguments of :func:`~spdl_media.load_image_batch`, which explains those of its own."""
+    """Arguments of :func:`~spdl_media.load_image_batch`, which documents those that only it has."""
 
     on_error: OnError
     num_threads: int
@@ -260,11 +268,13 @@ class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], 
     """Arguments of :func:`~spdl_media.load_video`.
 
     Attributes:
-        frame_rate: Frames a second. Frame ``k`` is the one that is shown at ``start + k / frame_rate``, with
-            ``start`` that of the window, or the time of the first frame.
-        decoder: With ``cuda=``: ``"dali"`` (and ``"pyav"`` for video) decodes on the device, ``"cpu"`` on
-            the CPU, and copies; ``"auto"`` takes the first that is installed and gives the right result.
-            A ``CPUFallbackWarning`` says why, if that is the CPU although the device's decoder is installed.
+        frame_rate: Frames per second of the result. Frame ``k`` is the source frame that is shown at
+            ``start + k / frame_rate``, where ``start`` is the window's start, or else the time of the first
+            frame.
+        decoder: The decoder to use with ``cuda=``. ``"dali"`` (and ``"pyav"`` for video) decodes on the
+            device. ``"cpu"`` decodes on the CPU and copies the result. ``"auto"`` uses the first of these
+            that is installed and gives the right result; if that is the CPU although a decoder for the
+            device is installed, a ``CPUFallbackWarning`` gives the reason.
     """
 
     num_frames: int | None
@@ -273,11 +283,11 @@ class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], 
 
 
 class FrameArguments(ImageOptions, _Cuts, _Result, _Device[Device], total=False):
-    """Arguments of :meth:`~spdl_media.VideoFile.load`, which explains those of its own."""
+    """Arguments of :meth:`~spdl_media.VideoFile.load`, which documents those that only it has."""
 
 
 class ClipSampleArguments(FrameArguments[Device], AudioOptions, total=False):
-    """Arguments of :func:`~spdl_media.sample_clips`, which explains those of its own."""
+    """Arguments of :func:`~spdl_media.sample_clips`, which documents those that only it has."""
 
 
 class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=False):
@@ -287,7 +297,7 @@ class AudioArguments(AudioOptions, _Stream, _Length, _Arguments[Device], total=F
 
 
 class ClipArguments(ImageOptions, _Cuts, AudioOptions, _Arguments[Device], total=False):
-    """Arguments of :func:`~spdl_media.load_clip`, which explains those of its own."""
+    """Arguments of :func:`~spdl_media.load_clip`, which documents those that only it has."""
 
     num_frames: int | None
     num_samples: int | None
@@ -301,7 +311,7 @@ class ClipArguments(ImageOptions, _Cuts, AudioOptions, _Arguments[Device], total
     decoder: VideoDecoder
 
 
-# Those that are not listed are None by default.
+# Default values; arguments that are not listed default to None.
 _DEFAULTS: dict[str, Any] = {
     "pix_fmt": "rgb24",
     "scale_mode": "pad",
@@ -314,7 +324,7 @@ _DEFAULTS: dict[str, Any] = {
     "decoder": "auto",
 }
 
-# Their sections "Attributes:" explain the arguments to the users of all functions.
+# The "Attributes:" sections of these classes document the arguments in the docstrings of all functions.
 _DECLARATIONS = (
     *(
         _Device,
@@ -331,9 +341,9 @@ _DECLARATIONS = (
 
 
 def _texts() -> dict[str, str]:
-    """The text of each argument, in the form of a docstring's section."""
+    """Return the documentation of each argument, formatted as an entry of a docstring's "Args:"."""
     docs = "\n".join(inspect.getdoc(one) or "" for one in _DECLARATIONS)
-    # A name behind four spaces, with all lines that stand further in.
+    # An entry is a line "    name: text" and all deeper indented lines that follow.
     entries = re.finditer(r"^    (\w+): .*(?:\n {8}.*)*", docs, re.MULTILINE)
     source = """\
     src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
@@ -345,21 +355,19 @@ _TEXTS = _texts()
 
 
 def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
-    """Make a function of ``**arguments: Unpack[...]`` one with the arguments of the ``TypedDict``.
+    """Make a decorator for functions of ``**arguments: Unpack[...]``.
 
-    The function gets all arguments, with defaults for those that were not given. Its signature and
-    docstring list them.
+    The signature and docstring of the decorated function list the arguments of the ``TypedDict``. The
+    function receives all of them, with defaults for those that the caller leaves out. An unknown argument
+    raises a ``TypeError`` that suggests a similar one.
 
     Args:
-        arguments: The class.
-        defaults: Where they differ from those of other functions.
-
-    Raises:
-        TypeError: In calls of the function: it has no such argument; the message has what is meant.
+        arguments: The ``TypedDict``.
+        defaults: Default values that differ from those of other functions.
     """
-    # The executor is an argument of the async_* functions alone.
+    # Only the async_* functions have the executor.
     hints = {name: hint for name, hint in arguments.__annotations__.items() if name != "executor"}
-    # Made once, because each call begins with a copy of it.
+    # Made only once, because every call copies it.
     filled = {name: {**_DEFAULTS, **defaults}.get(name) for name in hints}
 
     def decorate(function: Function) -> Function:
@@ -369,7 +377,7 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            # Python would let them through: the function takes any keywords.
+            # Python does not check them, because the function takes **arguments.
             if not given.keys() <= known:
                 raise _unexpected(function, given, known)
             return function(*args, **{**filled, **given})
@@ -392,9 +400,9 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
 
 
 def _annotation(hint: Any) -> str:
-    """The text of an annotation; a ``TypedDict`` keeps it in a ForwardRef."""
+    """Return the text of an annotation, which a ``TypedDict`` keeps in a ``ForwardRef``."""
     text = str(getattr(hint, "__forward_arg__", hint))
-    # The variable stands for what differs between overloads.
+    # The type variable differs between overloads; show the union.
     return "DeviceLike | None" if text == "Device" else text
 
 
@@ -407,13 +415,13 @@ def _unexpected(function: Any, given: dict[str, Any], known: set[str]) -> TypeEr
 
 
 def _documented(doc: str | None, names: list[str]) -> str | None:
-    """Add the shared texts of arguments that the docstring does not explain itself."""
-    # There is no docstring under python -OO.
+    """Add the shared documentation of arguments that the docstring does not describe itself."""
+    # Under python -OO there is no docstring.
     if doc is None or "Returns:" not in doc:
         return doc
     doc = inspect.cleandoc(doc)
     missing = [_TEXTS[name] for name in names if f"\n    {name}: " not in doc]
-    # Shared arguments stand behind those that the function explains itself.
+    # Shared arguments follow those that the function documents itself.
     own, returns = doc.split("\n\nReturns:")
     section = [] if "\nArgs:" in own else ["\nArgs:"]
     return "\n".join([own, *section, *missing]) + f"\n\nReturns:{returns}"

@@ -1,6 +1,6 @@
-"""Arrays as frames, for filter graphs, conversions and encoders.
+"""Make frames from arrays, for filter graphs, conversions and encoders.
 
-FFmpeg's frames share the array's memory where its layout is one that FFmpeg has, and are copies elsewhere.
+The frames share the array's memory where FFmpeg supports its memory layout, and are copies otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spdl_media.timing import Rate, parse_rate
 
 __all__ = ("create_reference_audio_frame", "create_reference_video_frame", "frames_from_array")
 
-# The pixel format of an array, by its type and number of channels.
+# The default pixel format of an array, by its dtype and number of channels.
 _PIXEL_FORMATS = {
     ("uint8", 1): "gray",
     ("uint8", 3): "rgb24",
@@ -37,13 +37,13 @@ _PIXEL_FORMATS = {
     ("uint16", 3): "rgb48",
     ("uint16", 4): "rgba64",
 }
-# PyAV shares memory of these packed formats, and of planes that hold one component each.
+# Packed formats whose memory PyAV can share. It can also share planes of one component each.
 _SHARED_PACKED = frozenset(
-    av.VideoFormat(name, 16, 16).name  # with the machine's byte order
+    av.VideoFormat(name, 16, 16).name  # adds the machine's byte order, such as "rgb48le"
     for name in "rgb24 bgr24 rgba bgra argb abgr rgb48 bgr48 rgba64 bgra64 gray gray16 grayf32".split()
 )
 _SHARED_PAIRS = frozenset({"nv12", "p010le", "p016le"})
-# FFmpeg's SIMD code reads up to so many bytes behind a plane, which must not be on a page that is not there.
+# FFmpeg's SIMD code reads up to 64 bytes past the end of a plane. These must not reach an unmapped page.
 _READ_BEHIND, _PAGE = 64, 4096
 
 
@@ -59,39 +59,40 @@ def frames_from_array(
     sample_rate: int | None = None,
     sample_fmt: str | None = None,
 ) -> ImageFrames | VideoFrames | AudioFrames:
-    """Make frames of an array: one image, a video or, with ``sample_rate=``, audio.
+    """Make frames from an array: an image, a video or, with ``sample_rate=``, audio.
 
-    Images share the array's memory where FFmpeg can: packed RGB and gray, planes of YUV and GBR, and NV12,
-    with whole rows and, where chroma is smaller, even sides. Do not write to the array while such frames
-    live. Everything else is copied, and so is audio.
+    Images and videos share the array's memory if FFmpeg supports its layout: packed RGB and gray, planar YUV
+    and GBR, and NV12, if rows are contiguous and, with subsampled chroma, width and height even. Do not write
+    to the array while such frames are in use. Other images, and audio, are copied.
 
     Args:
-        array: NumPy array, CPU tensor, :class:`~spdl_media.CPUBuffer` or anything else that NumPy can view.
-            An image has the shape and dtype that :func:`~spdl_media.convert_frames` gives for ``pix_fmt``:
-            ``rgb24`` is ``(H, W, 3)`` uint8, 0 to 255, ``yuv420p`` is ``(1, H + H / 2, W)``. With N in front
-            it is a video. Where there is one channel, its axis may be left out. A tuple or list of arrays is
-            one a plane, which every format has. Audio is ``(C, N)`` in planar formats, ``(N, C)`` in packed
-            ones, or ``(N,)``.
-        pix_fmt: FFmpeg's name of the pixel format. The default follows from dtype and channels: gray, RGB or
-            RGBA of 8 or 16 bits.
-        frame_rate: Frames in a second; ``frames.time_base`` is its inverse.
-        pts: Timestamp of the first frame, counted in frames; of audio, in samples.
-        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, where the array's order is not the format's own.
-            ``"NCHW"`` of a packed format is copied; ``pix_fmt="gbrp"`` takes R, G, B planes as they are.
-        colorspace: FFmpeg's name of the matrix of YUV, such as ``"bt709"``. The default is the buffer's own,
-            or not stated, which counts as BT.601.
-        color_range: ``"pc"`` (full) or ``"tv"`` (limited) for YUV. The default is the buffer's own, or not
-            stated, which counts as limited, and as full in the ``yuvj`` formats.
-        sample_rate: Samples of one channel in a second: the array is audio.
-        sample_fmt: FFmpeg's name of the sample format. The default is planar, of the array's dtype:
-            ``"fltp"`` for float32.
+        array: NumPy array, CPU tensor, :class:`~spdl_media.CPUBuffer` or any other object that NumPy can
+            view. An image has the shape and dtype that :func:`~spdl_media.convert_frames` gives for
+            ``pix_fmt``: ``rgb24`` is ``(H, W, 3)`` uint8, 0 to 255, ``yuv420p`` is ``(1, H + H / 2, W)``. A
+            video has a first axis N. The axis of a single channel may be left out. In any format, a tuple or
+            list of arrays gives the planes one by one. Audio is ``(C, N)`` in planar formats, ``(N, C)`` in
+            packed ones, or ``(N,)``.
+        pix_fmt: FFmpeg's name of the pixel format. The default depends on dtype and channels: 8- or 16-bit
+            gray, RGB or RGBA.
+        frame_rate: Frames per second; ``frames.time_base`` is its inverse.
+        pts: Timestamp of the first frame, in frames; for audio, in samples.
+        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, if the order of the array's axes is not that of the
+            format. An ``"NCHW"`` array for a packed format is copied; ``pix_fmt="gbrp"`` shares R, G, B
+            planes.
+        colorspace: FFmpeg's name of the YUV matrix, such as ``"bt709"``. The default is that of the buffer,
+            or unspecified, which is treated as BT.601.
+        color_range: ``"pc"`` (full) or ``"tv"`` (limited) for YUV. The default is that of the buffer, or
+            unspecified, which is treated as limited, in the ``yuvj`` formats as full.
+        sample_rate: Sample rate in Hz. Passing it means that the array is audio.
+        sample_fmt: FFmpeg's name of the sample format. The default is the planar format of the array's dtype,
+            such as ``"fltp"`` for float32.
 
     Returns:
         ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, which keep the array alive.
 
     Raises:
         ValueError: The shape does not fit the format, there is no frame, or a name is unknown.
-        TypeError: The dtype does not fit the format, or ``array`` is no array in host memory.
+        TypeError: The dtype does not fit the format, or ``array`` is not an array in host memory.
 
     Thread safety: safe.
 
@@ -116,13 +117,13 @@ def frames_from_array(
 def create_reference_video_frame(
     array: Any, pix_fmt: str, frame_rate: Rate, pts: int
 ) -> VideoFrames:
-    """Make frames of a video from an array, by SPDL's name; see :func:`frames_from_array`.
+    """Make video frames from an array, as :func:`frames_from_array` does. The name is that of SPDL.
 
     Args:
-        array: As there, N frames: ``(N, H, W, 3)`` for ``rgb24``, ``(N, H, W)`` for ``gray8``.
+        array: N frames: ``(N, H, W, 3)`` for ``rgb24``, ``(N, H, W)`` for ``gray8``.
         pix_fmt: FFmpeg's name of the pixel format.
-        frame_rate: Frames in a second; a tuple is ``(numerator, denominator)``.
-        pts: Number of the first frame, counted from the start of the video.
+        frame_rate: Frames per second; a tuple is ``(numerator, denominator)``.
+        pts: Timestamp of the first frame, in frames.
 
     Raises:
         ValueError: The shape does not fit the format, or a name is unknown.
@@ -132,7 +133,7 @@ def create_reference_video_frame(
     """
     values = _numpy(array)
     own = _layout_of(pix_fmt)
-    # SPDL's gray frames have no axis of channels, and a video of one frame is no image.
+    # SPDL's gray frames have no channel axis. frames_from_array would take a 3-D array for one image.
     if own.channels == 1 and values.ndim == 3:
         values = np.expand_dims(values, -1 if own.kind == "packed" else -3)
     if values.ndim != 4:
@@ -145,16 +146,16 @@ def create_reference_video_frame(
 def create_reference_audio_frame(
     array: Any, sample_fmt: str, sample_rate: int, pts: int
 ) -> AudioFrames:
-    """Make audio frames from an array, by SPDL's name; see :func:`frames_from_array`.
+    """Make audio frames from an array, as :func:`frames_from_array` does. The name is that of SPDL.
 
     Args:
         array: ``(C, N)`` for planar formats, ``(N, C)`` for packed ones, of the format's dtype. It is copied.
         sample_fmt: FFmpeg's name of the sample format, such as ``"fltp"``.
-        sample_rate: Samples of one channel in a second.
-        pts: Number of the first sample, counted from the start of the audio.
+        sample_rate: Sample rate in Hz.
+        pts: Timestamp of the first sample, in samples.
 
     Raises:
-        ValueError: The shape does not fit, or the format is unknown.
+        ValueError: The shape does not fit the format, or the format is unknown.
         TypeError: The dtype does not fit the format.
 
     Thread safety: safe.
@@ -173,10 +174,10 @@ def _numpy(array: Any) -> npt.NDArray[Any]:
 
 
 def color_number(argument: str, name: str | None) -> int:
-    """FFmpeg's number for a matrix, range, primaries or transfer, and that of "not stated" for ``None``.
+    """Return FFmpeg's number of a matrix, range, primaries or transfer; ``None`` is "unspecified".
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: FFmpeg has none of this name.
     """
     numbers = {known: number for number, known in COLOR_TABLES[argument].items()}
     numbers |= {"bt601": 6} if argument == "colorspace" else {}
@@ -198,7 +199,7 @@ def _layout_of(pix_fmt: str) -> Any:
 def _planes(
     array: Any, pix_fmt: str | None, layout: Literal["NCHW", "NHWC"] | None
 ) -> tuple[list[npt.NDArray[Any]], av.VideoFrame, bool]:
-    """The planes of all frames, a frame of their size and format, and whether it is one image."""
+    """Return the planes of all frames, a frame of their size and format, and whether it is one image."""
     check_choice("layout", layout, ("NCHW", "NHWC", None))
     if isinstance(array, tuple | list):
         return _given_planes([_numpy(plane) for plane in array], pix_fmt)
@@ -217,7 +218,7 @@ def _planes(
     if own.channels == 1 and (values.ndim == 2 or (values.ndim == 3 and values.shape[axis] != 1)):
         values = np.expand_dims(values, axis)
     height, width = (0, 0, *(values.shape[-2:] if first else values.shape[-3:-1]))[-2:]
-    if own.kind == "tiled":  # rows of luma, and below them those of both chroma planes
+    if own.kind == "tiled":  # the rows of luma, followed by those of both chroma planes
         height = height * own.chroma_rows // (own.chroma_rows + 1)
     if values.ndim not in (3, 4) or values.shape[-3:] != own.shape(width, height, layout):
         sides = "(1, rows of all planes, W)" if own.kind == "tiled" else f"(H, W, {own.channels})"
@@ -260,7 +261,7 @@ def _given_planes(
 
 
 def _checked_frame(count: int, width: int, height: int, pix_fmt: str) -> av.VideoFrame:
-    """A frame of this size and format, of which there are so many."""
+    """Return a frame of this size and format, after a check that no number is 0."""
     if not (count and width and height):
         raise ValueError(f"there is nothing to see in {count} frames of {width}x{height}")
     return av.VideoFrame(width, height, pix_fmt)
@@ -272,14 +273,14 @@ def _check_dtype(values: npt.NDArray[Any], wanted: np.dtype[Any], format: str) -
 
 
 def _frame(planes: Sequence[npt.NDArray[Any]], like: av.VideoFrame) -> av.VideoFrame:
-    """One of FFmpeg's frames: over the planes if they can be shared, else a copy."""
+    """Return an FFmpeg frame that shares the planes' memory if PyAV can, else a copy."""
     name, size = like.format.name, (like.width, like.height)
     if all(map(_has_whole_rows, planes)):
         if len(planes) == 1 and name in _SHARED_PACKED:
             return av.VideoFrame.from_numpy_buffer(planes[0], name)
         is_even = all(side % step == 0 for side, step in zip(size, chroma_steps(name), strict=True))
         single = all(plane.ndim == 2 and plane.dtype.kind == "u" for plane in planes)
-        writable = all(plane.flags.writeable for plane in planes)  # else there is no DLPack
+        writable = all(plane.flags.writeable for plane in planes)  # NumPy's DLPack export needs it
         if len(planes) > 1 and is_even and writable and (single or name in _SHARED_PAIRS):
             return av.VideoFrame.from_dlpack(tuple(planes), name)
     frame = av.VideoFrame(*size, name)
@@ -289,6 +290,7 @@ def _frame(planes: Sequence[npt.NDArray[Any]], like: av.VideoFrame) -> av.VideoF
 
 
 def _has_whole_rows(plane: npt.NDArray[Any]) -> bool:
+    # Whether FFmpeg can read the plane in place: contiguous rows, 64 readable bytes behind the last one.
     row: npt.NDArray[Any] = plane[0]
     end = plane.__array_interface__["data"][0] + (len(plane) - 1) * plane.strides[0] + row.nbytes
     is_whole = row.flags.c_contiguous and row.nbytes <= plane.strides[0] < 2**31
@@ -296,7 +298,7 @@ def _has_whole_rows(plane: npt.NDArray[Any]) -> bool:
 
 
 def channel_layout(channels: int) -> str:
-    """FFmpeg's name of the usual layout of so many channels; there is one for up to eight."""
+    """Return FFmpeg's name of the default layout of a number of channels; above eight, an unordered one."""
     return f"{channels}c" if channels <= 8 else f"{channels} channels"
 
 

@@ -1,7 +1,7 @@
-"""Buffers as arrays of other libraries, without a copy, one by one or all of a batch.
+"""View buffers as arrays of other libraries without a copy: one buffer, or all in a batch.
 
-Batches are nested lists, tuples, mappings and dataclasses. Containers are made again with other leaves,
-without asking their constructors.
+A batch consists of nested lists, tuples, mappings and dataclasses. These containers are copied with the
+converted values, in most cases without calling their constructors.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ def to_numpy(batch: Any) -> Any:
     """View a buffer or an array as a NumPy array, or all of them in a batch.
 
     Args:
-        batch: A buffer, an array, or a tuple, named tuple, list, mapping or dataclass (such as a
-            :class:`~spdl_media.Clip`) of such, nested in any way. All else in it is passed on.
+        batch: A buffer, an array, or a batch of them: tuples, named tuples, lists, mappings and dataclasses
+            (such as a :class:`~spdl_media.Clip`), nested to any depth. Other values in a batch are returned
+            unchanged.
 
     Returns:
-        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array. Of a
-        batch the same containers with such views; a dataclass is made without running its ``__init__``.
+        A view of the buffer's memory, which it keeps alive. It is writable, unless it views a read-only
+        array. For a batch, the same containers with such views; a dataclass is rebuilt without running its
+        ``__init__``.
 
     Raises:
-        TypeError: ``batch`` is none of these, or a buffer lies on a device.
+        TypeError: ``batch`` is none of these, or a buffer is on a device.
         ValueError: A buffer was released.
 
     Thread safety: safe.
@@ -49,7 +51,7 @@ def _to_numpy(buffer: Buffer | Array) -> Array:
         raise TypeError(
             f"to_numpy takes a CPUBuffer, and this one lies on {buffer.device}. transfer_buffer_cpu copies it"
         )
-    # A view of its own: its shape may be set in place without a change of the buffer's.
+    # A new view, so that setting its shape in place does not change the buffer's.
     return _array_of(buffer).view()
 
 
@@ -57,19 +59,20 @@ def to_torch(batch: Any) -> Any:
     """View a buffer or a NumPy array as a PyTorch tensor, or all of them in a batch.
 
     Args:
-        batch: A buffer, an array, or containers of such, as for :func:`to_numpy`. All else in it, tensors
-            and arrays of text included, is passed on.
+        batch: A buffer, an array, or a batch of them, as for :func:`to_numpy`. Other values in a batch,
+            including tensors and arrays of text, are returned unchanged.
 
     Returns:
-        A tensor over the buffer's memory, which it keeps alive: on the CPU, or on the buffer's device. There
-        PyTorch's current stream waits for the memory to be ready, and the host does not. PyTorch has no
-        read-only tensors: do not write to that of a read-only array, of which PyTorch warns once. Of a batch
-        the same containers, which ``torch.utils.data.default_collate`` takes (but no dataclasses).
+        A tensor that shares the buffer's memory and keeps it alive, on the CPU or on the buffer's device. On
+        a device, PyTorch's current stream waits until the memory is ready; the host does not wait. PyTorch
+        has no read-only tensors: do not write to the tensor of a read-only array, for which PyTorch warns
+        once. For a batch, the same containers; ``torch.utils.data.default_collate`` accepts all of them but
+        dataclasses.
 
     Raises:
         MissingDependencyError: torch is not installed.
-        TypeError: ``batch`` is none of these, or PyTorch has no such type.
-        ValueError: A buffer was released, or an array has negative strides and must be copied.
+        TypeError: ``batch`` is none of these, or PyTorch does not have the dtype.
+        ValueError: A buffer was released, or an array has negative strides and must be copied first.
 
     Thread safety: safe.
     """
@@ -77,10 +80,10 @@ def to_torch(batch: Any) -> Any:
 
     def convert(buffer: Buffer | Array) -> Any:
         if isinstance(buffer, np.ndarray):
-            # Negative strides in DLPack end the process.
+            # Not by DLPack, in which negative strides crash the process.
             return torch.from_numpy(buffer)
         if isinstance(buffer, CUDABuffer) and isinstance(buffer.array, torch.Tensor):
-            # PyTorch's own memory, so that record_stream works for whoever uses it on further streams.
+            # The original tensor, so that record_stream works for users of more streams.
             buffer.wait_on(torch.cuda.current_stream(buffer.device_index).cuda_stream)
             return buffer.array.detach()
         return torch.from_dlpack(buffer)
@@ -92,12 +95,12 @@ def to_cupy(buffer: CUDABuffer) -> Any:
     """View a buffer on a CUDA device as a CuPy array.
 
     Returns:
-        An array over the buffer's memory, which it keeps alive. CuPy's current stream waits for the memory to
-        be ready, and the host does not.
+        An array that shares the buffer's memory and keeps it alive. CuPy's current stream waits until the
+        memory is ready; the host does not wait.
 
     Raises:
         MissingDependencyError: cupy is not installed.
-        TypeError: ``buffer`` is not a buffer, or lies in host memory.
+        TypeError: ``buffer`` is not a buffer, or is in host memory.
         ValueError: The buffer was released.
 
     Thread safety: safe.
@@ -108,28 +111,29 @@ def to_cupy(buffer: CUDABuffer) -> Any:
             f"to_cupy takes a CUDABuffer, not {type(buffer).__name__}. transfer_buffer copies a buffer to a "
             "device"
         )
-    # CuPy's current stream is that of its current device.
+    # Switch the device first: CuPy's current stream is that of the current device.
     with cupy.cuda.Device(buffer.device_index):
         return cupy.from_dlpack(buffer)
 
 
 def to_jax(batch: Any) -> Any:
-    """View a buffer as a JAX array, or make one of a NumPy array, or of all of them in a batch.
+    """View a buffer as a JAX array, or convert a NumPy array to one, or all of them in a batch.
 
     Args:
-        batch: A buffer, an array, or containers of such, as for :func:`to_numpy`. All else in it, arrays of
-            text included, is passed on.
+        batch: A buffer, an array, or a batch of them, as for :func:`to_numpy`. Other values in a batch,
+            including arrays of text, are returned unchanged.
 
     Returns:
-        An array over the buffer's memory, which it keeps alive, on the CPU or on the buffer's device. JAX
-        takes it for constant: do not write to the buffer while it lives. JAX copies a NumPy array that
-        does not begin on 64 bytes, as buffers do. Of a batch the same containers, in which labels and other
-        64-bit numbers in host memory are copied to 32 bits, JAX's own, unless it allows 64.
+        An array that shares the buffer's memory and keeps it alive, on the CPU or on the buffer's device. JAX
+        assumes that it is constant: do not write to the buffer while the array is in use. JAX copies a NumPy
+        array that is not aligned to 64 bytes, as buffers are. For a batch, the same containers. Unless JAX's
+        64-bit types are enabled, labels and other 64-bit numbers of a batch in host memory are copied to 32
+        bits, JAX's default.
 
     Raises:
         MissingDependencyError: jax is not installed.
-        TypeError: ``batch`` is none of these, or JAX, with 64-bit types switched off as they are at first,
-            would cut it to 32 bits: a single buffer, or integers in a batch that 32 bits do not hold.
+        TypeError: ``batch`` is none of these, or JAX, without 64-bit types enabled, would truncate it to 32
+            bits: a single 64-bit buffer, or integers of a batch that do not fit 32 bits.
         ValueError: A buffer was released.
 
     Thread safety: safe.
@@ -156,7 +160,7 @@ def to_jax(batch: Any) -> Any:
 
 
 def _cut_to(dtype: Any, buffer: Buffer | Array) -> Array | None:
-    """A copy of half the bits; ``None`` where that changes integers, or lies on a device."""
+    """Return a copy of a narrower dtype; ``None`` if that changes integers, or the buffer is on a device."""
     if isinstance(buffer, CUDABuffer):
         return None
     array = _array_of(buffer)
@@ -165,14 +169,14 @@ def _cut_to(dtype: Any, buffer: Buffer | Array) -> Array | None:
 
 
 def to_numba(buffer: Buffer | Array) -> Any:
-    """View a buffer or an array as what Numba compiles for: an array of NumPy or of ``numba.cuda``.
+    """View a buffer or an array as an array for Numba: a NumPy array, or on a device one of ``numba.cuda``.
 
     Returns:
-        A view of the buffer's memory, which it keeps alive; writable, unless it is of a read-only array. On a
-        device Numba waits on the host until it is ready.
+        A view of the buffer's memory, which it keeps alive. It is writable, unless it views a read-only
+        array. For a buffer on a device, Numba blocks the host until the memory is ready.
 
     Raises:
-        MissingDependencyError: The buffer lies on a device, and numba is not installed.
+        MissingDependencyError: The buffer is on a device, and numba is not installed.
         TypeError: ``buffer`` is neither a buffer nor an array.
         ValueError: The buffer was released.
 
@@ -215,8 +219,8 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
 
     Returns:
-        Containers of the same kinds; a dict for a mapping of the user's that copies no items. A dataclass is
-        a copy whose fields are set, without its ``__init__``.
+        Containers of the same classes; a dict for a mutable mapping without ``__copy__``. A dataclass is
+        copied and its fields are set, without running ``__init__``.
     """
     fields = fields_of(value)
     if fields is None:
@@ -225,28 +229,27 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
-    """A container like this one, of other values for its fields."""
+    """Return a container like this one, with other values for its fields."""
     if isinstance(value, list):
         return type(value)(list(moved.values()))
     if isinstance(value, MutableMapping):
-        # A copy knows more than its items: a defaultdict its factory, a class of the user's its fields.
+        # Copied to keep more than the items: a defaultdict's factory, the attributes of a user's class.
         copies = isinstance(value, dict) or hasattr(value, "__copy__")
         like: Any = copy.copy(value) if copies else {}
-        if getattr(value, "__dict__", None) is value:  # its items are its attributes
+        if getattr(value, "__dict__", None) is value:  # a dict whose attributes are its items
             like.__dict__ = like
-        for key, one in moved.items():  # update() of a Counter adds
+        for key, one in moved.items():  # not update(), which adds in a Counter
             like[key] = one
         return like
     if isinstance(value, Mapping):
-        return type(value)(moved)  # type: ignore[call-arg]  # those of Python take a dict
+        return type(value)(moved)  # type: ignore[call-arg]  # immutable mappings take a dict
     return with_fields(value, moved)
 
 
 def fields_of(value: Any) -> dict[Key, Any] | None:
-    """The fields of a structure by name, key or index, without those of a dataclass that are not set.
+    """Return the fields of a container by name, key or index; ``None`` for a plain value.
 
-    Returns:
-        ``None``: it is a plain value.
+    Fields of a dataclass that are not set are left out.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -259,11 +262,11 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
 
 
 def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
-    """A tuple or dataclass like this one, of other values."""
+    """Return a tuple or dataclass like this one, with other values."""
     if isinstance(value, tuple):
-        # Without its own __new__, which may take other arguments.
+        # Not by the class's own __new__, which may take other arguments.
         return tuple.__new__(type(value), fields.values())
-    # Without its __init__, which may check or compute. This sets the fields of frozen ones too.
+    # Not by its __init__, which may check or compute. object.__setattr__ also sets fields of frozen classes.
     result = copy.copy(value)
     for name, one in fields.items():
         object.__setattr__(result, str(name), one)
