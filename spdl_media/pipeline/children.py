@@ -1,4 +1,4 @@
-"""Processes that serve this one: how they start, how they fail, and how both sides see an end."""
+"""Worker processes: their start, their errors, and their end, which either side may cause."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from spdl_media.shared_memory import CAN_SHARE
 __all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure")
 
 _GRACE_SECONDS: Final = 1.0
-"""How long a process may take to end by itself."""
+"""Seconds that a process has to end by itself before it is killed."""
 
 _parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Our ends of all pipes. A forked process inherits them, and none would ever see a pipe closed."""
+"""Our ends of all pipes. A forked process closes its copies, or no process would see a pipe closed."""
 
 
 Seeds: TypeAlias = tuple[dict[str, int], int]
-"""What the global generators of random numbers are seeded with, by module, and the number of the process."""
+"""Seeds of the global random generators, by module, and the number of the process."""
 
 
 def draw_seeds() -> Iterator[Seeds]:
-    """Seeds of one process after the other, drawn from the generators of this process."""
+    """Return an iterator over the seeds of processes, drawn from the random generators of this process."""
     words = {"random": random.getrandbits(63), "numpy": int(np.random.randint(1 << 62))}  # noqa: NPY002  # the global generator
     if (torch := sys.modules.get("torch")) is not None:
         words["torch"] = int(torch.randint(1 << 62, ()))
@@ -52,7 +52,7 @@ def draw_seeds() -> Iterator[Seeds]:
 
 
 def _seed(words: dict[str, int], number: int) -> None:
-    """Seed the generators of this process."""
+    """Seed the global random generators of this process."""
     seeds = {
         name: int(np.random.SeedSequence((word, number)).generate_state(1, np.uint64)[0])
         for name, word in words.items()
@@ -64,17 +64,17 @@ def _seed(words: dict[str, int], number: int) -> None:
 
 
 class Child:
-    """A process of ours, and our ends of the pipes to it.
+    """A worker process, and our ends of the pipes to it.
 
     Args:
-        context: How it starts.
-        target: What it runs: ``target(*pipes, *arguments)``, where it has the other ends.
-        arguments: Further arguments.
-        owner: What it serves, as messages name it.
-        num_pipes: How many there are.
-        is_daemon: Whether it may not start processes by ``multiprocessing`` itself.
-        seeds: For its random numbers.
-        **ring_options: Of the :class:`Ring` in which it sends, which is closed with the process.
+        context: The start method.
+        target: Function that the process calls: ``target(*pipes, *arguments)``, with its ends of the pipes.
+        arguments: Further arguments of ``target``.
+        owner: Name of the object that the process serves, for messages.
+        num_pipes: Number of pipes.
+        is_daemon: Whether the process is a daemon, which may not start ``multiprocessing`` processes itself.
+        seeds: Seeds of its random generators.
+        **ring_options: Options of the :class:`Ring` in which it sends. The ring is closed with the process.
 
     Raises:
         PipelineError: There are no descriptors or no memory left, or an argument cannot be pickled.
@@ -98,11 +98,11 @@ class Child:
         self._what = f"A worker process of {owner}"
         self._pid = os.getpid()
         self._code: int | None = None
-        # Of threads that ask at once how a process ended, one would be told.
+        # Without a lock, only one of several threads would get the exit code of the process.
         self._lock = threading.Lock()
         theirs: list[Connection] = []
         try:
-            # Elsewhere arrays are pickled.
+            # On other systems, arrays are pickled.
             if CAN_SHARE:
                 self.ring = Ring(context, **ring_options)
             for _ in range(num_pipes):
@@ -111,7 +111,7 @@ class Child:
                 self._open.append(ours)
                 theirs.append(other)
                 _parent_ends.add(ours)
-            # mypy knows Process of each start method, not of their base.
+            # mypy knows Process of each start method's context, but not of their base class.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
                 args=(target, theirs, arguments, self.ring and self.ring.other_end, seeds),
@@ -124,7 +124,7 @@ class Child:
                 self.ring.hand_over()
         except BaseException as error:
             self._free()
-            # One of ours says already which part of a definition cannot be pickled.
+            # A PipelineError already names the part of a definition that cannot be pickled.
             if isinstance(error, PipelineError) or not isinstance(error, Exception):
                 raise
             raise PipelineError(
@@ -139,16 +139,16 @@ class Child:
         _children.add(self)
 
     def call(self, number: int, item: Any, timeout: float | None) -> Any:
-        """Send an item by a pipe, and wait for the result or exception that it leads to.
+        """Send an item through pipe ``number``, and wait for its result.
 
         Raises:
-            WorkerDied: The process ended with the item.
-            TimeoutError: Nothing came for so many seconds. The process was killed.
-            BaseException: What comes back, or the item cannot be pickled.
+            WorkerDied: The process ended while it had the item.
+            TimeoutError: There was no result within ``timeout`` seconds. The process was killed.
+            BaseException: The exception that the call raised, or the item cannot be pickled.
         """
-        # Held here: it is let go of when the process ends.
+        # A local reference, because self.ring becomes None when the process ends.
         pipe, ring = self.pipes[number], self.ring
-        # Released here: the traceback of a failure holds this frame, and so would hold the item's bytes.
+        # "with" frees the item's bytes: the traceback of a failure would keep them with this frame.
         with dumps(item) as data:
             try:
                 pipe.send_bytes(data)
@@ -157,7 +157,7 @@ class Child:
         try:
             answer = self.receive(pipe, timeout)
         except BaseException:
-            # What comes later is no answer to the next item.
+            # A late answer must not be taken for that of the next item.
             self.end(0)
             raise
         succeeded, value, text = unpack(answer, ring)
@@ -170,17 +170,17 @@ class Child:
         """Wait for a message.
 
         Raises:
-            WorkerDied: The process ended instead.
-            TimeoutError: Nothing came for so many seconds. The process was killed.
-            PipelineError: It is another's: this process was forked from the one that started it.
+            WorkerDied: The process ended.
+            TimeoutError: There was no message within ``timeout`` seconds. The process was killed.
+            PipelineError: This process did not start the child, but was forked from the process that did.
         """
         self._check_process()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        # The pipe alone would do, if no process forked elsewhere could hold its other end open.
+        # The pipe alone would not do: a process forked elsewhere may hold its other end open.
         ends = (pipe, self._sentinel)
-        # Closed when it has ended, or cut short.
+        # The pipe is closed when the child has ended, perhaps in the middle of a message.
         with contextlib.suppress(EOFError, OSError):
-            # Asked each second: a process that the child itself has forked holds both ends open.
+            # Check each second: a process that the child has forked may hold both ends open.
             while not wait(ends, min(1.0, deadline - time.monotonic())) and self.is_alive():
                 if time.monotonic() >= deadline:
                     break
@@ -193,7 +193,7 @@ class Child:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has started it, and was not merely forked from the one that has."""
+        """Whether this process has started the child, and was not forked from the process that has."""
         return os.getpid() == self._pid
 
     def _check_process(self) -> None:
@@ -207,14 +207,14 @@ class Child:
         """Whether the process has not ended.
 
         Raises:
-            PipelineError: As in :meth:`receive`.
+            PipelineError: This process did not start the child, but was forked from the process that did.
         """
         self._check_process()
         with self._lock:
             return self._code is None and self._process.is_alive()
 
     def death(self) -> WorkerDied:
-        """How the process ended, as an error."""
+        """End the process, and return an error that tells how it ended."""
         self.end()
         code = self._code
         how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
@@ -224,7 +224,7 @@ class Child:
         )
 
     def ask_to_end(self, *, in_call: bool = False) -> None:
-        """Have an idle process end by itself, or one that is in a call end by a signal. Does not wait."""
+        """Ask an idle process to end by closing its pipes, one in a call by a signal. Does not wait."""
         if not in_call:
             self._close_pipes()
         elif self.is_ours:
@@ -233,9 +233,9 @@ class Child:
                     self._process.terminate()
 
     def end(self, grace: float = _GRACE_SECONDS) -> None:
-        """See that the process ends: one that has not after so many seconds is killed. Frees what it took."""
+        """End the process, killing it after ``grace`` seconds if necessary, and free its resources."""
         self._close_pipes()
-        # In a process that was forked meanwhile it is another's.
+        # In a forked process, the child belongs to the parent.
         if not self.is_ours:
             return
         with self._lock:
@@ -248,43 +248,43 @@ class Child:
             self._code = self._process.exitcode
         _children.discard(self)
         self._free()
-        # The last reference frees its descriptors. It is not closed, because code that has it from
-        # multiprocessing.active_children() may be waiting for it.
+        # Dropping the last reference frees the descriptors. It is not closed explicitly, because code that
+        # got it from multiprocessing.active_children() may be waiting for it.
         del self._process
 
     def _close_pipes(self) -> None:
-        # Each by one thread: two would close a descriptor twice, and the second time it may be another's. Not
-        # under a lock: a process that is forked while a thread holds one would wait for it forever.
+        # pop() gives each pipe to one thread: closing a descriptor twice may close another file. There is no
+        # lock, because a process that is forked while a thread holds it would wait forever.
         with contextlib.suppress(IndexError):
             while True:
                 self._open.pop().close()
 
     def _free(self) -> None:
         self._close_pipes()
-        # Threads that are about to unpack what came hold it by themselves.
+        # Threads that are about to unpack a message have their own reference.
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
 
 
 _children: set[Child] = set()
-"""Those that have not been seen to end."""
+"""All children that have not been found to have ended."""
 
 
 def _end_all(children: Iterable[Child]) -> None:
-    """End processes that were asked to. All together have the time that one has."""
+    """End processes that were asked to end. All of them together have ``_GRACE_SECONDS``."""
     deadline = time.monotonic() + _GRACE_SECONDS
     for child in children:
         child.end(max(0.0, deadline - time.monotonic()))
 
 
 def end_soon(children: list[Child]) -> None:
-    """Do so without waiting."""
+    """End processes that were asked to end, without waiting."""
     try:
         threading.Thread(
             target=_end_all, args=(children,), name="spdl_media ends processes", daemon=True
         ).start()
-    except RuntimeError:  # no thread is to be had
+    except RuntimeError:  # no thread can be started
         _end_all(children)
 
 
@@ -299,12 +299,12 @@ def _end_at_exit() -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
-    """Have a process that starts meanwhile never see Ctrl-C, which else ends its imports with a traceback."""
-    # Not a fork server: it would pass the mask on to processes that are not ours.
+    """Block SIGINT in processes started meanwhile, whose imports Ctrl-C would end with a traceback."""
+    # Not for a fork server, which would pass the mask on to other libraries' processes.
     if context.get_start_method() == "forkserver" or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Started by the first process otherwise, and it resets the mask.
+    # Otherwise the first process starts the tracker, which resets the mask.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -313,8 +313,8 @@ def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class RemoteTraceback(Exception):  # noqa: N818  # no error, but where one came from
-    """The traceback of an exception in another process, as text: its cause here."""
+class RemoteTraceback(Exception):  # noqa: N818  # not an error, but the origin of one
+    """The traceback of an exception in another process, as text. It is the exception's cause here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -327,8 +327,8 @@ def _run(
     end_of_ring: Any,
     seeds: Seeds,
 ) -> None:
-    """Prepare a process, and run what it is for."""
-    # Ctrl-C reaches all processes of a terminal; ours end when the pipeline does.
+    """Prepare a worker process, and call its target."""
+    # Ctrl-C reaches all processes of a terminal; ours end with the pipeline.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for end in list(_parent_ends):
         end.close()
@@ -336,12 +336,12 @@ def _run(
     begin_to_send(end_of_ring)
     _give_torch_one_thread()
     _seed(*seeds)
-    with contextlib.suppress(EOFError, OSError):  # the other process is gone, or wants no more
+    with contextlib.suppress(EOFError, OSError):  # the other process has ended, or closed the pipe
         target(*pipes, *arguments)
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it was killed, even in the middle of a call."""
+    """End this process when its parent has ended, even in the middle of a call."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -349,21 +349,21 @@ def _end_with_parent() -> None:
 
 
 def _give_torch_one_thread() -> None:
-    """Keep each process from computing in as many threads as there are cores, unless it is told to."""
+    """Limit NumPy and torch to one thread, unless ``OMP_NUM_THREADS`` is set: each would use all cores."""
     if "OMP_NUM_THREADS" in os.environ:
         return
-    # Of what is imported from now on, also by the user's function.
+    # For libraries that are imported from now on.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # The function may have come with it.
+    # Unpickling the function may have imported torch already.
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
 
 
 def failure(error: BaseException) -> tuple[BaseException, str]:
-    """An exception of this process as another one can have it, and its traceback as text."""
+    """Return an exception in a form that can be sent to another process, and its traceback as text."""
     text = "".join(traceback.format_exception(error))
     try:
-        # Many exceptions can be pickled, but not made again.
+        # Many exceptions can be pickled, but not unpickled.
         pickle.loads(dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  # __reduce__ of a foreign exception may raise anything
         error = PipelineError(

@@ -1,7 +1,7 @@
-"""Pools of a stage: worker processes of its own, sub-interpreters, and executors of the user's, Dask's too.
+"""Pools of a stage: its own worker processes or sub-interpreters, and the user's executors, including Dask's.
 
-Unlike with ``concurrent.futures``, the death of a worker process costs the one item it had, the function is
-sent once and not with each item, and nothing is waited for when the interpreter exits.
+The pool of processes differs from that of ``concurrent.futures``: when a worker dies, only its item fails;
+the function is sent once and not with each item; and interpreter exit waits for nothing.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from spdl_media.ring import dumps, pack, unpack
 
 __all__ = ("AwaitedPool", "DaskPool", "WorkerProcesses", "is_dask")
 
-# Workers in a row that may die before they take items. One can meet with an accident.
+# The pool is broken when this many workers in a row died before they took an item. One may die by accident.
 _MAX_FAILED_STARTS: Final = 3
-# Bytes of a result that cross in shared memory.
+# Maximum bytes of a result's arrays in shared memory.
 _BLOCK_SIZE: Final = 1 << 28
-# Results of a process that may be kept without a copy.
+# Maximum number of shared memory blocks of one process in which kept results may lie.
 _NUM_VIEWS: Final = 64
 
 
 class WorkerProcesses:
-    """The processes of a stage: a thread of ours hands an item to one of them and waits for the result.
+    """The worker processes of a stage. Threads of this process send them items and wait for the results.
 
-    They start here, before any thread of the pipeline does. A dead one is replaced when an item comes for it.
+    The constructor starts them, before the pipeline starts threads. A dead one is replaced at its next item.
 
     Attributes:
-        size: Threads that may call at once: those of all processes.
+        size: Number of calls at once: the threads of all processes.
 
     Raises:
         PipelineError: No process can be started.
@@ -69,25 +69,25 @@ class WorkerProcesses:
         self._stage = stage
         self._config = config
         methods = multiprocessing.get_all_start_methods()
-        # Never as forks, since workers may have to be replaced while threads run.
+        # The default is never "fork", because workers may have to be replaced while threads run.
         method = "forkserver" if "forkserver" in methods else "spawn"
         self._context = multiprocessing.get_context(config.mp_context or method)
         self._closed = False
         self._broken: PoolBroken | None = None
         self._failed_starts = 0
-        # Forks would all draw the numbers of this process.
+        # Without seeds, forked processes would all draw the same random numbers.
         self._seeds = draw_seeds()
         self._processes: list[_Process] = []
-        # Workers are threads of processes, each with a pipe of that number.
+        # A worker is a thread of a process: the process and the number of the thread's pipe.
         self._busy: set[tuple[_Process, int]] = set()
         try:
             while len(self._processes) < num_processes:
                 self._processes.append(_Process(self._start()))
         except BaseException:
-            # Those that have started would be left behind.
+            # Otherwise the processes that have started would be left running.
             self.shutdown()
             raise
-        # The first threads of all of them, then the second ones.
+        # The first threads of all processes, then the second ones, to spread items over processes.
         numbers = range(config.num_threads)
         self._idle = deque((process, number) for number in numbers for process in self._processes)
 
@@ -95,12 +95,12 @@ class WorkerProcesses:
         """Apply the function to an item in one of the processes, and wait for it.
 
         Raises:
-            WorkerDied: The process ended with the item.
-            PoolBroken: No process can be started any more, or they were shut down.
+            WorkerDied: The process ended while it had the item.
+            PoolBroken: No process can be started any more, or the pool was shut down.
             TimeoutError: The call took longer than the stage's timeout. The process was killed.
             BaseException: What the function raised, or the item or the result cannot be pickled.
         """
-        # There are as many as threads, so one is idle.
+        # There are as many workers as calling threads, so one is idle.
         process, number = worker = self._idle.popleft()
         self._busy.add(worker)
         try:
@@ -110,7 +110,7 @@ class WorkerProcesses:
             self._idle.append(worker)
 
     def shutdown(self) -> None:
-        """End the processes; those in a call are terminated. Does not wait."""
+        """End the processes without waiting; those in a call are terminated."""
         self._closed = True
         in_call = {process for process, _ in self._busy.copy()}
         for process in self._processes:
@@ -118,18 +118,18 @@ class WorkerProcesses:
         end_soon([process.child for process in self._processes])
 
     def _child_of(self, process: _Process) -> Child:
-        """The child of a process, which takes items; a new one in the place of one that died."""
-        # Others of the same process wait for the new one, too.
+        """Return the child of a process when it is ready; one that has died is replaced."""
+        # Other threads with the same process wait here for the new child, too.
         with process.lock:
             self._check()
-            # Once it was ready, it is not alive only if it has died.
+            # A child that was ready and is not alive any more has died.
             has_died = process.is_ready
             while not (process.is_ready and process.child.is_alive()):
                 try:
                     if has_died:
                         process.child.end()
                         process.is_ready, process.child = False, self._start()
-                    # It may have come too late to be ended with the others.
+                    # shutdown() may have run before this child was started.
                     if self._closed:
                         process.child.end(0)
                     answer = process.child.receive(process.child.pipes[0])
@@ -149,7 +149,7 @@ class WorkerProcesses:
             return process.child
 
     def _check(self) -> None:
-        # Every item hears of it, with the first cause.
+        # Every item fails with the first error of the pool.
         if self._broken is not None:
             raise self._broken
         if self._closed:
@@ -170,8 +170,8 @@ class WorkerProcesses:
         )
 
     def _count_failed_start(self, error: Exception) -> None:
-        """Note that a worker has died before it took an item, or could not be started."""
-        # Perhaps for want of descriptors or memory, for a moment.
+        """Count a worker that died before it took an item, or could not be started."""
+        # Descriptors or memory may be short for a moment, so one failure does not break the pool.
         self._failed_starts += 1
         # multiprocessing ends workers when the interpreter exits.
         is_exiting = not threading.main_thread().is_alive()
@@ -186,10 +186,10 @@ class WorkerProcesses:
 
 @dataclass(eq=False)
 class _Process:
-    """One of several, whatever child it is at the time.
+    """A place for a worker process. Its child is replaced when it dies.
 
     Attributes:
-        is_ready: Whether the child takes items.
+        is_ready: Whether the child is ready to take items.
     """
 
     child: Child
@@ -198,7 +198,7 @@ class _Process:
 
 
 def _work(*arguments: Any) -> None:
-    """Serve calls in a worker process, in a thread for each of its pipes, until they are closed."""
+    """Serve calls in a worker process, in one thread per pipe, until the pipes are closed."""
     *pipes, fn, initializer, initargs = arguments
 
     def initialize() -> None:
@@ -218,16 +218,16 @@ def _serve(pipe: Connection, fn: Callable[[Any], Any]) -> None:
     def call() -> Any:
         return fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
 
-    with contextlib.suppress(EOFError, OSError):  # that is gone, or has closed the pipe
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended, or closed the pipe
         while True:
             data = pipe.recv_bytes()
             pipe.send_bytes(_outcome(call))
 
 
 def _outcome(call: Callable[[], Any]) -> bytes | memoryview:
-    """Result or exception of a call, as the bytes of ``(succeeded, value, traceback)``."""
+    """Return the outcome of a call as bytes: ``(succeeded, result or exception, traceback)``."""
     try:
-        # What the function keeps stays its own, as if all were pickled.
+        # Arrays that the function itself keeps must not be shared with the parent.
         return pack([(True, call(), "")], is_alone=True)
     except BaseException as error:  # noqa: BLE001  # even SystemExit fails the item, not the worker
         return dumps((False, *failure(error)))
@@ -237,13 +237,13 @@ END: Any = object()
 
 
 class AwaitedPool:
-    """The executor of one stage. Only one of ours is shut down here.
+    """The executor of one stage, whose calls the event loop awaits. Only the pipeline's own is shut down.
 
     Raises:
         PoolBroken: The executor is broken or was shut down.
     """
 
-    # What to do when an executor of the caller's takes no more items.
+    # The remedy in the error when an executor of the caller's takes no more items.
     remedy = (
         "It is not the pipeline's to replace; for one that is, use a description such as "
         "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
@@ -256,7 +256,7 @@ class AwaitedPool:
         self._executor = config
         self._is_own = isinstance(config, InterpreterPoolExecutorConfig)
         if self._is_own:
-            # By name, because only CPython 3.14 and its type stubs have it.
+            # Imported by name, because only CPython 3.14 and its type stubs have the class.
             kind = importlib.import_module("concurrent.futures").InterpreterPoolExecutor
             self._executor = kind(
                 config.max_workers or stage.concurrency,
@@ -265,8 +265,8 @@ class AwaitedPool:
                 initargs=config.initargs,
             )
         if isinstance(self._executor, ProcessPoolExecutor):
-            # Its workers start with the first items it gets: better now than as forks of a process
-            # with threads, or while the event loop waits.
+            # It starts workers at its first calls. Start them now, so that they are not forked from a process
+            # with threads and do not delay the event loop.
             for _ in range(stage.concurrency):
                 self._submit(int)
 
@@ -296,7 +296,7 @@ class AwaitedPool:
         def step() -> Any:
             value = next(generator, END)
             if self._hub.closed:
-                # No other thread can while the generator runs.
+                # No other thread can close a running generator.
                 generator.close()
             return value
 
@@ -308,7 +308,7 @@ class AwaitedPool:
                 generator.close()
 
     def shutdown(self) -> None:
-        """End what is ours, without waiting: a call in a sub-interpreter may take forever."""
+        """Shut down the pipeline's own executor, without waiting: a call may take forever."""
         if self._is_own:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -322,12 +322,12 @@ class AwaitedPool:
     async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
         future = self._submit(fn, *args)
         done = self._hub.loop.create_future()
-        # Not asyncio.wrap_future(): the hub wakes the loop once for many results.
+        # Not asyncio.wrap_future(), which wakes the loop for each result; the hub wakes it once for many.
         future.add_done_callback(lambda _: self._hub.post_to_loop(wake, done))
         try:
             await done
         finally:
-            # It took too long, or the run is over. After its end this does nothing.
+            # For a timeout or the end of the run. It has no effect on a future that is done.
             future.cancel()
         if future.cancelled():
             # The executor was shut down.
@@ -336,7 +336,7 @@ class AwaitedPool:
         if (error := future.exception()) is None:
             return future.result()
         if isinstance(error, BrokenExecutor):
-            # Raises, unless the item itself has raised it.
+            # Raises if the executor is broken; otherwise the function itself has raised the error.
             self._submit(int)
         raise self._translated(error)
 
@@ -365,19 +365,19 @@ class AwaitedPool:
 
 
 def _reason(error: BaseException) -> str:
-    """The line that says which import or value it was. It may be deep in the text of a cause."""
+    """Return the line of the traceback, with causes, that names the import or value that was refused."""
     lines = [line.strip() for line in "".join(traceback.format_exception(error)).splitlines()]
-    # CPython's words for an extension module that one interpreter at a time can have.
+    # Part of CPython's message about an extension module that supports only one interpreter.
     telling = (line for line in lines if "does not support" in line)
     return next(telling, str(error) or type(error).__name__)[:300]
 
 
-# By name, so that nothing is imported for it. Dask has executors of threads, too.
+# Compared by name, so that Dask need not be imported. Dask also has executors of threads.
 _DASK = ("distributed.cfexecutor", "ClientExecutor")
 
 
 def is_dask(executor: object) -> bool:
-    """Whether an executor hands calls to a Dask cluster."""
+    """Whether an executor submits calls to a Dask cluster."""
     kinds = type(executor).__mro__
     return any((kind.__module__, kind.__name__) == _DASK for kind in kinds)
 
@@ -416,16 +416,17 @@ class DaskPool(AwaitedPool):
 
     def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
-            # Each item is a call: Dask would take equal ones for one task, and cancel all with the first.
+            # pure=False: otherwise Dask makes one task of equal calls, and cancels all of them with the
+            # first.
             future: Future[Any] = self._executor.submit(fn, *args, pure=False)
         except Exception as error:
-            # Bytes alone are sent, so nothing is wrong with the item.
+            # The arguments are bytes, so the item cannot be the cause.
             raise self._broken(error) from error
         return future
 
 
 class _Sent:
-    """A function as the cluster gets it: pickled once, with a name for Dask's dashboard."""
+    """The function that is sent to the cluster: pickled once, with a name for Dask's dashboard."""
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.__name__ = name_of(fn)
@@ -437,13 +438,13 @@ class _Sent:
 
 @functools.lru_cache(maxsize=16)
 def _unpickled(fn: bytes) -> Callable[[Any], Any]:
-    """Unpickle a function once in each worker, so that an object keeps what it has opened."""
+    """Unpickle a function once per worker, so that a callable object can keep files open."""
     unpickled: Callable[[Any], Any] = pickle.loads(fn)  # noqa: S301  # from the user's client
     return unpickled
 
 
 def _dumps(value: object) -> bytes:
-    # Plain pickle cannot send what a notebook or script defines.
+    # Plain pickle cannot send functions that are defined in a notebook or script.
     cloudpickle = require("cloudpickle", "a Dask cluster", MissingPackageError)
     data: bytes = cloudpickle.dumps(value)
     return data

@@ -1,4 +1,4 @@
-"""Measures each stage of a pipeline by itself, at several concurrencies, and names the slowest."""
+"""Measures each stage of a pipeline by itself, at several concurrencies, and finds the slowest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ("PipelineProfile", "StageProfile", "profile_pipeline")
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
 
-# Outputs that are kept as inputs of the next stage. Batches of videos may be large.
+# Maximum number of outputs that are kept as inputs of the next stage. Batches of videos may be large.
 _MAX_KEPT: Final = 64
 
 
@@ -56,18 +56,18 @@ class StageProfile:
 
     Attributes:
         name: Name of the stage; ``"source"`` for a source.
-        concurrency: How many calls could run at once.
+        concurrency: Maximum number of calls at once in this measurement.
         is_configured: Whether that is the concurrency in the definition.
-        inputs_per_item: How many inputs the stage gets for each item of the source: 1 / 32 behind
-            ``aggregate(32)``, above 1 behind a generator.
-        calls: How many calls were timed.
-        failures: How many of them failed.
-        rate: Calls a second.
+        inputs_per_item: Number of inputs of the stage per item of the source: 1 / 32 after ``aggregate(32)``,
+            more than 1 after a generator.
+        calls: Number of calls that were timed.
+        failures: Number of calls that failed.
+        rate: Calls per second.
         average: Mean duration of a call, in seconds.
-        p90: Nine of ten calls took no longer, in seconds.
-        p99: 99 of a hundred calls took no longer, in seconds.
-        occupancy: The part of the concurrency that was in use, from 0.0 to 1.0. Low values mean
-            that the calls were too short to keep so many workers busy.
+        p90: 90% quantile of the durations, in seconds.
+        p99: 99% quantile of the durations, in seconds.
+        occupancy: The part of the concurrency that was in use, from 0.0 to 1.0. Low values mean that the
+            calls were too short to keep so many workers busy.
     """
 
     name: str
@@ -84,7 +84,7 @@ class StageProfile:
 
     @property
     def items_per_second(self) -> float:
-        """How many items of the source a second the stage would keep up with."""
+        """Number of items of the source per second that the stage can process."""
         return self.rate / self.inputs_per_item
 
 
@@ -92,11 +92,11 @@ class StageProfile:
 class PipelineProfile(Shown):
     """A pipeline, measured stage by stage and as a whole.
 
-    ``print`` writes it as a table with the bottleneck marked, notebooks show it, and :meth:`plot` draws it.
+    ``print`` and notebooks show a table in which the bottleneck is marked, and :meth:`plot` draws the rates.
 
     Attributes:
-        stages: One for each source, stage and concurrency, in the order of the pipeline.
-        overall: Statistics of a run of the whole pipeline over the items that were taken.
+        stages: One profile for each source, and for each stage and concurrency, in the order of the pipeline.
+        overall: Statistics of a run of the whole pipeline over the items that were taken from its sources.
     """
 
     stages: tuple[StageProfile, ...]
@@ -104,11 +104,11 @@ class PipelineProfile(Shown):
 
     @property
     def bottleneck(self) -> str:
-        """Name of the stage that keeps up with the fewest items a second, as configured."""
+        """Name of the stage with the lowest ``items_per_second`` at its configured concurrency."""
         return self._slowest().name
 
     def of(self, name: str) -> tuple[StageProfile, ...]:
-        """All results of a stage, by concurrency.
+        """Return all profiles of a stage, by concurrency.
 
         Raises:
             KeyError: No stage has that name.
@@ -120,10 +120,10 @@ class PipelineProfile(Shown):
         return found
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the rate of each stage over its concurrency.
+        """Plot the rate of each stage against its concurrency.
 
         Args:
-            path: A file to save it in as well, in the format that its name says.
+            path: File to save the plot in as well. Its suffix selects the format.
 
         Returns:
             A ``matplotlib.figure.Figure``.
@@ -131,7 +131,7 @@ class PipelineProfile(Shown):
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        # Figures of this class need no display, and pyplot would keep them.
+        # matplotlib.figure.Figure needs no display, and pyplot would keep a reference to the figure.
         library = require("matplotlib", "A plot of a profile", MissingPackageError)
         figure = library.Figure(figsize=(8, 5))
         axes = figure.add_subplot()
@@ -160,13 +160,13 @@ class PipelineProfile(Shown):
             after=("* as configured", "", *self._verdict()),
         )
         (overall,) = self.overall._tables()
-        # One bottleneck is enough: that which was measured.
+        # Show only the bottleneck that was measured, not the estimated one of the statistics.
         before = (f"The whole pipeline: {overall.before[0]}",)
         return stages, replace(overall, before=before, marked=None, after=())
 
     def _slowest(self) -> StageProfile:
         configured = (stage for stage in self.stages if stage.is_configured)
-        # As configured: a stage that is slow at other concurrencies holds nothing up.
+        # Only as configured: it does not matter that a stage is slow at other concurrencies.
         return min(configured, key=lambda stage: stage.items_per_second)
 
     def _verdict(self) -> Iterator[str]:
@@ -191,27 +191,27 @@ def profile_pipeline(
     num_threads: int = 8,
     show: bool = True,
 ) -> PipelineProfile:
-    """Measure each stage of a pipeline by itself, then the whole, and name the bottleneck.
+    """Measure each stage of a pipeline by itself, then the whole pipeline, and find the bottleneck.
 
-    Each stage gets the outputs of the one before it, the same ones again when there are too few,
-    at each concurrency. So stages must not change their inputs, and a source that can be iterated
-    only once is used up. Paths and merged pipelines are measured stage by stage as well.
+    Each stage is run at each concurrency with outputs of the stage before it, which are repeated if there are
+    too few. So stages must not modify their inputs. A source that can be iterated only once is used up. Paths
+    and merged pipelines are measured stage by stage as well.
 
     Args:
-        config: What :meth:`PipelineBuilder.get_config` returns.
-        num_iterations: How many items are taken from the source, and how many calls of each stage
-            are timed at each concurrency.
-        concurrencies: Which ones are tried, beside the one that the stage has.
-        num_threads: Threads of the run of the whole pipeline.
-        show: Print the table.
+        config: The definition, from :meth:`PipelineBuilder.get_config`.
+        num_iterations: Number of items to take from the source, and number of calls of each stage to time at
+            each concurrency.
+        concurrencies: Concurrencies to measure, in addition to the configured one of each stage.
+        num_threads: Number of threads for the run of the whole pipeline.
+        show: Whether to print the table.
 
     Returns:
-        Results for each stage and concurrency.
+        Profiles of each stage and concurrency, and the statistics of the whole pipeline.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: A number is below 1.
-        PipelineError: The source or a stage gave nothing, so the stages behind it have no inputs.
+        PipelineError: The source or a stage gave nothing, so that later stages have no inputs.
     """
     check_int("num_iterations", num_iterations)
     check_int("num_threads", num_threads)
@@ -219,7 +219,7 @@ def profile_pipeline(
         check_int("Each of concurrencies", concurrency)
     result = _Profiler(num_iterations, set(concurrencies)).profile(config, num_threads)
     if show:
-        print(result)  # noqa: T201  # what the caller asked for
+        print(result)  # noqa: T201  # show=True asks for it
     return result
 
 
@@ -227,8 +227,8 @@ class _Inputs(NamedTuple):
     """Inputs of a stage.
 
     Attributes:
-        items: Some inputs, to measure with.
-        number: How many inputs there would be for the items that were taken from the source.
+        items: Sample of the inputs, with which the stage is measured.
+        number: Number of inputs that all items taken from the source would lead to.
     """
 
     items: list[Any]
@@ -236,14 +236,14 @@ class _Inputs(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[_Inputs]) -> _Inputs:
-        """Return the inputs of a stage that several others lead to."""
+        """Return the inputs of a stage after a merge or after paths."""
         return cls(
             [item for part in parts for item in part.items], sum(part.number for part in parts)
         )
 
 
 class _Profiler:
-    """Goes through a pipeline from source to sink."""
+    """Measures a pipeline stage by stage, from source to sink."""
 
     def __init__(self, num_iterations: int, concurrencies: set[int]) -> None:
         self._num_iterations = num_iterations
@@ -252,13 +252,13 @@ class _Profiler:
         self._profiles: list[StageProfile] = []
 
     def profile(self, config: PipelineConfig, num_threads: int) -> PipelineProfile:
-        """Measure all parts, and then the whole with the items that were taken from its sources.
+        """Measure all stages, then the whole pipeline with the items that were taken from its sources.
 
         Raises:
             PipelineError: A source or a stage gave nothing, or all inputs of a stage failed.
             PipelineFailure: A source failed.
         """
-        # Results are told apart by the names.
+        # Profiles are looked up by name, so names must be unique.
         config, _ = self._pipeline(with_unique_names(config))
         total = sum(self._source_sizes)
         stages = tuple(
@@ -290,18 +290,18 @@ class _Profiler:
         )
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():
-            # No more: the source may have no end.
+            # Take only so many items: the source may be infinite.
             items = list(itertools.islice(pipeline, self._num_iterations))
         if not items:
             raise PipelineError(
                 f"The source {source.name} gave no items, so nothing can be measured"
             )
         self._source_sizes.append(len(items))
-        # Numbered only where pipelines are merged.
+        # Sources are numbered only if pipelines are merged.
         name = f"source_{len(self._source_sizes)}" if len(self._source_sizes) > 1 else "source"
-        # The pipeline has read ahead of what was taken.
+        # The pipeline has read ahead of the items that were taken.
         durations = durations[: len(items)]
-        # A source may take no time that the clock can tell, and the rate divides by it.
+        # The time may be below the resolution of the clock, and the rate divides by it.
         total = max(sum(durations), 1e-9)
         calls = timing(len(durations), total, deque(durations), total, total)
         self._add(
@@ -327,13 +327,13 @@ class _Profiler:
         for item in inputs.items:
             try:
                 index, _ = path_of(item)
-            except Exception as error:  # noqa: BLE001  # as in a run, it costs the item
+            except Exception as error:  # noqa: BLE001  # the item fails, as in a run
                 first_failure = first_failure or error
             else:
                 taken[index].append(item)
         if first_failure is not None and not any(taken):
             raise _all_failed(stage, first_failure) from first_failure
-        # A path that gets no item is not measured: there is nothing to do it with.
+        # A path without items cannot be measured.
         return _Inputs.joined(
             [
                 self._stages(path, _Inputs(items, inputs.number * len(items) / len(inputs.items)))
@@ -344,13 +344,13 @@ class _Profiler:
 
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
         if not isinstance(stage, PipeConfig):
-            # Other stages work on one item at a time, whatever is tried.
+            # Other stages always work on one item at a time.
             return self._measured(stage, inputs, 1, is_configured=True)
         outputs = _Inputs([], 0)
         # In ascending order, as the table and the plot show them.
         for concurrency in sorted({stage.concurrency, *self._concurrencies}):
             is_configured = concurrency == stage.concurrency
-            # Its limit would end the run; that of the pipeline which measures it is infinite.
+            # The stage's own limit could end the run; the pipeline that measures it has none.
             tried = replace(stage, concurrency=concurrency, max_failures=None)
             found = self._measured(tried, inputs, concurrency, is_configured=is_configured)
             outputs = found if is_configured else outputs
@@ -363,19 +363,19 @@ class _Profiler:
         is_pipe = isinstance(stage, PipeConfig)
         number = self._num_iterations
         if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
-            # Of groups no more than are kept: each takes many inputs.
+            # Make no more groups than are kept, because each takes many inputs.
             number = stage.aggregator * min(number, _MAX_KEPT)
-        # Pools start in the first epoch, which does not count.
+        # The first epoch starts the pools and is not timed.
         sizes = (concurrency if is_pipe else 0, number)
         source = SourceConfig(_Epochs(inputs.items, sizes))
         pipeline: Pipeline[Any] = Pipeline(
-            # Some room, so that the loop below does not hold the stage up.
+            # A larger buffer, so that the loop below does not slow the stage down.
             PipelineConfig(source, (stage,), SinkConfig(8)),
             num_threads=concurrency,
             max_failures=math.inf,
         )
         with pipeline.auto_stop():
-            # Of the engine itself, because statistics() would mix in the calls of the first epoch.
+            # Read the engine's counters, because statistics() would include the calls of the first epoch.
             counters = pipeline._running().graph.stages[0].counters
             for _ in sizes:
                 outputs: list[Any] = []
@@ -388,7 +388,7 @@ class _Profiler:
             first_failure = pipeline.failures[0].exception
             raise _all_failed(stage, first_failure) from first_failure
         found = counters.statistics(stage.name, elapsed, before)
-        # Groups are not called like functions, so theirs is the mean time.
+        # Calls of other stages are not timed one by one, so the mean is used for all.
         mean = timing(number, elapsed, deque([elapsed / number]), elapsed, elapsed)
         self._add(
             stage.name,
@@ -399,7 +399,7 @@ class _Profiler:
             inputs_per_item=inputs.number,
         )
         outputs_per_input = found.outputs / number
-        # As many as the inputs give when used once, so that merged samples keep their proportions.
+        # Keep as many as one pass over the inputs gives, so that merged samples keep their proportions.
         kept = outputs[: max(1, round(outputs_per_input * len(inputs.items)))]
         return _Inputs(kept, inputs.number * outputs_per_input)
 
@@ -416,7 +416,7 @@ def _all_failed(stage: StageConfig, first_failure: BaseException) -> PipelineErr
 
 
 def _timed(items: Iterable[Any], durations: list[float]) -> Iterator[Any]:
-    """Take the time of each item, without the time for which the source is kept waiting."""
+    """Yield the items, and time how long the source takes for each, without the consumer's time."""
     start = time.perf_counter()
     for item in items:
         durations.append(time.perf_counter() - start)
@@ -433,7 +433,7 @@ async def _timed_async(items: AsyncIterable[Any], durations: list[float]) -> Asy
 
 
 class _Epochs:
-    """A source of so many items in one epoch and so many in the next: the same ones again and again."""
+    """A source that repeats ``items``, with ``sizes[0]`` of them in the first epoch, and so on."""
 
     def __init__(self, items: Sequence[Any], sizes: Sequence[int]) -> None:
         self._items = itertools.cycle(items)

@@ -1,4 +1,4 @@
-"""Iterables and whole pipelines in a process of their own, whose batches cross in shared memory."""
+"""Iterables and whole pipelines in another process, which sends its items in shared memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ __all__ = (
 
 T = TypeVar("T")
 
-# Blocks that what the consumer keeps may lie in. A batch takes one for each array that was made there.
+# Maximum number of shared memory blocks in which items that the consumer keeps may lie. A batch takes one
+# block for each array.
 _NUM_VIEWS: Final = 64
 
-# What the other process answers. It is asked for a number of items of an epoch.
+# Kinds of answers of the other process. A request is an epoch and a number of items.
 _ITEM, _END, _FAILED = range(3)
 _NO_EPOCH: Final = 0
 
@@ -46,29 +47,31 @@ def iterate_in_subprocess(
     block_size: int = 1 << 28,
     pin_memory: bool = False,
 ) -> SubprocessIterable[T]:
-    """Iterate in another process over what a function gives there.
+    """Iterate in another process over the iterable that a function returns there.
 
-    The process starts now and serves all iterations: ``fn`` is called once, and each iteration here is one
-    there, by ``iter()`` of what it returned. Its items are pickled; arrays in them (NumPy's, torch's on the
-    CPU, buffers of this library, in containers or not) cross in shared memory. Those of ``load_*``,
-    ``convert_frames``, ``collate`` and :func:`shared_empty` are made there, and not even copied.
+    The process starts now and serves all iterations. It calls ``fn`` once; each iteration here calls
+    ``iter()`` of the returned iterable there. Items are pickled, but their arrays (of NumPy, of torch on the
+    CPU, and buffers of this library, also within containers) are passed in shared memory. Arrays of
+    ``load_*``, ``convert_frames``, ``collate`` and :func:`shared_empty` are allocated in shared memory and
+    not copied at all.
 
-    The process has one thread for NumPy's and torch's own computations, unless ``OMP_NUM_THREADS`` says
-    otherwise. Its global random numbers (``random``, NumPy's, torch's) are seeded by numbers drawn from
-    those of this process. Seed these, and each run draws the same numbers.
+    The process uses one thread for the computations of NumPy and torch, unless ``OMP_NUM_THREADS`` is set.
+    Its global random generators (of ``random``, NumPy and torch) are seeded by numbers drawn from those of
+    this process. Seed the generators here to get the same numbers in each run.
 
     Args:
         fn: Function without arguments that can be pickled, such as a class or a ``functools.partial``.
-        buffer_size: Items that may wait.
-        initializer: Called in the process first.
-        mp_context: How it starts: ``"spawn"``, ``"forkserver"`` or ``"fork"``. ``None``: Python's default.
-        timeout: Seconds to wait for an item before a ``TimeoutError``, which ends the process. The time that
-            it takes to start does not count.
-        block_size: Bytes that the arrays of an item may take. Memory is used as far as items need it.
-        pin_memory: Pin the memory in this process, for copies to a GPU. Needs torch.
+        buffer_size: Maximum number of items that wait for the consumer.
+        initializer: Called first in the process.
+        mp_context: Start method: ``"spawn"``, ``"forkserver"`` or ``"fork"``. ``None`` means Python's
+            default.
+        timeout: Maximum seconds to wait for an item. After that, the process is ended and a ``TimeoutError``
+            is raised. The start of the process does not count.
+        block_size: Maximum bytes of the arrays of one item. Memory is allocated only as items need it.
+        pin_memory: Whether to pin the memory in this process, for copies to a GPU. Needs torch.
 
     Returns:
-        What can be iterated, one iteration at a time.
+        An iterable that allows one iteration at a time.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -98,29 +101,30 @@ def run_pipeline_in_subprocess(
 ) -> SubprocessIterable[Any]:
     """Run a whole pipeline in another process. Each iteration is one epoch.
 
-    It serves code that holds the GIL for long, which would keep the consumer waiting. Stages of it may have
-    processes of their own. A continuous source goes on into the next epoch meanwhile; then an iteration that
-    is broken off is followed by the rest of that epoch, without the items that were under way.
+    Use it for code that holds the GIL for long, which would delay the consumer. Stages may have processes of
+    their own. With a continuous source, the next epoch starts by itself. An iteration after a ``break`` then
+    continues the same epoch, but the items that were already under way are lost.
 
     Args:
-        config: The definition, of :meth:`PipelineBuilder.get_config`. It must be picklable.
-        buffer_size: As in :func:`iterate_in_subprocess`, beside what the pipeline's own sink holds.
-        mp_context: As in :func:`iterate_in_subprocess`.
-        timeout: As in :func:`iterate_in_subprocess`.
-        block_size: As in :func:`iterate_in_subprocess`.
-        pin_memory: As in :func:`iterate_in_subprocess`.
-        **options: Those of :class:`Pipeline`. Functions among them are called in the process.
+        config: The definition, from :meth:`PipelineBuilder.get_config`. It must be picklable.
+        buffer_size: Maximum number of items that wait for the consumer, in addition to the pipeline's sink.
+        mp_context: Start method: ``"spawn"``, ``"forkserver"`` or ``"fork"``. ``None``: Python's default.
+        timeout: Maximum seconds to wait for an item. After that, the process is ended and a ``TimeoutError``
+            is raised. The start of the process does not count.
+        block_size: Maximum bytes of the arrays of one item. Memory is allocated only as items need it.
+        pin_memory: Whether to pin the memory in this process, for copies to a GPU. Needs torch.
+        **options: Options of :class:`Pipeline`. Functions among them are called in the other process.
 
     Returns:
-        What can be iterated, one iteration at a time. Errors of stages come as the :class:`PipelineFailure`
-        that a pipeline here would raise.
+        An iterable that allows one iteration at a time. It raises the same :class:`PipelineFailure`
+        as a pipeline in this process.
 
     Raises:
-        TypeError: ``config`` is no definition, or an argument has the wrong type.
+        TypeError: ``config`` is not a :class:`PipelineConfig`, or an argument has the wrong type.
         ValueError: An argument is out of range.
         PipelineError: The definition cannot be pickled, or no process can be started.
     """
-    # What is wrong with the definition or the options is told here.
+    # Make a pipeline here, only to report wrong definitions and options in this process.
     Pipeline(config, **options)
     ring = {"block_size": block_size, "pin_memory": pin_memory}
     factory = _PipelineFactory(config, dict(options))
@@ -129,7 +133,7 @@ def run_pipeline_in_subprocess(
 
 @dataclass
 class _PipelineFactory:
-    """Makes the pipeline in the process in which it is called."""
+    """A function that can be pickled and makes the pipeline in the other process."""
 
     config: PipelineConfig
     options: dict[str, Any]
@@ -143,12 +147,13 @@ class _PipelineFactory:
 
 
 class SubprocessIterable(Generic[T]):
-    """Iterates in another process. :func:`iterate_in_subprocess` makes one.
+    """An iterable that runs in another process. :func:`iterate_in_subprocess` makes one.
 
-    The process ends with this object, by :meth:`close`, at the end of a ``with`` statement, and with this
-    process, however that ends. One that has died is replaced by the next iteration.
+    The process ends when this object is deleted or closed, at the end of a ``with`` statement, and when this
+    process ends, even if it is killed. If the process has died, the next iteration starts a new one.
 
-    Items are views of shared memory for as long as they live. A consumer that keeps many gets copies.
+    Items are views of shared memory, which stays valid as long as they live. A consumer that keeps many items
+    gets copies.
 
     Thread safety: for one thread at a time.
     """
@@ -167,7 +172,7 @@ class SubprocessIterable(Generic[T]):
             check_callable("initializer", initializer)
         if mp_context is not None:
             check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))
-        # One more is made meanwhile.
+        # One more, because the process makes an item while the buffer is full.
         self._num_ahead = 1 + check_int("buffer_size", buffer_size)
         self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
         check_int("block_size", ring_options["block_size"], unit=" byte")
@@ -183,10 +188,10 @@ class SubprocessIterable(Generic[T]):
         self._start()
 
     def __iter__(self) -> Iterator[T]:
-        """Begin an iteration in the process, and end one that is under way.
+        """Begin a new iteration in the process, which ends the current one.
 
         Raises:
-            PipelineError: The process was closed, or cannot be started.
+            PipelineError: This object was closed, or no process can be started.
         """
         if self._is_closed:
             raise PipelineError(f"the process of {self._name} was closed; make another one")
@@ -199,7 +204,7 @@ class SubprocessIterable(Generic[T]):
         return self._items(child, self._epoch)
 
     def close(self) -> None:
-        """End the process. Items live on."""
+        """End the process. Items that were taken stay valid."""
         self._is_closed = True
         self._end()
 
@@ -227,7 +232,7 @@ class SubprocessIterable(Generic[T]):
         )
         self._has_answered = False
         self._finalizer = weakref.finalize(self, child.end)
-        # At exit all processes are ended together.
+        # At interpreter exit, all processes are ended together.
         self._finalizer.atexit = False
         return child
 
@@ -238,9 +243,9 @@ class SubprocessIterable(Generic[T]):
             child.end()
 
     def _ask(self, child: Child, epoch: int, number: int) -> None:
-        # A process that was forked from this one has the pipe, too.
+        # A process that was forked from this one has the pipe, too, but must not use it.
         if child.is_ours:
-            # One that has died is told of when an item is waited for.
+            # If the child has died, _receive() raises an error.
             with suppress(OSError):
                 child.pipes[0].send_bytes(b"%d %d" % (epoch, number))
 
@@ -252,7 +257,7 @@ class SubprocessIterable(Generic[T]):
                         f"the process of {self._name} was closed, or another iteration of it has begun"
                     )
                 kind, number, value = unpack(self._receive(child), child.ring)
-                # Of an iteration that was broken off.
+                # An answer to an earlier iteration, which was left before its end.
                 if number != epoch:
                     continue
                 if kind == _END:
@@ -263,7 +268,7 @@ class SubprocessIterable(Generic[T]):
                     raise error
                 self._ask(child, epoch, 1)
                 box = [value]
-                # Its memory is free when the consumer lets go of it, not when the next one comes.
+                # Keep no reference, so that the memory is free when the consumer drops the item.
                 del value
                 yield box.pop()
         except GeneratorExit:
@@ -272,7 +277,7 @@ class SubprocessIterable(Generic[T]):
             raise
 
     def _receive(self, child: Child) -> bytes:
-        # What the process takes to start does not count.
+        # The start of the process does not count.
         timeout = self._timeout if self._has_answered else None
         try:
             data = child.receive(child.pipes[0], timeout)
@@ -296,7 +301,7 @@ class SubprocessIterable(Generic[T]):
 def _serve(
     pipe: Connection, fn: Callable[[], Iterable[Any]], initializer: Callable[[], object] | None
 ) -> None:
-    """Send as many items as the other process asks for, until it closes the pipe."""
+    """Send as many items as the parent process requests, until it closes the pipe."""
     iterable: Iterable[Any] | BaseException
     try:
         if initializer is not None:
@@ -304,20 +309,20 @@ def _serve(
         iterable = fn()
         if not isinstance(iterable, Iterable):
             raise TypeError(f"fn must return an iterable, not {type(iterable).__name__}")
-    except BaseException as error:  # noqa: BLE001  # even SystemExit is to be told
+    except BaseException as error:  # noqa: BLE001  # even SystemExit has to be reported
         iterable = error
-    # It is ready.
+    # Report that the process is ready.
     pipe.send_bytes(dumps((_END, _NO_EPOCH, None)))
     epoch, num_asked, answers = _NO_EPOCH, 0, _answers((), _NO_EPOCH)
     while True:
         while not num_asked or pipe.poll():
             asked, number = map(int, pipe.recv_bytes().split())
-            # What is asked for in another epoch ends the one that is under way.
+            # A request for another epoch ends the current one.
             if asked != epoch:
                 epoch, num_asked = asked, 0
                 answers = _answers(iterable if epoch != _NO_EPOCH else (), epoch)
             num_asked += number
-        # None is left when the end has been told.
+        # There is no answer any more after the end of the epoch has been sent.
         for answer in itertools.islice(answers, 1):
             pipe.send_bytes(answer)
         num_asked -= 1
@@ -329,12 +334,12 @@ def _answers(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[by
             raise iterable
         for item in iterable:
             message = _packed(item, epoch)
-            # Its memory is free when the other process lets go of it.
+            # Keep no reference, so that the memory is free when the other process drops the item.
             del item
             try:
                 yield message
             except GeneratorExit:
-                # The iteration was broken off. Anywhere else it is the user's own.
+                # The iteration was left early. A GeneratorExit from elsewhere is an error of the user's code.
                 return
     except BaseException as error:  # noqa: BLE001  # as above
         yield dumps((_FAILED, epoch, failure(error)))
@@ -358,24 +363,24 @@ def cache_iterator(
     stop_after: int | None = None,
     delete_src: bool = True,
 ) -> Iterator[T]:
-    """Give the items of a loader, and from some point on the first ones of them again and again.
+    """Yield the items of a loader, then its first items again and again.
 
-    So a training loop shows what it would gain by a loader that takes no time at all.
+    This shows how fast a training loop would be with a loader that takes no time.
 
     Args:
         src: The loader, or another iterable.
-        num_caches: How many items to keep, the first ones.
-        return_caches_after: How many items come from the loader; as many as are kept unless given.
-        stop_after: How many items come in all; ``None``: there is no end, if the loader gives enough to get
-            there. A loader that ends before is the end.
-        delete_src: Let go of the loader when it is not needed any more, so that its threads end.
+        num_caches: Number of items to keep: the first ones.
+        return_caches_after: Number of items to take from the loader; the default is ``num_caches``. If the
+            loader has fewer items, the iterator ends with them.
+        stop_after: Total number of items; ``None`` means no end.
+        delete_src: Whether to drop the loader when it is no longer needed, so that its threads end.
 
     Returns:
-        An iterator. What it gives again is the same object, which nobody should change.
+        An iterator. Repeated items are the same objects, so they must not be modified.
 
     Raises:
-        TypeError: A number is no whole number, or ``src`` cannot be iterated.
-        ValueError: A number is below 1, or more items are to be kept than come from the loader.
+        TypeError: A number is not an integer, or ``src`` is not iterable.
+        ValueError: A number is below 1, or ``num_caches`` exceeds ``return_caches_after``.
 
     Example:
         >>> list(cache_iterator(range(9), 2, return_caches_after=3, stop_after=6))
@@ -392,7 +397,7 @@ def cache_iterator(
         )
     if stop_after is not None:
         stop_after = check_int("stop_after", stop_after)
-    # Here, so that arguments are checked by the call and not by the first item.
+    # _items() is a separate generator, so that this call checks the arguments, not the first next().
     return itertools.islice(
         _items(None if delete_src else src, iter(src), num_caches, after), stop_after
     )
@@ -409,6 +414,6 @@ def _items(kept: object, iterator: Iterator[T] | None, num_caches: int, after: i
     if num_given < after:
         return
     if kept is None:
-        # That of a loader is what runs.
+        # The loader runs as long as its iterator exists.
         iterator = None
     yield from itertools.cycle(caches)
