@@ -201,7 +201,7 @@ def load_frames(
     desc = cut_of_all(packets, request, request.desc)
     config, count = request.decode_config, request.num_frames
     with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
-        decode_into(rows, packets, desc, config, count, more=more or ())
+        decode_into(rows, packets, desc, config, count, more=more)
         buffer = rows.take()
     buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, rows.timestamps

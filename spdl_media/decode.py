@@ -188,7 +188,7 @@ def decode_into(
     config: DecodeConfig,
     num_frames: int | None,
     make_path: Callable[..., PicturePath] = PicturePath,
-    more: Iterable[VideoPackets] = (),
+    more: Iterable[VideoPackets] | None = None,
 ) -> Callable[[], FrameMetadata]:
     """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
 
@@ -199,7 +199,7 @@ def decode_into(
         config: How to decode.
         num_frames: How many frames the sink wants; ``None``: all.
         make_path: Opens the decoder and the filters, with the arguments of :class:`PicturePath`.
-        more: Packets that continue these, asked for when they are due.
+        more: Packets that continue these, asked for when they are due, all as they were read.
 
     Returns:
         What gives the metadata of the frames.
@@ -221,9 +221,8 @@ def decode_into(
             raise missing
 
     def following() -> Iterator[AvPacket]:
-        for part in more:
+        for part in more or ():
             note_missing(part)
-            # What an edit list hides is marked in these packets, so FFmpeg leaves it out itself.
             path.follow(metadata_of(part), frozenset(), sink)
             yield from av_packets(part)
 
@@ -231,8 +230,9 @@ def decode_into(
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
-        # Frames that an edit list hides are decoded, because others refer to them.
-        path.decoder.discarded = discarded_pts(packets)
+        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg then hides
+        # them itself, unless the packets have lost its mark. One part does not tell which times others show.
+        path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
         # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False

@@ -181,17 +181,17 @@ class Demuxer:
         """
         window = parse_window(timestamp)
         with self._opened() as container:
-            return next(self._video_parts(container, window, stream_index, math.inf))
+            return next(self._video_parts(container, window, stream_index))
 
     def _video_parts(
-        self, container: Container, window: Window, stream_index: int | None, nbytes: float
+        self, container: Container, window: Window, stream_index: int | None, *size: Any
     ) -> Iterator[VideoPackets]:
         # Pillow reads the source a second time, and has no streams to choose from.
         may_try = stream_index is None and self._input.seekable
         if may_try and (reason := pillow_video_reason(self._input.head(HEAD_SIZE))):
             name, data = self._input.name, self._input.read_all()
             return iter([pillow_packets(VideoPackets, data, name, reason, window)])
-        return read_video(container, stream_index, window, nbytes)
+        return read_video(container, stream_index, window, *size)
 
     def demux_clip(
         self,
@@ -352,15 +352,19 @@ class Demuxer:
 
 
 def video_parts(
-    demuxer: Demuxer, timestamp: Timestamp | Window | None, stream_index: int | None, nbytes: int
+    demuxer: Demuxer,
+    timestamp: Timestamp | Window | None,
+    stream_index: int | None,
+    nbytes: int,
+    num_frames: int | None,
 ) -> Iterator[VideoPackets]:
-    """Read the packets of :meth:`Demuxer.demux_video` in parts of about ``nbytes``, as they are asked for.
+    """Read the packets of :meth:`Demuxer.demux_video` in parts; see :func:`~spdl_media.window.read_video`.
 
     No other thread may use the Demuxer meanwhile: the iterator is not guarded.
     """
     window = parse_window(timestamp)
     with demuxer._opened() as container:
-        return demuxer._video_parts(container, window, stream_index, nbytes)
+        return demuxer._video_parts(container, window, stream_index, nbytes, num_frames)
 
 
 def _check_limits(duration: Duration, num_packets: int | None) -> None:

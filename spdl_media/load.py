@@ -199,9 +199,12 @@ def load_video(
     config, name = arguments["demux_config"], arguments["name"]
     with ffmpeg_log(), Demuxer(src, demux_config=config, name=name) as demuxer:
         if request.config is None:
-            parts = video_parts(demuxer, timestamp, index, _PART_BYTES)
+            parts = video_parts(demuxer, timestamp, index, _PART_BYTES, request.num_frames)
+            first = next(parts)
+            if request.num_frames is not None:
+                return load_frames(first, request, parts)[0]
             # Of most videos the first part is all: then the number of rows is known.
-            first, second = next(parts), next(parts, None)
+            second = next(parts, None)
             more = None if second is None else chain((second,), parts)
             return load_frames(first, request, more)[0]
         packets = demuxer.demux_video(timestamp, stream_index=index)

@@ -51,7 +51,7 @@ class _VideoRun:
     """Packets of a video stream as they are read, until those of the window are complete.
 
     Args:
-        stop: Timestamp from which packets cannot belong to the window, or infinity.
+        span: Timestamps of the window's start and end, or infinity.
         restart: Timestamp up to which a key frame makes the packets before it needless.
 
     Attributes:
@@ -59,11 +59,12 @@ class _VideoRun:
         goes_on: Frames follow behind the window.
     """
 
-    def __init__(self, stop: float, restart: int | None = None) -> None:
-        self._stop = stop
+    def __init__(self, span: tuple[float, float], restart: int | None = None) -> None:
+        self._first, self._stop = span
         self._restart = restart
         self._kept: list[AvPacket] = []
         self._inside = self._late = 0
+        self._has_key = False
         self.complete = self.goes_on = False
 
     def add(self, packet: AvPacket) -> bool:
@@ -89,13 +90,24 @@ class _VideoRun:
             self._inside = len(self._kept)
         return self.complete
 
-    def fill(self, packets: Iterator[AvPacket], nbytes: float) -> bool:
-        """Take packets until so many bytes have come; True: the window needs none that follow."""
+    def fill(self, packets: Iterator[AvPacket], nbytes: float, count: float) -> bool:
+        """Take packets until a part is full.
+
+        Args:
+            packets: As they are read.
+            nbytes: The part has about so many bytes,
+            count: or so many packets of the window. A key frame has come by then, in this part or before it.
+
+        Returns:
+            Whether the window needs no later packet.
+        """
         for packet in packets:
             nbytes -= packet.size
+            count -= packet.pts is None or packet.pts >= self._first
+            self._has_key |= packet.is_keyframe
             if self.add(packet):
                 return True
-            if nbytes <= 0 and self._inside > 1:
+            if self._inside > 1 and (nbytes <= 0 or (count <= 0 and self._has_key)):
                 return False
         return True
 
@@ -108,7 +120,11 @@ class _VideoRun:
 
 
 def read_video(
-    container: Container, stream_index: int | None, window: Window, nbytes: float = math.inf
+    container: Container,
+    stream_index: int | None,
+    window: Window,
+    nbytes: float = math.inf,
+    num_frames: int | None = None,
 ) -> Iterator[VideoPackets]:
     """Packets that decode to every frame of the window, in decoding order, from a key frame on.
 
@@ -117,9 +133,12 @@ def read_video(
         stream_index: Of the stream; ``None``: the best one.
         window: What is asked for.
         nbytes: About how many bytes of packets are held at a time.
+        num_frames: How many frames are wanted; ``None``: all. The first part has as many packets as most
+            videos need for them, and each part twice as many as the one before.
 
     Yields:
-        The packets in parts of this size, which are read when they are asked for; one at least.
+        The packets in parts, which are read when they are asked for; one at least. If ``nbytes`` is stated,
+        they do not outlive the container.
 
     Raises:
         SourceError: The source cannot be read.
@@ -129,12 +148,15 @@ def read_video(
     start = _video_start(container, codec, window)
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
-        packets, _ = _begun(container, start, {index: _key_test(start)})
-    run = _VideoRun(window.ticks(codec.time_base, container.zero)[1])
+        keep = nbytes == math.inf
+        packets, _ = _begun(container, start, {index: _key_test(start)}, keep=keep)
+    run = _VideoRun(window.ticks(codec.time_base, container.zero))
+    count = math.inf if num_frames is None else num_frames + _MAX_REORDER
     is_last = continues = False
     while not is_last:
         with container.reading():
-            is_last = run.fill(packets, nbytes)
+            is_last = run.fill(packets, nbytes, count)
+        count *= 2
         # No part is empty: the last packet of a file may tell that it was cut short.
         kept = run.take(keep=not is_last)
         goes_on = run.goes_on or not is_last
@@ -264,7 +286,7 @@ def read_clip(
         codec = with_x264_build(container, index, codec, video_start)
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _begun(container, place, tests)
-        frames = _VideoRun(window.ticks(codec.time_base, container.zero)[1], video_start)
+        frames = _VideoRun(window.ticks(codec.time_base, container.zero), video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False

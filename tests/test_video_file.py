@@ -36,6 +36,7 @@ from spdl_media import (
 )
 from spdl_media import frame_index as _frame_index
 from spdl_media import load as _load
+from spdl_media import window as _window
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
@@ -268,6 +269,23 @@ def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.Mo
     window = whole.timestamps[2], whole.timestamps[-2]
     if window[0] < window[1]:
         assert np.array_equal(loaded(window), expected(window))
+
+
+@pytest.mark.parametrize("kind", ["edited", "trimmed", "cut", *EACH_TIME])
+def test_parts_for_a_few_frames_hold_what_these_need(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part may end before what an edit list hides, or begin far before the first key frame."""
+    file = clip("mpegts/libx264/2/closed")[188 * 40 :] if kind == "cut" else file_of(kind)
+    whole = sm.convert_frames(sm.decode_packets(sm.demux_video(file), "format=gray")).array
+    fill = _window._VideoRun.fill
+    for size in range(1, 30, 2):
+        monkeypatch.setattr(
+            _window._VideoRun, "fill", lambda *args, size=size: fill(*args[:-1], size)
+        )
+        for count in (1, 5, len(whole), 99):
+            found = sm.load_video(file, filter_desc="format=gray", num_frames=count).array
+            assert np.array_equal(found, whole[:count]), (size, count)
 
 
 def test_load_video_reads_no_more_than_a_few_frames_need() -> None:
