@@ -285,7 +285,7 @@ class ImageBuffer(CPUBuffer):
         **metadata: Unpack[BufferMetadata],
     ) -> None:
         # A placeholder for the array; None would mean a released buffer.
-        super().__init__((), **metadata)  # type: ignore[arg-type]
+        super().__init__((), **metadata)
         # A frame of FFmpeg's.
         self._frame: Any = frame
         self._source, self._options = source, options

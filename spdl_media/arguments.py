@@ -52,7 +52,8 @@ def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
     Raises:
         TypeError: ``srcs`` is a single source, or not iterable.
     """
-    if isinstance(srcs, Iterable) and not _is_one_source(srcs):
+    is_batch = isinstance(srcs, list) or (isinstance(srcs, Iterable) and not _is_one_source(srcs))
+    if is_batch:
         return list(srcs)
     raise TypeError(
         f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "

@@ -51,7 +51,7 @@ class FrameRequest(RowOptions):
     Attributes:
         ops: How they come out.
         desc: Their filters, which are the caller's own or those of ``ops``.
-        cuts: What is cut out and mirrored, of each image or of all frames.
+        cuts: What is cut out and mirrored, of each image or of all frames; ``None``: nothing is.
         is_plain: No graph of the caller's own is run.
         config: The device; ``None`` for host memory.
         decoder: Who decodes.
@@ -61,7 +61,7 @@ class FrameRequest(RowOptions):
 
     ops: PictureOps
     desc: str | PictureOps | None
-    cuts: CropPlan
+    cuts: CropPlan | None = None
     is_plain: bool = True
     demux_config: DemuxConfig | None = None
     decode_config: DecodeConfig = DEFAULT_DECODE_CONFIG
@@ -100,14 +100,14 @@ class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it kn
 
 
 def load_rows(
-    inputs: Sequence[Any], request: FrameRequest, stopped: Callable[[], bool]
+    inputs: Sequence[Any], request: FrameRequest, stopped: Callable[[], bool] | None
 ) -> CPUBuffer:
     """Load images into one array in host memory.
 
     Args:
         inputs: The sources; packets and errors of those that were read before.
         request: How to load them.
-        stopped: Asked before each image; when it is true, :class:`Stopped` is raised.
+        stopped: Asked before each image; when it is true, :class:`Stopped` is raised. ``None``: never.
 
     Raises:
         Stopped: ``stopped`` said so.
@@ -117,9 +117,10 @@ def load_rows(
     if request.is_single:
         rows = FrameRows(1, request)
         rows.put([0], *decode_cut(inputs[0], 0, request))
-        array = rows.take()
-        array.boxes, array.flips = request.cuts.drawn([0], [0])
-        return CPUBuffer(array.array[0], **array.metadata)
+        image = rows.take(shape=())
+        if request.cuts is not None:
+            image.boxes, image.flips = request.cuts.drawn([0], [0])
+        return image
     positions: list[int] = []
     failures: list[Failure] = []
     # Closed at errors, too: their tracebacks hold on to this frame, and the memory shall be free at once.
@@ -155,7 +156,8 @@ def _finished(
     else:
         buffer = _zeros(failures, request, count)
     buffer.failures, buffer.indices = tuple(failures), tuple(indices)
-    buffer.boxes, buffer.flips = request.cuts.drawn(indices, set(loaded))
+    if request.cuts is not None:
+        buffer.boxes, buffer.flips = request.cuts.drawn(indices, set(loaded))
     return buffer
 
 
@@ -203,7 +205,8 @@ def load_frames(
     with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
         decode_into(rows, packets, desc, config, count, more=more)
         buffer = rows.take()
-    buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
+    if request.cuts is not None:
+        buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, rows.timestamps
 
 
@@ -215,7 +218,7 @@ def cut_of_all(
     Raises:
         ConvertError: The header states no size, or the crop does not lie inside the frames.
     """
-    if request.cuts.is_empty:
+    if request.cuts is None:
         return desc
     size = stated_size(packets, request.decode_config)
     if not size[0]:
@@ -251,15 +254,15 @@ def decode_cut(
     packets = src
     if not isinstance(packets, ImagePackets):
         packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
-    config, source = request.decode_config, packets.source
-    if request.cuts.is_empty:
+    config, cuts, source = request.decode_config, request.cuts, packets.source
+    if cuts is None:
         return decode_image(packets, request.desc, config).frame, source
     head = metadata_of(packets).jpeg
 
     def cut(width: int, height: int, orientation: int) -> PictureOps:
         swaps = config.orient and swaps_sides(orientation)
         size = (height, width) if swaps else (width, height)
-        return request.cuts.filter(position, size, request.desc, source)
+        return cuts.filter(position, size, request.desc, source)
 
     if config.downscale is not None and head is not None and head.is_ycc:
         # How far it is shrunk while it is decoded depends on the crop.
@@ -298,7 +301,7 @@ def decode_each(
     failures: list[Failure],
     *,
     on_error: OnError,
-    stopped: Callable[[], bool],
+    stopped: Callable[[], bool] | None,
     num_threads: int = 1,
 ) -> None:
     """Decode inputs, in one thread or several, and say what becomes of each.
@@ -321,7 +324,7 @@ def decode_each(
     """
 
     def decode_one(position: int) -> None:
-        if stopped():
+        if stopped is not None and stopped():
             raise Stopped
         try:
             decoded = decode(srcs[position], position)

@@ -190,9 +190,6 @@ class CPUBuffer(_Buffer):
 
     __slots__ = ()
 
-    def __init__(self, array: npt.NDArray[Any], **metadata: Unpack[BufferMetadata]) -> None:
-        super().__init__(array, **metadata)
-
     @property
     def array(self) -> npt.NDArray[Any]:
         """The memory as a NumPy array, a writable view that keeps it alive.

@@ -17,7 +17,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
 from spdl_media.frames import AudioFrames, Frames, silence_of
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.row_plan import ArrayLayout, RowOptions, RowPlan, copy_frame
+from spdl_media.row_plan import ArrayLayout, RowOptions, RowPlan
 from spdl_media.rows import no_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory, new_array
 from spdl_media.timing import Window
@@ -159,7 +159,7 @@ def _convert_pictures(
         arrays = [new_array((*front, *plan.shape), plan.dtype, storage)]
         places = plan.places(arrays[0].reshape(-1, *plan.shape))
     for row, frame in enumerate(frames):
-        copy_frame(frame, places, row)
+        plan.copy(frame, places, row)
     buffers = tuple(map(plan.buffer, arrays))
     return buffers if layout == "planes" else buffers[0]
 

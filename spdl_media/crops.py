@@ -291,12 +291,11 @@ class CropPlan:
 
     def __init__(
         self,
-        count: int = 1,
-        crops: Crops | None = None,
-        flips: Flips | None = None,
-        rng: Rng | None = None,
+        count: int,
+        crops: Crops | None,
+        flips: Flips | None,
+        rng: Rng | None,
     ) -> None:
-        self.is_empty = crops is None and flips is None
         rng = check_rng(rng)
         self._crops = _crop_list(crops, count)
         self._flips = _flip_list(flips, count)
@@ -367,10 +366,8 @@ class CropPlan:
 
     def drawn(
         self, positions: Iterable[int], loaded: Container[int]
-    ) -> tuple[tuple[Box | None, ...] | None, tuple[bool, ...] | None]:
-        """Boxes and flips of these images, without those that were not loaded; ``None``: all are whole."""
-        if self.is_empty:
-            return None, None
+    ) -> tuple[tuple[Box | None, ...], tuple[bool, ...]]:
+        """Boxes and flips of these images, ``None`` and False for those that were not loaded."""
         cuts = [self._drawn[at] if at in loaded else (None, False) for at in positions]
         return tuple(box for box, _ in cuts), tuple(mirror for _, mirror in cuts)
 

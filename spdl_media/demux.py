@@ -20,7 +20,7 @@ from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
-from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError, MediaError
 from spdl_media.inputs import Input, Source, open_input
@@ -78,7 +78,7 @@ def demux_image(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = as_demux_config(demux_config)
+    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         return read_image(input, config)
 
@@ -151,7 +151,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         jpeg=head,
     )
     # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
-    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata)
+    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata, frozenset())
 
 
 @cache

@@ -21,7 +21,9 @@ from spdl_media.operations import PictureOps
 
 _HALF_CHROMA = "yuv420p"
 _BICUBIC = int(Interpolation.BICUBIC)
-GBR, FULL_RANGE = 0, 2
+GBR, FULL_RANGE, _LIMITED = 0, 2, 1
+_LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
+"""Gray formats of video codecs, which may have limited range."""
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
 # The scale filter's names where PyAV has others; the rest are PyAV's in lower case.
 _FLAG_NAMES = {
@@ -307,6 +309,11 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
         part = source[max(0, -top) // below :, max(0, -left) // right :][:rows, :columns]
         target[:] = part[:, ::-1] if mirror else part
     return result
+
+
+def has_limited_gray(frame: av.VideoFrame) -> bool:
+    """Whether a frame is gray of limited range, which FFmpeg's scaler takes for full."""
+    return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
 
 
 def full_range_gray(frame: av.VideoFrame) -> av.VideoFrame:

@@ -15,7 +15,12 @@ from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.fast_images import full_range_gray, part_to_convert, whole_samples
+from spdl_media.fast_images import (
+    full_range_gray,
+    has_limited_gray,
+    part_to_convert,
+    whole_samples,
+)
 from spdl_media.formats import like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
@@ -46,10 +51,6 @@ _USUAL_SIDE = 256
 
 # A decoded frame, its orientation, and whether it is damaged.
 _DecodedImage: TypeAlias = tuple[av.VideoFrame, int, bool]
-
-_LIMITED = 1  # AVCOL_RANGE_MPEG
-_LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
-"""Gray formats of video codecs, which may have limited range."""
 
 
 def frame_options(frame: AvFrame) -> dict[str, str]:
@@ -433,11 +434,6 @@ class PictureFilter:
         except FilterError:
             return False
         return True
-
-
-def has_limited_gray(frame: av.VideoFrame) -> bool:
-    """Whether a frame is gray of limited range, which FFmpeg's scaler takes for full."""
-    return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
 
 
 def _joined(*filters: str) -> str:

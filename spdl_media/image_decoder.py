@@ -22,8 +22,15 @@ from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError, FilterError
-from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
-from spdl_media.filters import PictureFilter, has_limited_gray
+from spdl_media.fast_images import (
+    FULL_RANGE,
+    GBR,
+    FastChain,
+    fast_chain,
+    has_limited_gray,
+    without_graph,
+)
+from spdl_media.filters import PictureFilter
 from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
 from spdl_media.operations import PictureOps, picture_ops

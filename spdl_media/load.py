@@ -32,7 +32,7 @@ from spdl_media.audio_arrays import AudioRequest, load_audio_array
 from spdl_media.batch import PICTURE_COLORS, FrameRequest, TimedFrames, load_frames, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import as_decode_config, one_cuda_config
-from spdl_media.crops import CropPlan
+from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer, video_parts
 from spdl_media.errors import ConvertError
@@ -60,7 +60,7 @@ __all__ = (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ImageSteps: TypeAlias = Callable[[Callable[[], bool]], Buffer]
+ImageSteps: TypeAlias = Callable[[Callable[[], bool] | None], Buffer]
 """Loads images; asks before each whether to stop."""
 
 When: TypeAlias = "Timestamp | Window | None"
@@ -97,7 +97,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    return _steps([src], image_request(**arguments))(lambda: False)
+    return _steps([src], _single_request(arguments))(None)
 
 
 @overload
@@ -148,7 +148,7 @@ def load_image_batch(
 
     Thread safety: safe, if no other thread uses the ``rng``.
     """
-    return _prepare_image_batch(srcs, **arguments)(lambda: False)
+    return _prepare_image_batch(srcs, **arguments)(None)
 
 
 # Of coded data load_video holds two parts of this size, however long the video is.
@@ -296,12 +296,16 @@ def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Fra
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
+    return _single_request(arguments)
+
+
+def _single_request(arguments: Any) -> FrameRequest:
     return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
 
 
 def _steps(inputs: Sequence[Source], request: FrameRequest) -> ImageSteps:
     if request.config is None:
-        return lambda stopped: load_rows(inputs, request, stopped)
+        return functools.partial(load_rows, inputs, request)
     # Whoever uses the CPU alone does not pay for the import of cuda/.
     from spdl_media.cuda.images import device_steps
 
@@ -365,10 +369,15 @@ def frame_request(
     """
     # Functions lack some of these arguments; the request has defaults for them.
     given = {name: value for name, value in arguments.items() if name in _NAMES}
-    check_array_layout(arguments["layout"])
-    check_length("num_frames", given.get("num_frames"), given.get("on_short"))
+    if arguments["layout"] is not None:
+        check_array_layout(arguments["layout"])
+    count_asked, on_short = given.get("num_frames"), given.get("on_short")
+    if count_asked is not None or on_short is not None:
+        check_length("num_frames", count_asked, on_short)
     ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
-    config, decoder = one_cuda_config(arguments["cuda"], arguments["cuda_config"]), "auto"
+    config, decoder = None, "auto"
+    if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
+        config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     if "decoder" in given:
         decoder = given["decoder"]
         check_choice("decoder", decoder, get_args(decoders))
@@ -378,14 +387,23 @@ def frame_request(
             "the CPU are chosen by decode_config(decoder=)"
         )
     is_plain = isinstance(arguments["filter_desc"], Default)
-    numbers = arguments["dtype"], arguments["mean"], arguments["std"]
-    # What a graph of the caller's gives shows with the first image.
-    values = parse_values(*numbers, pix_fmt=ops.pix_fmt if is_plain else None)
-    given["decode_config"] = as_decode_config(given.get("decode_config"))
+    desc: Any = ops if is_plain else chosen_filter(ops, arguments["filter_desc"], defaults)
+    values = cuts = None
+    dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
+    if not dtype is mean is std is None:
+        # What a graph of the caller's gives shows with the first image.
+        values = parse_values(dtype, mean, std, pix_fmt=ops.pix_fmt if is_plain else None)
+    crops, flips, rng = arguments["crops"], arguments["flips"], arguments["rng"]
+    if crops is not None or flips is not None:
+        cuts = CropPlan(count, crops, flips, rng)
+    elif rng is not None:
+        check_rng(rng)
+    if (decoding := given.pop("decode_config", None)) is not None:
+        given["decode_config"] = as_decode_config(decoding)
     return FrameRequest(
         ops=ops,
-        desc=chosen_filter(ops, arguments["filter_desc"], defaults),
-        cuts=CropPlan(count, arguments["crops"], arguments["flips"], arguments["rng"]),
+        desc=desc,
+        cuts=cuts,
         is_plain=is_plain,
         values=values,
         config=config,

@@ -81,17 +81,19 @@ class PictureOps:
         check_choice("scale_algo", self.scale_algo, get_args(ScaleAlgo))
         check_choice("scale_mode", self.scale_mode, (*get_args(ScaleMode), None))
         check_choice("quality", self.quality, get_args(Quality))
-        for name in ("width", "height", "crop_width", "crop_height", "num_frames"):
-            _make_positive(self, name)
+        _make_positive(self, "width", "height", "crop_width", "crop_height", "num_frames")
         if self.pix_fmt is not None:
             format_name("pix_fmt", self.pix_fmt)
-        _check_color("pad_color", self.pad_color)
+        if self.pad_color != "black":
+            _check_color("pad_color", self.pad_color)
         if self.pad_mode is not None:
             _check_color("pad_mode", self.pad_mode)
         if self.frame_rate is not None:
             object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
-        _check_matrix_and_range(self)
-        _check_own_filters(self)
+        if self.color_matrix is not None or self.color_range is not None:
+            _check_matrix_and_range(self)
+        if self.filter_desc is not None:
+            _check_own_filters(self, self.filter_desc)
 
     @property
     def is_scaled(self) -> bool:
@@ -193,11 +195,11 @@ class SoundOps:
     filter_desc: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sample_rate", "num_channels", "num_frames"):
-            _make_positive(self, name)
+        _make_positive(self, "sample_rate", "num_channels", "num_frames")
         if self.sample_fmt is not None:
             format_name("sample_fmt", self.sample_fmt)
-        _check_own_filters(self)
+        if self.filter_desc is not None:
+            _check_own_filters(self, self.filter_desc)
 
 
 def picture_ops(desc: object) -> PictureOps | None:
@@ -213,11 +215,12 @@ def sound_ops(desc: object) -> SoundOps | None:
     return ops if isinstance(ops, SoundOps) else None
 
 
-def _make_positive(ops: PictureOps | SoundOps, name: str) -> None:
-    value = getattr(ops, name)
-    if value is not None:
-        # NumPy's integers become Python's, so that equal operations have equal text.
-        object.__setattr__(ops, name, check_positive(name, value))
+def _make_positive(ops: PictureOps | SoundOps, *names: str) -> None:
+    for name in names:
+        value = getattr(ops, name)
+        if value is not None:
+            # NumPy's integers become Python's, so that equal operations have equal text.
+            object.__setattr__(ops, name, check_positive(name, value))
 
 
 def _check_matrix_and_range(ops: PictureOps) -> None:
@@ -233,11 +236,10 @@ def _check_matrix_and_range(ops: PictureOps) -> None:
             )
 
 
-def _check_own_filters(ops: PictureOps | SoundOps) -> None:
-    filters = ops.filter_desc
-    if filters is not None and not isinstance(filters, str):
+def _check_own_filters(ops: PictureOps | SoundOps, filters: str) -> None:
+    if not isinstance(filters, str):
         raise TypeError(f"filter_desc must be a str, such as 'hflip', not {filters!r}")
-    if filters is not None and not filters.strip():
+    if not filters.strip():
         object.__setattr__(ops, "filter_desc", None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -247,9 +248,8 @@ def matrix_and_range(frame: Any) -> tuple[str, str]:
     return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
 
 
-def _seen(frame: Any) -> tuple[Any, ...]:
-    """What frames must share; different values of the last two may mean the same colours."""
-    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+# What frames must share. Different values of the last two may mean the same colours.
+_seen = attrgetter("width", "height", "format.name", "colorspace", "color_range")
 
 
 class RowPlan:
@@ -286,6 +286,7 @@ class RowPlan:
             raise ConvertError(
                 f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source
             )
+        self._floats: Values | None = None
         if options is None:
             return
         layout, values = options.layout, options.values
@@ -327,10 +328,12 @@ class RowPlan:
 
     def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
         """Write the pixels of a frame of FFmpeg's into a row of its :meth:`places`."""
-        if (floats := self._floats) is None:
-            copy_frame(frame, places, row)
-            return
+        floats = self._floats
+        # NumPy releases the GIL for each plane.
         for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
+            if floats is None:
+                place[row] = plane
+                continue
             channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
             floats.write(place[row], plane, channels, self._bits)
 
@@ -359,9 +362,3 @@ def why_no_array(width: int, height: int, pix_fmt: str, layout: ArrayLayout | No
             "layout out, or take pix_fmt='rgb24'"
         )
     return None
-
-
-def copy_frame(frame: Any, targets: Sequence[Array], row: int) -> None:
-    """Copy the planes of a frame of FFmpeg's into a row; NumPy lets go of the GIL for each."""
-    for target, plane in zip(targets, plane_views(frame), strict=True):
-        target[row] = plane

@@ -258,7 +258,7 @@ class VideoFile:
             # -1 stands for a row of zeros.
             if number >= 0:
                 # All frames go through one filter, unless each clip is cut at a place of its own.
-                clip = 0 if cuts.is_empty else row // indices.shape[-1]
+                clip = 0 if cuts is None else row // indices.shape[-1]
                 targets[number][clip].append(row)
 
         def put(rows: list[int], frame: Any) -> None:
@@ -269,7 +269,7 @@ class VideoFile:
             for clip, rows in targets[number].items():
                 if clip not in routes:
                     upright = size[::-1] if swaps_sides(orientation) else size
-                    own = desc if cuts.is_empty else cuts.filter(clip, upright, desc, self.source)
+                    own = desc if cuts is None else cuts.filter(clip, upright, desc, self.source)
                     routes[clip] = Route(decoder.filter(own), put, self.source)
                 routes[clip].push(frame, orientation, rows)
 
@@ -373,5 +373,6 @@ def load_rows(
         with video._reading():
             video._decode_rows(indices, request, sink)
         buffer = sink.take(zeros=np.flatnonzero(indices < 0).tolist(), shape=indices.shape)
-    buffer.boxes, buffer.flips = request.cuts.drawn(range(count), range(count))
+    if request.cuts is not None:
+        buffer.boxes, buffer.flips = request.cuts.drawn(range(count), range(count))
     return finish(buffer), finish

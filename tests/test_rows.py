@@ -174,16 +174,16 @@ def test_damage_in_the_middle_frees_all() -> None:
 
 def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one frame more than the decoder holds lives at any time."""
-    from spdl_media import row_plan as _rows
+    from spdl_media.row_plan import RowPlan
 
     alive: list[int] = []
-    copy = _rows.copy_frame
+    copy = RowPlan.copy
 
-    def spy(frame: Any, targets: Any, row: int) -> None:
-        copy(frame, targets, row)
+    def spy(plan: Any, frame: Any, places: Any, row: int) -> None:
+        copy(plan, frame, places, row)
         alive.append(sum(isinstance(o, type(frame)) for o in gc.get_objects()))
 
-    monkeypatch.setattr(_rows, "copy_frame", spy)
+    monkeypatch.setattr(RowPlan, "copy", spy)
     sm.load_video(stored("yuv420p", 32, 24))
     assert len(alive) == COUNT
     assert 1 <= max(alive) <= alive[0] + 1

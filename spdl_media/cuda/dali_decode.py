@@ -100,7 +100,9 @@ class _File:
     placement: Placement
 
 
-def _read_all(inputs: list[Any], request: FrameRequest, stopped: Callable[[], bool]) -> list[_File]:
+def _read_all(
+    inputs: list[Any], request: FrameRequest, stopped: Callable[[], bool] | None
+) -> list[_File]:
     """Read all inputs.
 
     Raises:
@@ -158,7 +160,7 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         )
     if request.decode_config.orient and swaps_sides(facts.orientation):
         size = size[::-1]
-    if not request.cuts.is_empty:
+    if request.cuts is not None:
         ops = request.cuts.filter(position, size, ops, facts.source)
     box = ops.box or (0, 0, *size)
     placement = place(box[2:], ops.width, ops.height, ops.scale_mode)
@@ -190,7 +192,7 @@ def load_images(
     inputs: list[Any],
     request: FrameRequest,
     index: int | None,
-    stopped: Callable[[], bool],
+    stopped: Callable[[], bool] | None,
     hw_decoder_load: float | None,
 ) -> Buffer:
     """Load images through DALI's operators.
@@ -224,9 +226,11 @@ def load_images(
             ) from error
         array = made.tensors[0] if request.is_single else slot.as_array(made)
         positions = range(len(files))
-        boxes, flips = request.cuts.drawn(positions, positions)
         indices = None if request.is_single else tuple(positions)
-        return ready_buffer(array, slot.stream, indices=indices, boxes=boxes, flips=flips)
+        buffer = ready_buffer(array, slot.stream, indices=indices)
+        if request.cuts is not None:
+            buffer.boxes, buffer.flips = request.cuts.drawn(positions, positions)
+        return buffer
 
 
 def _made(

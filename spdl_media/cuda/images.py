@@ -17,7 +17,6 @@ from spdl_media.arguments import OnError, as_list, check_array_layout
 from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, one_cuda_config
-from spdl_media.crops import CropPlan
 from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
 from spdl_media.devices import check_stream, open_device
@@ -49,7 +48,7 @@ SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
 def device_steps(
     srcs: Sequence[Source], request: FrameRequest, config: CUDAConfig
-) -> Callable[[Callable[[], bool]], Buffer]:
+) -> Callable[[Callable[[], bool] | None], Buffer]:
     """Check the request, and give what loads images to a device.
 
     Raises:
@@ -59,7 +58,7 @@ def device_steps(
     if is_forced and refusal:
         raise ValueError(f"decoder='dali': {refusal}. decoder='auto' takes the CPU for it")
 
-    def steps(stopped: Callable[[], bool]) -> Buffer:
+    def steps(stopped: Callable[[], bool] | None) -> Buffer:
         unusable: Exception | None = None
         # DALI pays for batches alone: one picture takes 1.6 ms of CPU time with it.
         if refusal is None and (is_forced or (not request.is_single and _has_dali())):
@@ -110,7 +109,7 @@ def _load_by_dali(
     srcs: Sequence[Source],
     request: FrameRequest,
     config: CUDAConfig | None,
-    stopped: Callable[[], bool] = lambda: False,
+    stopped: Callable[[], bool] | None = None,
     hw_decoder_load: float | None = None,
 ) -> Buffer:
     """Load images through DALI's operators, or on the CPU with a warning if there is one not for DALI.
@@ -253,9 +252,7 @@ def _as_spdl(
     inputs = as_list(srcs, one="decode_image_nvjpeg")
     if not inputs:
         raise ConvertError("there are no inputs to load: the sequence is empty")
-    request = FrameRequest(
-        ops=ops, desc=ops, cuts=CropPlan(len(inputs)), purpose="load_image_batch(cuda=)", **options
-    )
+    request = FrameRequest(ops=ops, desc=ops, purpose="load_image_batch(cuda=)", **options)
     return _load_by_dali(inputs, request, config, hw_decoder_load=hw_decoder_load)
 
 

@@ -90,7 +90,8 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: FrameRequest) 
     device, decode, count = _video_device(config), request.decode_config, request.num_frames
     buffer, pts, time_base = decode_clip(packets, device, output, decode, count)
     # One box and one flip for all frames of a clip.
-    buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
+    if request.cuts is not None:
+        buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
     return buffer, lambda: seconds_of(pts, time_base, metadata_of(packets).zero)
 
 
@@ -135,7 +136,7 @@ def _refusal(request: FrameRequest) -> str | None:
         return "decode_config(decoder=) names a decoder of the CPU"
     asked = options.width, options.height, options.frame_rate
     order = options.pix_fmt, request.layout or "NHWC"
-    is_plain = request.cuts.is_empty and not (request.values and request.values.is_float)
+    is_plain = request.cuts is None and not (request.values and request.values.is_float)
     if request.decoder == "dali" and not (
         is_plain
         and asked == (None,) * 3
