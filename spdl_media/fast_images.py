@@ -269,7 +269,7 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
 
 
 def _is_whole(placement: Placement) -> bool:
-    """Whether an image is neither cut nor gets a border."""
+    """Whether an image is neither cropped nor gets a border."""
     where = placement.scaled, placement.left, placement.top
     return where == (placement.canvas, 0, 0)
 
@@ -301,7 +301,7 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
         if has_border:
             # Plane 3 is alpha: opaque. Chroma is neutral at 128.
             plane[:] = 255 if index == 3 else 128 if index and is_yuv(name) else 0
-            # A sample of chroma at the edge belongs to the image, even where only a part of it is covered.
+            # A chroma sample at the edge belongs to the image, even if the image covers only a part of it.
             target = plane[
                 first_y // below : -(-end_y // below), first_x // right : -(-end_x // right)
             ]

@@ -1,4 +1,4 @@
-"""One image from its packets, by a decoder of FFmpeg's or by Pillow."""
+"""Decode one image with FFmpeg or Pillow."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from spdl_media.still_faults import is_avif
 from spdl_media.window import PILLOW_TIME_BASE
 
 PILLOW: Final = "pillow"
-"""The name of a decoder of ``decode_config`` that is none of FFmpeg's."""
+"""The only decoder name of ``decode_config`` that is not FFmpeg's."""
 
 
 class DecodedImage(NamedTuple):
-    """A frame of FFmpeg's, and what it does not say of itself.
+    """A decoded frame with the metadata that FFmpeg's frame does not carry.
 
     Attributes:
-        frame: The image, which belongs to nobody else.
-        orientation: EXIF number of its orientation, 1 once it is upright.
-        is_corrupt: The data is damaged, or cut short.
+        frame: The image; the holder of this object owns it.
+        orientation: EXIF orientation, 1 once the image is upright.
+        is_corrupt: Whether the data is damaged or truncated.
     """
 
     frame: av.VideoFrame
@@ -67,7 +67,7 @@ class DecodedImage(NamedTuple):
     is_corrupt: bool = False
 
     def of(self, packets: ImagePackets) -> ImageFrames:
-        """The image as users get it, with the metadata of its packets."""
+        """Return the public object of the image, with the metadata of its packets."""
         metadata = FrameMetadata.of(
             metadata_of(packets), orientation=self.orientation, is_corrupt=self.is_corrupt
         )
@@ -81,16 +81,16 @@ def decode_image(
 
     Args:
         packets: The image.
-        filter_desc: The filters, or what they are to do; ``None``: it stays as it is decoded.
+        filter_desc: The filters as text or operations; ``None`` returns the image as decoded.
         config: How to decode.
 
     Raises:
-        DecodeError: The data is damaged, or nothing decodes it.
-        FilterError: The filters do not take it; a PictureSizeError: not in this size.
+        DecodeError: The data is damaged, or no decoder takes it.
+        FilterError: The filters do not take the image; PictureSizeError: they do not take its size.
         MissingDependencyError: Pillow or simplejpeg is needed, and not installed.
         ValueError: A decoder or option of ``config`` does not exist.
     """
-    # Without it, glibc returns the memory of each small image to the system, and takes it anew.
+    # Otherwise glibc would return the memory of each small image to the system and request it again.
     keep_freed_memory()
     try:
         if config.downscale is not None:
@@ -104,12 +104,12 @@ def decode_image(
 
 
 def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
-    """Decode an image as it is stored."""
+    """Decode an image at full size, in stored orientation."""
     metadata = metadata_of(packets)
-    # Most JPEGs need no decoder of their own: one that is open gives what a fresh one gives.
+    # Most JPEGs need no new decoder: an open one gives the same image.
     if (frame := _decode_plain_jpeg(packets, metadata, config)) is not None:
         return DecodedImage(frame, metadata.orientation)
-    # A decoder that the caller names comes before the one that suits the file.
+    # A decoder chosen by the caller takes precedence over the one that suits the file.
     if config.decoder == PILLOW or (metadata.pillow is not None and config.decoder is None):
         return _decode_by_pillow(packets)
     try:
@@ -124,7 +124,7 @@ def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
 
 
 def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
-    # There is one image, or an error: what is dropped or kept without a frame would lose its reason.
+    # Decode with "raise": with other policies, an image without a frame would lose its error.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     missing = cut_short_error(packets, strict)
     if config.on_corrupt != "keep":
@@ -135,10 +135,10 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
         image = _picture(packets, strict)
     except DecodeError as error:
         try:
-            # Without its check for damage, FFmpeg gives what it has.
+            # Without error detection, FFmpeg returns what it could decode.
             options = {"err_detect": "0", **config.decoder_options}
             image = _picture(packets, replace(config, decoder_options=options))
-        except DecodeError:  # there is nothing to keep
+        except DecodeError:  # nothing could be decoded
             raise error from error.__cause__
         return image._replace(is_corrupt=True)
     return image._replace(is_corrupt=missing is not None)
@@ -150,7 +150,7 @@ def _decode_by_pillow(packets: ImagePackets) -> DecodedImage:
 
 
 def pillow_purpose(packets: VideoPackets) -> str:
-    """Say what needs Pillow, for the message where it is missing."""
+    """Return what needs Pillow, for the message if it is not installed."""
     reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
     return f"{packets.source}: {reason}"
 
@@ -164,8 +164,8 @@ def filtered(
     """Turn a decoded image upright, and filter it.
 
     Raises:
-        FilterError: The filters do not take it.
-        DecodeError: They give nothing.
+        FilterError: The filters do not take the image.
+        DecodeError: The filters output no frame.
     """
     if filter_desc is None:
         return image
@@ -173,12 +173,12 @@ def filtered(
     ops = picture_ops(filter_desc)
     is_turned = config.orient and orientation != 1
     if not (ops is None or is_turned or has_limited_gray(frame)):
-        # The scaler alone, where it gives what a graph does.
+        # Without a graph, if the scaler alone gives the same image.
         small = without_graph(frame, ops)
         if small is not None:
             return DecodedImage(small, 1 if config.orient else orientation, is_corrupt)
     filter = PictureFilter(packets.codec, filter_desc, config)
-    # Some filters hold a lone frame back until the end.
+    # Some filters hold back a single frame until they are flushed.
     frames = [*filter.push(frame, orientation)] or [*filter.flush()]
     if not frames:
         raise _no_picture(packets)
@@ -201,16 +201,17 @@ def _no_picture(packets: ImagePackets) -> DecodeError:
 
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
-# An open decoder keeps the memory of its last image. For larger ones opening is nothing.
+# Decoders of larger images are not kept: they keep the memory of the last image, and the time to open one is
+# negligible.
 _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
 
 class _AtRest(threading.local):
-    """The open decoder that a thread has at rest, if any."""
+    """The idle open JPEG decoder of a thread, if any."""
 
-    # Opening one takes 60 microseconds, a tenth of the time in which it decodes 500x375 pixels: half goes
-    # into its tables, half into memory that the system has to clear for it anew.
+    # Opening a decoder takes 60 microseconds, a tenth of the time to decode 500x375 pixels: half of it builds
+    # tables, half is spent on memory that the system has to clear again.
     context: Any = None
 
 
@@ -220,11 +221,11 @@ _at_rest = _AtRest()
 def _decode_plain_jpeg(
     packets: ImagePackets, metadata: PacketMetadata, config: DecodeConfig
 ) -> av.VideoFrame | None:
-    """Decode a JPEG for which any open decoder is as good as a fresh one.
+    """Decode a JPEG with a decoder that is open already, if the result cannot depend on its earlier images.
 
     Returns:
-        The frame that a fresh decoder gives; ``None``: it is no such file, options were set, or decoding
-        failed. A fresh decoder then says what.
+        The frame; ``None``: the file depends on the decoder's state, options were set, or decoding failed.
+        A new decoder then decodes it or reports the error.
     """
     if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
         return None
@@ -232,22 +233,22 @@ def _decode_plain_jpeg(
         return None
     if (packet := padded_image(packets)) is None:
         return None
-    # Taken while in use, so that a signal handler that decodes, too, does not find it.
+    # Removed while in use, so that a signal handler that decodes cannot get the same decoder.
     context, _at_rest.context = _at_rest.context, None
     if context is None:
         context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
             frames: list[av.VideoFrame] = context.decode(packet)
-        # The decoder is not put back: after an error its state is not that of a fresh one.
+        # The decoder is not put back: after an error its state differs from that of a new one.
         except av.FFmpegError:
             return None
-    # Nor is one that has given anything unusual.
+    # Nor is a decoder put back after any other unusual result.
     if len(frames) != 1 or frames[0].is_corrupt:
         return None
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
-        context.sample_aspect_ratio = _NOT_STATED  # not every JPEG states its own
+        context.sample_aspect_ratio = _NOT_STATED  # else a JPEG that states none would inherit it
         _at_rest.context = context
     frame.time_base = _STILL_JPEG.time_base
     return frame
@@ -259,18 +260,17 @@ _NUM_BLOCKS = 8
 
 @cache
 def keep_freed_memory() -> None:
-    """Let glibc's allocator keep some megabytes that were freed, once in a process.
+    """Make glibc's allocator keep some megabytes of freed memory. Runs once in a process.
 
-    It gives the end of its heap back to the system when that is larger than a limit, at first 128 KiB, which
-    the frames of one small image exceed, and takes it anew for the next: 24 to 33 page faults an image,
-    and 6% of the time in which JPEGs of 500x375 are loaded into a pool. When a block is freed that was larger
-    than the limit, glibc raises it to twice its size. So blocks are freed here, whose pages nobody touches.
-    Other allocators take no notice.
+    glibc returns the top of its heap to the system when it exceeds a threshold, at first 128 KiB. The frames
+    of one small image exceed that, so each image costs 24 to 33 page faults: 6% of the time to load JPEGs of
+    500x375 into a pool. Freeing a larger block raises the threshold to twice the block's size, so blocks
+    are allocated and freed here, without touching their pages. Other allocators are not affected.
 
     See:
         mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
     """
-    # Only a block that has a mapping of its own raises the limit. The first ones may fill holes of the heap.
+    # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
     blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
     del blocks
 
@@ -278,19 +278,18 @@ def keep_freed_memory() -> None:
 def read_with_pillow(
     data: Bytes, source: str, *, purpose: str, is_video: bool = False
 ) -> Iterator[tuple[av.VideoFrame, int]]:
-    """Decode an image, or the frames of an animation one after the other, by Pillow.
+    """Decode an image, or the frames of an animation, with Pillow.
 
     Args:
         data: The whole file.
-        source: What it was read from, for messages.
-        purpose: What needs Pillow, the subject of the message where it is missing.
-        is_video: Give all frames of an animation.
+        source: Name of the source, for messages.
+        purpose: What needs Pillow, for the message if it is not installed.
+        is_video: Yield all frames of an animation.
 
     Yields:
-        The frames in order, each composed as its animation says, and the EXIF number of their orientation.
-        They are ``rgb24``, ``rgba``, ``gray``, ``gray16le`` or ``grayf32le`` of full range. Without
-        ``is_video``, the one that programs show which know no animations; of an icon the largest image, of a
-        HEIC the primary one.
+        The composed frames in order, each with its EXIF orientation. They are ``rgb24``, ``rgba``, ``gray``,
+        ``gray16le`` or ``grayf32le`` of full range. Without ``is_video``, one frame: the one shown by
+        programs without animation support, the largest image of an icon, or the primary one of a HEIC.
 
     Raises:
         MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
@@ -303,26 +302,26 @@ def read_with_pillow(
     try:
         with image_module.open(io.BytesIO(data)) as image:
             count = getattr(image, "n_frames", 1)
-            # The pages of a TIFF are images of their own.
+            # Not TIFF: its pages are separate images.
             is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
-            # An animated PNG may have an image for programs that show no animations: it is not a frame.
+            # The default image of an animated PNG, for programs without animation, is not one of its frames.
             first = int(bool(image.info.get("default_image")))
             time = 0
-            # The one at which the file was opened is the primary one.
+            # Without a seek, Pillow is at the primary image.
             for index in range(first, count) if is_video and is_animation else [None]:
                 if index is not None:
                     image.seek(index)
                 frame = _as_frame(image)
                 frame.pts, frame.time_base = time, PILLOW_TIME_BASE
-                # Animations stand as they are, whatever their metadata says, as FFmpeg has them.
+                # Like FFmpeg, ignore the orientation of animations.
                 turn = 1 if is_animation else image.getexif().get(0x0112, 1)
-                # Files also have numbers that Exif does not know.
+                # Files may contain numbers outside of Exif's range.
                 yield frame, turn if turn in range(1, 9) else 1
-                # Pillow has milliseconds, the unit of PILLOW_TIME_BASE.
+                # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
                 time += round(image.info.get("duration", 0))
     except MemoryError:
         raise
-    # Pillow's plugins raise whatever their parsing meets: OSError, SyntaxError, struct.error, KeyError ...
+    # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.
     except Exception as error:
         reason = purpose.removeprefix(f"{source}: ")
         what = reason if reason.startswith(("a ", "an ")) else "the image"
@@ -330,7 +329,7 @@ def read_with_pillow(
 
 
 def _as_frame(image: Any) -> av.VideoFrame:
-    """Pillow's pixels in the nearest of FFmpeg's formats."""
+    """Convert a Pillow image to a frame in the nearest of FFmpeg's formats."""
     mode = image.mode
     if mode.startswith("I;16"):
         return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
@@ -339,7 +338,7 @@ def _as_frame(image: Any) -> av.VideoFrame:
     if mode == "I":
         raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
     if mode == "LAB":
-        # Pillow's convert() has no way from Lab to RGB.
+        # Pillow's convert() cannot convert Lab to RGB.
         cms: Any = require("pillow-cms", "a Lab image")
         profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
         image = cms.profileToProfile(image, *profiles, outputMode="RGB")
@@ -358,18 +357,18 @@ def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
     return frame
 
 
-# JPEGs that are shrunk while they are decoded, by libjpeg.
+# decode_config(downscale="dct"): libjpeg decodes JPEGs at a reduced size.
 
-# Eighths of a side, the smallest first. The others take longer than the next larger one here.
+# Reduced size in eighths of a side, smallest first. Other factors take longer than the next larger one here.
 _EIGHTHS = (1, 2, 4)
-# What is left is so many times as large as the result at least: the higher frequencies of those are wanted.
+# The reduced image is at least so many times as large as the result, which keeps its high frequencies.
 _MARGIN = 1.2
-# Edges fall on whole pixels of the smaller image. They may move by so much of a pixel of the result.
+# Crop edges are rounded to pixels of the reduced image, and may move by this part of a pixel of the result.
 _MAX_SHIFT = 0.125
 
 
 class _Part(NamedTuple):
-    """A box of the shrunk image, as it is stored, and how much it was shrunk."""
+    """A box of the reduced image in stored orientation, and the factor of the reduction."""
 
     eighths: int
     columns: slice
@@ -379,11 +378,11 @@ class _Part(NamedTuple):
 def _decode_downscaled(
     packets: ImagePackets, filter: str | PictureOps | None, config: DecodeConfig
 ) -> av.VideoFrame | None:
-    """Decode a JPEG at less than its size, turn it upright, and filter it.
+    """Decode a JPEG at a reduced size, turn it upright, and filter it.
 
     Returns:
-        The frame; ``None``, if it has to be decoded whole: no YCbCr JPEG, cut short or damaged, too small,
-        a filter that does not scale first, or a crop whose edges would move.
+        The frame; ``None`` if the image must be decoded at full size: it is not a YCbCr JPEG, is truncated,
+        damaged or too small, the filter does not scale first, or the edges of the crop would move.
 
     Raises:
         MissingDependencyError: simplejpeg is not installed.
@@ -409,31 +408,31 @@ def _decode_downscaled(
         return None
     upright = _upright(pixels, part, orientation)
     frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
-    # PyAV leaves both unset for an array.
+    # PyAV does not set these for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     frame.time_base = packets.codec.time_base
-    # The result is mirrored, for it is the smaller one.
+    # Mirroring comes last, because the result is the smaller image.
     return chain.from_rgb().run(frame, placement, mirror=ops.mirror)
 
 
 def _plan(
     width: int, height: int, orientation: int, chain: FastChain, box: Box | None
 ) -> tuple[_Part, Placement] | None:
-    """The part of a stored image to decode, and how that is scaled and placed."""
+    """Return the part of the reduced image to use, and how that part is scaled and placed."""
     swaps = swaps_sides(orientation)
     upright = (height, width) if swaps else (width, height)
     box = box or (0, 0, *upright)
     placement = chain.plan(box[2:]) if fits(box, *upright) else None
     if placement is None:
         return None
-    # Everything from here on is in the image as it is stored.
+    # From here on, coordinates are those of the stored image.
     target = placement.scaled[::-1] if swaps else placement.scaled
     part = _smallest_part(stored_box(box, orientation, width, height), *target)
     return None if part is None else (part, placement)
 
 
 def _smallest_part(box: Box, width: int, height: int) -> _Part | None:
-    """The part of the smallest image that is as good for a result of this size as the whole one."""
+    """Return the box in the smallest reduced image that has enough pixels for a result of this size."""
     x, y, w, h = box
     for eighths in _EIGHTHS:
         columns, rows = _shrunk_span(x, w, eighths, width), _shrunk_span(y, h, eighths, height)
@@ -443,7 +442,7 @@ def _smallest_part(box: Box, width: int, height: int) -> _Part | None:
 
 
 def _shrunk_span(start: int, length: int, eighths: int, target: int) -> slice | None:
-    """Where pixels of one side stand in the shrunk image; ``None``: they are too few, or their edges move."""
+    """Map a span of one side to the reduced image; ``None``: too few pixels, or its edges would move."""
     exact = [edge * eighths / 8 for edge in (start, start + length)]
     first, last = map(round, exact)
     if last - first < _MARGIN * target:
@@ -453,7 +452,7 @@ def _shrunk_span(start: int, length: int, eighths: int, target: int) -> slice | 
 
 
 def _shrunk(side: int, part: _Part) -> int:
-    # libjpeg rounds the shrunk size up.
+    # libjpeg rounds the reduced size up.
     return -(-side * part.eighths // 8)
 
 
@@ -464,9 +463,9 @@ def _decode_small(
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
             coded_image(packets), colorspace="RGB", min_width=width, min_height=height
         )
-    except ValueError:  # anything the matter, even if it could be helped: FFmpeg is to say what
+    except ValueError:  # any damage: FFmpeg then decodes the image or reports the error
         return None
-    # libjpeg picks the factor by the least size, so another one shows in the shape.
+    # libjpeg chooses the factor by the minimal size; if it is another one, the shape differs.
     return pixels if pixels.shape == (height, width, 3) else None
 
 
@@ -476,5 +475,5 @@ def _upright(pixels: npt.NDArray[np.uint8], part: _Part, orientation: int) -> np
     view = view[:: -1 if upwards else 1, :: -1 if backwards else 1]
     if swaps_sides(orientation):
         view = view.swapaxes(0, 1)
-    # A copy where rows run upwards, or pixels of a row do not follow each other.
+    # from_numpy_buffer needs contiguous pixels, so a turned image is copied.
     return view if orientation == 1 else np.ascontiguousarray(view)

@@ -1,4 +1,4 @@
-"""Arrays as image files: PNG, JPEG, WebP, AVIF, and whatever else FFmpeg encodes."""
+"""Encode arrays as image files: PNG, JPEG, WebP, AVIF, and all other formats that FFmpeg encodes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ("encode_image", "save_image")
 _QUALITY = 90
 
 
-# FFmpeg's encoder of a format, its muxer where packets are no files by themselves, and the pixel format that
-# is taken unless asked otherwise; without one it is what keeps most of the image.
+# For each format: FFmpeg's encoder, the muxer if a packet alone is not a file, and the default pixel format;
+# None is the one that keeps most of the image.
 _FORMATS: dict[str, tuple[str, str | None, str | None]] = {
     "jpeg": ("mjpeg", None, "yuvj420p"),
     "webp": ("libwebp", None, "bgra"),
@@ -56,33 +56,33 @@ def encode_image(
 ) -> bytes:
     """Encode one image.
 
-    PNG, APNG, TIFF and PPM give back the same numbers when they are loaded. BMP, QOI, TGA (``"targa"``),
-    JPEG-LS and, with ``lossless=True``, WebP give back those of uint8, and keep 8 bits of uint16; a gray BMP
-    may be one level off. JPEG and AVIF have BT.601 of full range.
+    PNG, APNG, TIFF and PPM are lossless for uint8 and uint16. BMP, QOI, TGA (``"targa"``), JPEG-LS and, with
+    ``lossless=True``, WebP are lossless for uint8 and keep 8 bits of uint16; a gray BMP may be one level
+    off. JPEG and AVIF are written in full-range BT.601.
 
-    FFmpeg's JPEG encoder has no progressive scans and writes no EXIF and no ICC profile. Where you need them,
-    or gray JPEG, Pillow serves better.
+    FFmpeg's JPEG encoder supports no progressive scans, no EXIF and no ICC profile. Use Pillow if you need
+    them, or gray JPEG.
 
     Args:
         image: Array or CPU tensor, as for :func:`~spdl_media.frames_from_array`: ``(H, W, 3)`` or
-            ``(H, W, 4)`` RGB, ``(H, W)`` gray, uint8 or uint16. Or an ``ImageFrames``, of any pixel format.
+            ``(H, W, 4)`` RGB, ``(H, W)`` gray, uint8 or uint16. Or ``ImageFrames`` in any pixel format.
         format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"avif"``, ``"gif"``, ``"apng"``, or the name of FFmpeg's
-            encoder of another format, such as ``"tiff"``, ``"bmp"``, ``"qoi"`` or ``"jpeg2000"``.
-        quality: 1 to 100, the best, for JPEG, WebP and AVIF; the default is 90. For JPEG it is about that of
-            libjpeg, in 31 steps.
-        lossless: Lose nothing, for WebP. (Its colours under an alpha of 0 become 0.)
-        pix_fmt: Pixel format of the file, such as ``"yuvj444p"`` for JPEG with all of its chroma. The default
-            is ``yuvj420p`` for JPEG, ``yuv420p`` for AVIF, and what keeps most of the image for all others.
+            encoder for another format, such as ``"tiff"``, ``"bmp"``, ``"qoi"`` or ``"jpeg2000"``.
+        quality: 1 to 100 (best) for JPEG, WebP and AVIF; the default is 90. For JPEG it matches that of
+            libjpeg approximately, in 31 steps.
+        lossless: Lossless WebP. (Colours of pixels with alpha 0 become 0.)
+        pix_fmt: Pixel format of the file, such as ``"yuvj444p"`` for JPEG with full chroma. The default is
+            ``yuvj420p`` for JPEG, ``yuv420p`` for AVIF, and the one that keeps most of the image for others.
         layout: ``"NCHW"`` for an array ``(C, H, W)`` of RGB or gray.
         encoder_options: Options of the encoder, such as ``{"compression_level": 1}`` for PNG.
 
     Returns:
-        The file's content.
+        The content of the file.
 
     Raises:
-        ValueError: This FFmpeg has no such encoder, or it has no such option or pixel format; the shape is no
-            image's, or an option is not the format's.
-        TypeError: The dtype does not fit.
+        ValueError: FFmpeg has no such encoder, or the encoder no such option or pixel format; the array does
+            not have the shape of an image, or an option does not apply to the format.
+        TypeError: The dtype is not supported.
         EncodeError: The encoder fails, or the format has no alpha channel.
 
     Thread safety: safe.
@@ -113,12 +113,12 @@ def encode_image(
     )
     if container is not None:
         file = io.BytesIO()
-        # Without version numbers and dates, so that equal images give equal bytes.
+        # bitexact omits version numbers and dates, so that equal images give equal bytes.
         with Muxer(file, format=container, format_options={"fflags": "+bitexact"}) as muxer:
             muxer.write(muxer.add_encode_stream(config), frames)
         return file.getvalue()
     context: Any = CodecContext.create(encoder, "w")
-    # Threads take longer to start than one image to encode.
+    # Starting threads takes longer than encoding one image.
     context.thread_count = 1
     context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
     coder = VideoEncoder(context, config)
@@ -130,18 +130,19 @@ def encode_image(
 def save_image(dst: Target, image: Any, *, format: str | None = None, **options: Any) -> None:
     """Encode one image and write it to a file.
 
-    The file gets its name when it is complete: there is no half a file, whatever fails.
+    The file appears at its path only once it is complete.
 
     Args:
         dst: A path, or a binary file object with ``write``.
-        image: As for :func:`encode_image`, as are the options.
-        format: As there. The default follows from the suffix of the path.
-        **options: ``quality``, ``lossless``, ``pix_fmt``, ``layout``, ``encoder_options``.
+        image: Array, CPU tensor or ``ImageFrames``, as for :func:`encode_image`.
+        format: Image format, as for :func:`encode_image`. The default follows from the suffix of the path.
+        **options: ``quality``, ``lossless``, ``pix_fmt``, ``layout`` and ``encoder_options`` of
+            :func:`encode_image`.
 
     Raises:
-        ValueError: The suffix says no format, or as :func:`encode_image`.
-        TypeError: As there.
-        EncodeError: As there.
+        ValueError: The path has no suffix and ``format`` is not given, or :func:`encode_image` raises it.
+        TypeError: The dtype is not supported.
+        EncodeError: The encoder fails, or the format has no alpha channel.
         WriteError: The file cannot be written.
 
     Thread safety: safe.
@@ -170,8 +171,8 @@ def _quality_options(format: str, quality: int | None, *, lossless: bool) -> dic
     if value > 100:
         raise ValueError(f"quality must be 1 to 100, not {value}")
     if format == "jpeg":
-        # libjpeg multiplies its tables by this many percent. Photographs of 500x375 come out as large and as
-        # true with FFmpeg's quantiser at 0.04 to 0.1 of it.
+        # libjpeg scales its tables by this percentage. On photographs of 500x375, FFmpeg's quantiser gives
+        # the same size and quality at 0.04 to 0.1 of it.
         percent = 5000 / value if value < 50 else 200 - 2 * value
         scale = str(round(min(max(percent * 0.08, 1), 31)))
         return {"qmin": scale, "qmax": scale, "flags": "+bitexact"}

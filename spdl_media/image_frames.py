@@ -1,7 +1,8 @@
 """Decoded frames of images and video, still in FFmpeg's memory and layout.
 
-Frames keep the planes that the decoder wrote: a YUV 4:2:0 image costs half of its RGB form, and stays so
-until one copy makes the batch. They are values: slicing shares memory, nothing consumes them.
+Frames keep the planes that the decoder wrote: a YUV 4:2:0 image takes half the memory of RGB, until a
+single copy makes the batch. Frames are immutable values: slicing shares memory, and no function consumes
+them.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from spdl_media.timing import ticks_to_seconds
 
 __all__ = ("ImageFrames", "VideoFrames")
 
-# Of a batch or a video, so many are shown, none larger than this.
+# Notebooks show so many images of a batch or video, with sides of at most so many pixels.
 NUM_SHOWN, LONGEST_SIDE = 8, 160
-# Audio is an array, too: no image is narrower than it has channels.
+# Arrays with a shorter side are not shown: they can be audio with up to eight channels.
 _SHORTEST_SIDE = 9
 
 _Labelled: TypeAlias = tuple[npt.NDArray[np.uint8], str]
@@ -58,17 +59,17 @@ class DecodedFrames:
 
     @property
     def time_base(self) -> Fraction:
-        """Seconds in one unit of ``pts``.
+        """Seconds per tick of ``pts``.
 
         Raises:
             ValueError: There are no frames; the message names the window.
         """
-        # Frames that were made by hand may have no time base.
+        # Frames that the user created may have no time base.
         return as_fraction(self._first().time_base) or Fraction(1)
 
     @property
     def num_dropped(self) -> int:
-        """How many damaged packets and frames ``decode_config(on_corrupt="drop")`` left out."""
+        """Number of damaged packets and frames that ``decode_config(on_corrupt="drop")`` dropped."""
         return self._metadata.num_dropped
 
     def __reduce__(self) -> NoReturn:
@@ -79,7 +80,7 @@ class DecodedFrames:
 
 
 class _Pictures(DecodedFrames):
-    """Base of one image and of many frames: the size and format of the first stand for all."""
+    """Base of one image and of many frames. Size and format are those of the first frame."""
 
     __slots__ = ("_frames",)
     _frames: tuple[av.VideoFrame, ...]
@@ -133,7 +134,7 @@ class _Pictures(DecodedFrames):
 
     @property
     def colorspace(self) -> str | None:
-        """FFmpeg's name of the matrix between RGB and YUV, such as ``"bt709"``; ``None``: not stated.
+        """FFmpeg's name of the matrix between RGB and YUV, such as ``"bt709"``; ``None`` if not stated.
 
         Raises:
             ValueError: There are no frames; the message names the window.
@@ -142,7 +143,7 @@ class _Pictures(DecodedFrames):
 
     @property
     def color_range(self) -> str | None:
-        """``"tv"`` (limited), ``"pc"`` (full), or ``None``: not stated.
+        """``"tv"`` (limited), ``"pc"`` (full), or ``None`` if not stated.
 
         Raises:
             ValueError: There are no frames; the message names the window.
@@ -151,7 +152,7 @@ class _Pictures(DecodedFrames):
 
     @property
     def color_primaries(self) -> str | None:
-        """FFmpeg's name of the primaries, or ``None``: not stated.
+        """FFmpeg's name of the primaries, or ``None`` if not stated.
 
         Raises:
             ValueError: There are no frames; the message names the window.
@@ -160,9 +161,9 @@ class _Pictures(DecodedFrames):
 
     @property
     def color_trc(self) -> str | None:
-        """FFmpeg's name of the transfer function (``"smpte2084"`` is PQ), or ``None``: not stated.
+        """FFmpeg's name of the transfer function (``"smpte2084"`` is PQ), or ``None`` if not stated.
 
-        PQ and HLG are not tone-mapped; this says when they are there.
+        PQ and HLG are not tone-mapped; use this to detect them.
 
         Raises:
             ValueError: There are no frames; the message names the window.
@@ -176,12 +177,12 @@ class _Pictures(DecodedFrames):
 
     @property
     def rotation(self) -> int:
-        """Degrees clockwise, 0, 90, 180 or 270, by which the frames have yet to be turned; 0 once upright."""
+        """Degrees clockwise, 0, 90, 180 or 270, by which frames must be turned to be upright."""
         return rotation(self._metadata.orientation)
 
     @property
     def mirrored(self) -> bool:
-        """Whether the frames have yet to be mirrored, besides being turned."""
+        """Whether the frames must be mirrored left to right before they are turned."""
         return is_mirrored(self._metadata.orientation)
 
     @property
@@ -193,7 +194,7 @@ class _Pictures(DecodedFrames):
         """
         try:
             return self._first().metadata
-        except UnicodeDecodeError:  # PyAV reads it as strict UTF-8; cameras write what they like
+        except UnicodeDecodeError:  # PyAV reads it as strict UTF-8, which not all cameras write
             return {}
 
     def _color(self, name: str) -> str | None:
@@ -211,12 +212,12 @@ class _Pictures(DecodedFrames):
 
 
 class VideoFrames(_Pictures):
-    """Frames of a video, in display order. Made by :func:`~spdl_media.decode_packets`.
+    """Frames of a video in display order, as returned by :func:`~spdl_media.decode_packets`.
 
     ``frames[3]`` is an :class:`ImageFrames`; ``frames[1:9:2]`` and ``frames[[0, 5]]`` are
-    ``VideoFrames`` over the same memory. ``for frame in frames`` gives one :class:`ImageFrames`
-    after the other. Size, pixel format and colour are those of the first frame; without any frame
-    they raise a ValueError that names the window.
+    ``VideoFrames`` over the same memory. Iteration yields an :class:`ImageFrames` for each frame.
+    Size, pixel format and colour are those of the first frame; if there are no frames, they raise a
+    ValueError that names the window.
 
     Thread safety: immutable, free to share.
     """
@@ -225,28 +226,28 @@ class VideoFrames(_Pictures):
 
     @property
     def num_frames(self) -> int:
-        """The same as ``len(frames)``."""
+        """Number of frames, the same as ``len(frames)``."""
         return len(self._frames)
 
     @property
     def num_skipped(self) -> int:
-        """Frames left out because the stream starts in mid-group and what they refer to is missing."""
+        """Number of frames that were skipped because they refer to frames before the start of the stream."""
         return self._metadata.num_skipped
 
     @property
     def pts(self) -> tuple[int | None, ...]:
-        """Presentation timestamps as FFmpeg has them, in units of :attr:`time_base`."""
+        """FFmpeg's presentation timestamps, in units of :attr:`time_base`."""
         return tuple(frame.pts for frame in self._frames)
 
     @property
     def timestamps(self) -> tuple[float, ...]:
-        """Seconds on the container's clock, whose 0 is the container's start; ``nan``: the file has none."""
+        """Seconds since the container's start; ``nan`` if the file states no timestamp."""
         return tuple(self._seconds(frame) for frame in self._frames)
 
     @property
     def is_corrupt(self) -> tuple[bool, ...]:
-        """Which frames the decoder reported as damaged; only with ``on_corrupt="keep"`` can one be."""
-        # PyAV cannot mark a copied frame as damaged, so its timestamp is remembered instead.
+        """Whether the decoder reported each frame as damaged; ``on_corrupt="keep"`` keeps such frames."""
+        # PyAV cannot mark a copied frame as damaged, so the timestamps of those are recorded.
         marked = self._metadata.corrupt_pts
         return tuple(bool(frame.is_corrupt) or frame.pts in marked for frame in self._frames)
 
@@ -262,7 +263,7 @@ class VideoFrames(_Pictures):
         return len(self._frames)
 
     def __iter__(self) -> Iterator[ImageFrames]:
-        # Nothing is copied: each holds FFmpeg's own frame.
+        # No copy: each ImageFrames refers to FFmpeg's frame.
         return (ImageFrames((frame,), self._metadata) for frame in self._frames)
 
     @overload
@@ -287,7 +288,7 @@ class VideoFrames(_Pictures):
 
 
 class ImageFrames(_Pictures):
-    """One image. Made by :func:`~spdl_media.decode_packets`, or by indexing :class:`VideoFrames`.
+    """One image, from :func:`~spdl_media.decode_packets` or from indexing :class:`VideoFrames`.
 
     Thread safety: immutable, free to share.
     """
@@ -303,34 +304,34 @@ class ImageFrames(_Pictures):
 
     @property
     def pts(self) -> int | None:
-        """Presentation timestamp as FFmpeg has it, ``None`` for a still."""
+        """FFmpeg's presentation timestamp, ``None`` for a still."""
         return self._frames[0].pts
 
     @property
     def timestamp(self) -> float:
-        """Seconds on the container's clock; ``nan``: the file has none."""
+        """Seconds since the container's start; ``nan`` if the file states no timestamp."""
         return self._seconds(self._frames[0])
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether the decoder reported damage, or the file is cut short."""
+        """Whether the decoder reported damage, or the file is truncated."""
         frame = self._frames[0]
         marked = self._metadata.is_corrupt or frame.pts in self._metadata.corrupt_pts
         return marked or bool(frame.is_corrupt)
 
     @property
     def planes(self) -> tuple[Array, ...]:
-        """Read-only views of FFmpeg's memory, one array a plane, in the order of the pixel format.
+        """Read-only views of FFmpeg's memory, one array per plane, in the order of the pixel format.
 
-        A plane of one component has shape ``(height, width)``, of several ``(height, width,
-        components)``; chroma planes have their own, smaller size. uint8, uint16 or uint32, float16
-        or float32, as deep as the format and in its byte order (``gray10be`` is ``>u2``), in the range
-        that the format and :attr:`color_range` say. Planes whose components differ in width or are not
-        whole bytes (``yuyv422``, ``rgb565le``, ``monob``) come as rows of bytes, ``(height, bytes)``.
-        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Rows may be padded
-        or run upwards, so views can be strided.
+        A plane has shape ``(height, width)``, or ``(height, width, components)`` if it has several
+        components; chroma planes have their own, smaller size. The dtype is uint8, uint16, uint32,
+        float16 or float32, by the depth and byte order of the format (``gray10be`` is ``>u2``). The
+        range follows from the format and :attr:`color_range`. Planes whose components differ in width or
+        are not whole bytes (``yuyv422``, ``rgb565le``, ``monob``) are rows of bytes, ``(height, bytes)``.
+        The second plane of ``pal8`` is its palette, ``(1, 256)`` of uint32 ARGB. Views can be strided,
+        because rows may be padded or stored bottom-up.
 
-        The views keep the memory alive, also when the frames are gone.
+        The views keep the memory alive after the frames are deleted.
         """
         return picture_planes(self._frames[0])
 
@@ -342,7 +343,7 @@ class ImageFrames(_Pictures):
 
 
 def av_frames(frames: VideoFrames | ImageFrames) -> tuple[av.VideoFrame, ...]:
-    """FFmpeg's frames behind ours. They may be shared between threads: read them only."""
+    """Return PyAV's frames. Threads may share them, so they must not be changed."""
     return frames._frames
 
 
@@ -351,16 +352,16 @@ def frame_metadata(frames: DecodedFrames) -> FrameMetadata:
 
 
 def is_many(key: object) -> bool:
-    """Whether frames are asked for, and not one: arrays of one element have ``__index__`` as well."""
+    """Whether an index selects several frames. Arrays count as several, even of one element."""
     return isinstance(key, slice | Iterable) and getattr(key, "ndim", 1) != 0
 
 
 def frame_numbers(indices: object, count: int, source: str) -> list[int]:
-    """Numbers of frames, of which negative ones count back from the end.
+    """Return the numbers of frames for a slice or indices; negative indices count from the end.
 
     Raises:
         IndexError: There is no such frame.
-        TypeError: One is no number, or they are no sequence.
+        TypeError: An index is not an int, or ``indices`` is not a sequence.
     """
     if isinstance(indices, slice):
         return list(range(*indices.indices(count)))
@@ -378,7 +379,7 @@ def frame_numbers(indices: object, count: int, source: str) -> list[int]:
 
 
 def gallery(caption: str, images: Iterable[_Labelled]) -> str:
-    """Return images as notebooks show them, each with its label, below what ``repr`` says."""
+    """Return the HTML with which notebooks show a caption and labelled images."""
     shown = "".join(
         '<figure style="display:inline-block;margin:4px;text-align:center">'
         f'<img alt="{escape(label)}" src="data:image/png;base64,'
@@ -389,8 +390,8 @@ def gallery(caption: str, images: Iterable[_Labelled]) -> str:
 
 
 def _of_frames(frames: Sequence[av.VideoFrame], labels: Sequence[str]) -> Iterable[_Labelled]:
-    """Small RGB images of frames, (H, W, 3), from first to last; none of those that FFmpeg cannot convert."""
-    # A frame keeps a reformatter of its own, which no two threads may use at once.
+    """Yield thumbnails (H, W, 3) of frames from first to last, except frames that FFmpeg cannot convert."""
+    # Not frame.reformat(): its reformatter belongs to the frame, which other threads may use.
     reformatter = VideoReformatter()
     for index in np.unique(np.linspace(0, len(frames) - 1, NUM_SHOWN).astype(int)):
         frame = frames[index]
@@ -402,11 +403,11 @@ def _of_frames(frames: Sequence[av.VideoFrame], labels: Sequence[str]) -> Iterab
 
 
 def of_array(array: npt.NDArray[Any]) -> Iterable[_Labelled]:
-    """Small images of the first images of an array, channels last or first; of other arrays none."""
+    """Yield thumbnails of the first images of an array, channels last or first; none of other arrays."""
     if array.ndim < 3 or array.dtype.kind not in "uif":
         return
     if array.shape[-1] not in (1, 3, 4):
-        # Not moved when the channels are neither first nor last: then it holds no images.
+        # Try channels first. Arrays without a channel axis are filtered out below.
         array = np.moveaxis(array, -3, -1)
     height, width, channels = array.shape[-3:]
     if channels not in (1, 3, 4) or min(height, width) < _SHORTEST_SIDE:
@@ -417,7 +418,7 @@ def of_array(array: npt.NDArray[Any]) -> Iterable[_Labelled]:
 
 
 def _levels(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """An image as bytes; floats from their least to their greatest value, for they may be normalised."""
+    """Convert an image to uint8. Floats are stretched from minimum to maximum, as they may be normalised."""
     if image.dtype == np.uint8:
         return image
     values = image.astype(np.float64)
@@ -430,7 +431,7 @@ def _levels(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _png(image: npt.NDArray[np.uint8]) -> bytes:
-    """Encode (H, W, C) of 1, 3 or 4 channels."""
+    """Encode an array (H, W, C) with 1, 3 or 4 channels as PNG."""
     pix_fmt = {1: "gray", 3: "rgb24", 4: "rgba"}[image.shape[-1]]
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), pix_fmt, channel_last=True)
     encoder = av.VideoCodecContext.create("png", "w")

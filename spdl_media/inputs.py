@@ -1,8 +1,8 @@
-"""Where media come from: one kind of input out of paths, URLs, memory and file objects.
+"""Open media from paths, URLs, memory and file objects as one kind of input.
 
-Local paths are opened by FFmpeg itself, without the GIL. Everything else is read by it through
-:mod:`spdl_media._remote`, and may not open anything further: a playlist among the bytes of a data
-set reaches neither the disk nor the network.
+FFmpeg opens local paths itself, without the GIL. It reads everything else through
+:mod:`spdl_media._remote`, and may then open nothing further: a playlist among the bytes of a data set
+cannot reach the disk or the network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ("Input", "Source", "open_input")
 
 
 class _SupportsArray(Protocol):
-    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
+    """A NumPy array, a CPU tensor of PyTorch, or another object that NumPy can view."""
 
     def __array__(self) -> np.ndarray[Any, Any]: ...
 
@@ -49,21 +49,20 @@ def open_input(
     """Open a source of any kind.
 
     Args:
-        src: A path (``PathLike``, or a ``str`` without ``://``), a URL for fsspec, or content:
-            bytes, any C-contiguous buffer, a 1-D uint8 array or CPU tensor (none of them is
-            copied), or a binary file object. A file object that can seek is used from byte 0, and
-            put back to where it was on close; another one is read from where it is. What is open
-            already is given back as it is.
-        config: Says how fsspec opens a URL.
-        name: What messages call the source, instead of its path, URL or size.
+        src: A path (``PathLike``, or a ``str`` without ``://``), a URL for fsspec, or content: bytes,
+            any C-contiguous buffer, a 1-D uint8 array or CPU tensor (none of them is copied), or a
+            binary file object. A seekable file object is read from byte 0, and closing the input
+            restores its position; other file objects are read from their current position. An
+            ``Input`` is returned unchanged.
+        config: Its ``storage_options`` are passed to fsspec.
+        name: Name of the source in messages, instead of its path, URL or size.
 
     Returns:
-        The input. Close it, or use it in ``with``; this does not close a file object of the
-        caller's.
+        The input. Close it, or use it in ``with``; this does not close the caller's file object.
 
     Raises:
-        TypeError: Not a source: a text file, an array that is not uint8, memory of a GPU.
-        ValueError: An array or buffer that is not 1-D or not contiguous, a closed file object.
+        TypeError: ``src`` is not a source, such as a text file, an array that is not uint8, or GPU memory.
+        ValueError: An array or buffer is not 1-D or not contiguous, or a file object is closed.
         SourceError: The URL cannot be opened, or the file object fails.
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
 
@@ -81,58 +80,59 @@ def open_input(
 
 
 def local_path(src: Any) -> str | None:
-    """The path, if a source is one and not a URL; without ``file://``."""
+    """Return a source's path without ``file://``; ``None`` if it is a URL or not a path."""
     if isinstance(src, str) and "://" in src and not src.startswith("file://"):
         return None
     is_path = isinstance(src, str | os.PathLike)
     return os.fsdecode(os.fspath(src)).removeprefix("file://") if is_path else None
 
 
-# Windows would change line ends.
+# O_BINARY, because Windows would otherwise translate line ends.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
 def _open_path(path: str, name: str) -> Input:
     try:
-        # The system's own calls: io.FileIO makes nine of them for a small file, where four will do.
+        # os.open, because io.FileIO makes nine system calls for a small file where four suffice.
         file = os.open(path, _READ_ONLY)
     except OSError:
-        # It may be a pattern; this asks again when FFmpeg has failed.
+        # The path may be a pattern for FFmpeg. If FFmpeg fails, the file is opened again for its error.
         return Input(name, path=path)
     except ValueError as error:
         raise path_error(name, error) from error
     status = os.fstat(file)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
         return Input(name, path=path, file=(file, status.st_size))
-    # What was read from a pipe cannot be read again, and head() must be.
+    # A pipe cannot be read twice, but head() must not consume; FileReader buffers it.
     pipe = io.FileIO(file)
     return Input(name, reader=FileReader(pipe, name, seekable=False, owned=True))
 
 
-# A file of so many bytes is read by one call, head and all. A larger one takes milliseconds to decode.
+# Files up to this size are read whole when their head is read. For larger files, which take milliseconds to
+# decode, it does not matter.
 _SMALL = 256 * 1024
-# The boxes before the index or the samples.
+# Bytes that hold the boxes before the index or the samples.
 _MP4_HEAD_SIZE = 4096
 
-# Metadata that is not UTF-8 must not make a file unreadable. PyAV 18 raises unless told otherwise,
-# 19 replaces such bytes and has no option for it.
+# Metadata that is not UTF-8 must not make a file unreadable. PyAV 18 raises by default, PyAV 19 replaces
+# such bytes and has no option for it.
 _METADATA: dict[str, Any] = (
     {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 )
 
 
 class Input:
-    """An opened source. Made by :func:`open_input`.
+    """An open source, as returned by :func:`open_input`.
 
     Attributes:
-        name: What messages call it: the path, the URL, "bytes of length n", or the file object.
-        seekable: Whether FFmpeg can seek in it.
-        checksum_failed: Whether FFmpeg has left out damaged pages when it opened the source.
+        name: Name in messages: the path, the URL, "bytes of length n", or the file object.
+        seekable: Whether FFmpeg can seek in the source.
+        checksum_failed: Whether FFmpeg skipped damaged pages when it opened the source.
 
     Thread safety: one thread at a time.
     """
 
-    # The descriptor and size of a local file: none yet where there is no such file.
+    # Descriptor and size of a local file; None if it is not a local file or could not be opened.
     _file: tuple[int, int] | None = None
 
     def __init__(
@@ -155,12 +155,12 @@ class Input:
         self._container: av.container.InputContainer | None = None
 
     def head(self, size: int) -> bytes | memoryview:
-        """The first ``size`` bytes, or all if there are less. They are not consumed.
+        """Return the first ``size`` bytes, or all if there are fewer, without consuming them.
 
         Raises:
             SourceError: They cannot be read.
-            ValueError: More of them than before, from a source that cannot seek and has been
-                opened.
+            ValueError: The source cannot seek, FFmpeg has opened it, and more bytes are requested than
+                before.
         """
         if self._content is None and self._path is None:
             return self._stream().head(size)
@@ -169,14 +169,14 @@ class Input:
         return self.read_at(0, size)
 
     def read_all(self) -> bytes | memoryview:
-        """The whole content.
+        """Return the whole content.
 
         Returns:
-            Of bytes, the same object; of other memory, a flat uint8 memoryview of it (no copy, and
-            the memory cannot be resized while this view lives); of all else, new bytes.
+            For bytes, the same object. For other memory, a flat uint8 memoryview without a copy; the
+            memory cannot be resized while the view exists. For all other sources, new bytes.
 
         Raises:
-            SourceError: It cannot be read.
+            SourceError: The source cannot be read.
         """
         content = self._content
         if content is not None:
@@ -184,17 +184,17 @@ class Input:
         return self._stream().read_all() if self._path is None else self.read_at(0, self.size())
 
     def open(self, config: DemuxConfig) -> av.container.InputContainer:
-        """Let FFmpeg find out what the source holds. A container opened before from it is closed.
+        """Open the source with FFmpeg. A container that was opened before is closed.
 
         Returns:
             PyAV's container. It is closed with this input.
 
         Raises:
-            ValueError: FFmpeg has no such format, the format no such option, or the option not this
-                value; or a source that cannot seek is opened a second time.
+            ValueError: FFmpeg has no such format, the format no such option, or the option does not take
+                the value; or a source that cannot seek is opened a second time.
             SourceError: The source cannot be read.
-            DemuxError: It is empty, not media, or an MP4 that needs seeking in a source that
-                cannot.
+            DemuxError: The source is empty, not media, or an MP4 with its index at the end that cannot
+                seek.
         """
         if config.format is not None:
             _ffmpeg.check_format(config.format)
@@ -202,8 +202,7 @@ class Input:
         self._close_container()
         target = self._target(config)
         self._container = container = self._open_container(target, config)
-        # FFmpeg has only now found out which format it is, and ignores options that the format does
-        # not have.
+        # Checked after opening, when the format is known: FFmpeg ignores options that it does not have.
         if config.format is None and config.format_options:
             try:
                 _ffmpeg.check_format_options(container.format.name, config.format_options)
@@ -213,18 +212,18 @@ class Input:
         return container
 
     def missing_end(self) -> str | None:
-        """Say what is missing from the end, where the format states its size and the source can seek.
+        """Describe what is missing at the end; ``None`` if nothing is, or the format does not tell.
 
         Raises:
-            SourceError: It cannot be read.
+            SourceError: The source cannot be read.
         """
         return missing_end(self.read_at, self.size()) if self.seekable else None
 
     def check(self) -> None:
         """Raise the error that stopped a read inside FFmpeg, if there was one.
 
-        PyAV raises such an error by itself where it can. Call this where FFmpeg says that the
-        source has ended, so that no partial result is taken for a whole one.
+        PyAV raises such an error itself where it can. Call this when FFmpeg reports the end of the
+        source, so that a partial result is not taken for a complete one.
 
         Raises:
             SourceError: A read or seek of the source failed.
@@ -233,10 +232,10 @@ class Input:
             self._reader.check()
 
     def close(self) -> None:
-        """Close what was opened here, and put the caller's file object back to where it was."""
+        """Close what this input opened, and restore the position of the caller's file object."""
         self._close_container()
         if isinstance(self._content, memoryview):
-            # Someone may hold the memory through this view (a packet); then it is theirs to let go.
+            # A packet may still use the memory through this view, which is then released with the packet.
             with suppress(BufferError):
                 self._content.release()
         if self._reader is not None:
@@ -250,7 +249,7 @@ class Input:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # A descriptor is a plain number: nothing else would close it.
+    # A file descriptor is a plain int, which would leak if the input is not closed.
     def __del__(self) -> None:
         self._close_file()
 
@@ -267,7 +266,7 @@ class Input:
             self._container.close()
             self._container = None
         if self._memory_reader is not None:
-            # PyAV's container keeps what it read from, even when it is closed.
+            # PyAV's container keeps a reference to its file object, even when it is closed.
             self._memory_reader.close()
             self._memory_reader = None
 
@@ -277,7 +276,7 @@ class Input:
             self._file = None
 
     def _local_file(self, path: str) -> tuple[int, int]:
-        """The file, opened once. If that has failed, it fails again here, where the error is of use."""
+        """Return descriptor and size of the local file. If it could not be opened before, try again."""
         if self._file is None:
             descriptor = os.open(path, _READ_ONLY)
             self._file = descriptor, os.fstat(descriptor).st_size
@@ -285,14 +284,14 @@ class Input:
 
     @property
     def has_size(self) -> bool:
-        """Whether any place of it can be read: it is memory, a regular file, or a reader that can seek."""
+        """Whether size() and read_at() work: for memory, regular files, and readers that can seek."""
         return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time
 
     def size(self) -> int:
-        """Bytes of the content, of a source that can seek.
+        """Return the size of the content in bytes. The source must be seekable.
 
         Raises:
-            SourceError: It cannot be read.
+            SourceError: The source cannot be read.
         """
         if self._content is not None:
             return len(self._content)
@@ -304,10 +303,10 @@ class Input:
             raise path_error(self.name, error) from error
 
     def read_at(self, start: int, size: int) -> bytes | memoryview:
-        """Up to ``size`` bytes from ``start``; less at the end.
+        """Return up to ``size`` bytes from offset ``start``; fewer at the end.
 
         Raises:
-            SourceError: They cannot be read.
+            SourceError: The source cannot be read.
             ValueError: The input is closed.
         """
         if self._content is not None:
@@ -319,7 +318,7 @@ class Input:
             os.lseek(file, start, os.SEEK_SET)
             missing = max(0, min(size, file_size - start))
             data = os.read(file, missing)
-            # One call gives at most 2 GiB, and less if a signal comes in.
+            # One call reads at most 2 GiB, and less if a signal interrupts it.
             while len(data) < missing and (more := os.read(file, missing - len(data))):
                 data += more
         except OSError as error:
@@ -329,11 +328,10 @@ class Input:
     def _target(self, config: DemuxConfig) -> Any:
         """Return what PyAV opens: a path, or an object to read from."""
         if self._path is not None:
-            # FFmpeg opens an empty file as raw data without a word.
+            # Checked here, because FFmpeg would open an empty file as raw data.
             if self._file is not None and self._file[1] == 0:
                 raise self._empty()
-            # The file protocol has no escapes, so this holds for every path, and "a:b.mp4" is a
-            # file.
+            # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
             return f"file:{self._path}"
         content = self._content
         if content is not None:
@@ -344,7 +342,7 @@ class Input:
             self._memory_reader = reading
             return reading
         reader = self._stream()
-        # The head may have been read, to tell stills from other media.
+        # The head may have been read before, to tell stills from other media.
         reader.rewind()
         if not reader.head(1):
             raise self._empty()
@@ -366,10 +364,10 @@ class Input:
         return DemuxError("the source is empty (0 bytes)", source=self.name)
 
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
-        # What FFmpeg may open on its own, for playlists and scripts. There is no protocol "none".
+        # Protocols that FFmpeg may open itself, for playlists and scripts. "none" matches no protocol.
         options = {"protocol_whitelist": "none"}
         if self._path is not None:
-            # A name such as "img%03d.jpg" would otherwise mean img001.jpg and its neighbours.
+            # pattern_type, because "img%03d.jpg" would otherwise mean img001.jpg and the following files.
             options = {"protocol_whitelist": "file", "pattern_type": "none"}
         try:
             with _ffmpeg.ffmpeg_log() as lines, _ffmpeg.TranslatedErrors(self._not_media):
@@ -383,11 +381,11 @@ class Input:
                     **_METADATA,
                 )
         except DemuxError as error:
-            # FFmpeg takes the failure of a source for bad data.
+            # FFmpeg reports a failed read of the source as invalid data.
             self._raise_better(error, config)
             raise
         self.checksum_failed = _ffmpeg.says_checksum_failed(lines[mark:])
-        # Reading may have been broken off without an error that FFmpeg passes on.
+        # A read may have failed without an error from FFmpeg.
         if self._reader is not None and self._reader.failure is not None:
             container.close()
             self._reader.check()
@@ -397,7 +395,7 @@ class Input:
         head: bytes | memoryview = b""
         with suppress(SourceError):
             head = self.head(12) if self.seekable else b""
-        # FFmpeg takes whatever is called .mp4 for one.
+        # Only with the signature of MP4: FFmpeg assumes MP4 for every file named .mp4.
         if "moov atom not found" in text and head[4:8] == b"ftyp":
             text = (
                 f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
@@ -416,7 +414,7 @@ class Input:
         return DemuxError(text, source=self.name)
 
     def _raise_better(self, error: DemuxError, config: DemuxConfig) -> None:
-        """Raise an error that says more, if the failure has another reason than the content."""
+        """Raise a more precise error if the content is not the cause of the failure."""
         cause = error.__cause__
         self.check()
         bad = re.search(r"Error setting option (\S+) to value", str(error))
@@ -427,7 +425,7 @@ class Input:
                 "See https://ffmpeg.org/ffmpeg-formats.html"
             ) from cause
         if self._path is not None and "pattern_type" not in config.format_options:
-            # Ask the operating system, whose words are clearer than FFmpeg's.
+            # Read the file directly: the operating system's error is clearer than FFmpeg's.
             try:
                 self.read_at(0, 1)
             except SourceError as os_error:
