@@ -72,7 +72,9 @@ def open_input(
         return src
     if (path := local_path(src)) is not None:
         return _open_path(path, name or path)
-    stream = open_stream(src, name, storage_options=config.storage_options)
+    stream: Any = src
+    if not isinstance(src, bytes):
+        stream = open_stream(src, name, storage_options=config.storage_options)
     if isinstance(stream, FileReader):
         return Input(stream.label, reader=stream)
     url = src if isinstance(src, str) else None
@@ -162,11 +164,13 @@ class Input:
             ValueError: The source cannot seek, FFmpeg has opened it, and more bytes are requested than
                 before.
         """
-        if self._content is None and self._path is None:
-            return self._stream().head(size)
-        if self._content is None and self.size() <= _SMALL:
+        if self._content is None:
+            if self._path is None:
+                return self._stream().head(size)
+            if self._file is None or self._file[1] > _SMALL:
+                return self.read_at(0, size)
             self._content = self.read_at(0, _SMALL)
-        return self.read_at(0, size)
+        return memoryview(self._content)[:size]
 
     def read_all(self) -> bytes | memoryview:
         """Return the whole content.
@@ -233,15 +237,17 @@ class Input:
 
     def close(self) -> None:
         """Close what this input opened, and restore the position of the caller's file object."""
-        self._close_container()
+        if self._container is not None or self._memory_reader is not None:
+            self._close_container()
         if isinstance(self._content, memoryview):
             # A packet may still use the memory through this view, which is then released with the packet.
             with suppress(BufferError):
                 self._content.release()
         if self._reader is not None:
             self._reader.detach()
-        self._close_file()
-        self._path = self._content = self._reader = None
+        if self._file is not None:
+            os.close(self._file[0])
+        self._path = self._content = self._reader = self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -251,7 +257,8 @@ class Input:
 
     # A file descriptor is a plain int, which would leak if the input is not closed.
     def __del__(self) -> None:
-        self._close_file()
+        if self._file is not None:
+            os.close(self._file[0])
 
     def __repr__(self) -> str:
         return f"<Input {self.name}{'' if self.seekable else ', not seekable'}>"
@@ -270,17 +277,11 @@ class Input:
             self._memory_reader.close()
             self._memory_reader = None
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            os.close(self._file[0])
-            self._file = None
-
     def _local_file(self, path: str) -> tuple[int, int]:
-        """Return descriptor and size of the local file. If it could not be opened before, try again."""
-        if self._file is None:
-            descriptor = os.open(path, _READ_ONLY)
-            self._file = descriptor, os.fstat(descriptor).st_size
-        return self._file
+        """Open a local file that could not be opened before; return its descriptor and size."""
+        descriptor = os.open(path, _READ_ONLY)
+        self._file = file = descriptor, os.fstat(descriptor).st_size
+        return file
 
     @property
     def has_size(self) -> bool:
@@ -298,7 +299,7 @@ class Input:
         if self._path is None:
             return self._stream().size()
         try:
-            return self._local_file(self._path)[1]
+            return (self._file or self._local_file(self._path))[1]
         except OSError as error:
             raise path_error(self.name, error) from error
 
@@ -314,7 +315,7 @@ class Input:
         if self._path is None:
             return self._stream().peek(start, size)
         try:
-            file, file_size = self._local_file(self._path)
+            file, file_size = self._file or self._local_file(self._path)
             os.lseek(file, start, os.SEEK_SET)
             missing = max(0, min(size, file_size - start))
             data = os.read(file, missing)

@@ -152,7 +152,7 @@ class ImageRecipe:
 
     def _load(self, src: Any, rng: Rng | None) -> CPUBuffer:
         request, cuts = self._prepared  # type: ignore[attr-defined]  # set above
-        request = replace(request, cuts=CropPlan(rng=rng, **cuts))
+        request = replace(request, cuts=CropPlan(1, rng=rng, **cuts))
         frame, source = decode_cut(src, 0, request)
         boxes, flips = request.cuts.drawn([0], [0])
         return ImageBuffer(frame, source, request, boxes=boxes, flips=flips)

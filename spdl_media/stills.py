@@ -99,10 +99,6 @@ def container_still(head: Bytes) -> str | None:
     return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in _AVIF_BRANDS else None
 
 
-def _jpeg_codec(view: memoryview) -> str:
-    return "jpegls" if bytes(view[3:4]) == b"\xf7" else "mjpeg"
-
-
 def _jp2_codec(view: memoryview) -> str | None:
     return None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"
 
@@ -172,7 +168,8 @@ _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
 # By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
 _SIGNATURES: tuple[tuple[bytes, _Found, _Found], ...] = (
-    (b"\xff\xd8\xff", _jpeg_codec, still_faults.jpeg_reason),
+    (b"\xff\xd8\xff\xf7", "jpegls", still_faults.jpeg_reason),
+    (b"\xff\xd8\xff", "mjpeg", still_faults.jpeg_reason),
     (b"\x89PNG\r\n\x1a\n", _png_codec, still_faults.png_reason),
     (b"RIFF", _webp_codec, still_faults.webp_reason),
     (b"BM", _bmp_codec, still_faults.bmp_reason),
@@ -360,7 +357,8 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
         and frame_marker == _SOF0
         and _brings(tables, depth_and_parts, bytes(data[start:end]))
     )
-    return JpegHead(first_orientation(metadata), width, height, pix_fmt, is_ycc, stands_alone)
+    orientation = first_orientation(metadata) if metadata else 1
+    return JpegHead(orientation, width, height, pix_fmt, is_ycc, stands_alone)
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:
