@@ -1,4 +1,4 @@
-"""From a source to an array in one call, also as awaitables: demux, decode, convert and transfer."""
+"""Load a source as an array in one call, also from asyncio: demux, decode, convert and transfer."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ImageSteps: TypeAlias = Callable[[Callable[[], bool] | None], Buffer]
-"""Loads images; asks before each whether to stop."""
+"""Loads images. Takes a function, called before each image, that tells whether to stop."""
 
 When: TypeAlias = "Timestamp | Window | None"
 
-# The defaults, made once: a call takes as long for each as for all of its own arguments.
+# Default operations, made once: making one takes as long as checking all arguments of a call.
 _IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
 
-# Arguments that become operations, and those that are in requests by their own names.
+# Names of arguments that become operations, and names of the fields of a request.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
 _NAMES = {field.name for field in fields(FrameRequest)}
 
@@ -83,17 +83,18 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
-        uint8, values 0 to 255, for ``rgb24``; the table of :mod:`spdl_media.formats` has the other formats.
-        Of YUV, ``buffer.colorspace`` and ``buffer.color_range`` say what the numbers mean.
+        uint8, values 0 to 255, for ``rgb24``. See the table of :mod:`spdl_media.formats` for other formats.
+        For YUV, ``buffer.colorspace`` and ``buffer.color_range`` give matrix and range of the values.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no image.
-        DecodeError: It is damaged.
-        FilterError: The image cannot be scaled to such a size, or ``filter_desc`` cannot be used.
-        ConvertError: Its format makes no array, its crop lies outside, or the storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: An option is invalid, or stands beside a ``filter_desc`` that replaces it.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not an image.
+        DecodeError: The image is damaged.
+        FilterError: The image cannot be scaled to the size, or ``filter_desc`` cannot be used.
+        ConvertError: The pixel format has no array layout, the crop exceeds the image, or the storage is too
+            small.
+        TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
+        ValueError: An option is invalid, or is given with a ``filter_desc`` that replaces it.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
@@ -114,44 +115,45 @@ def load_image_batch(
 ) -> Buffer:
     """Load images into one array.
 
-    To use several cores, load several batches at the same time, or one batch in ``num_threads``.
+    To use several cores, load several batches concurrently, or set ``num_threads``.
 
     Args:
         srcs: A sequence of images, each as for :func:`load_image`.
         width: Width of the result. Without ``height`` the aspect ratio is kept. Without both, all images
-            must have one size: the first that differs ends the batch, whatever ``on_error`` says.
-        pix_fmt: FFmpeg's name of the pixel format. With ``None``, all images must come in one format and,
-            if that is YUV, with one matrix and range; the same holds for what a ``filter_desc`` gives.
-        storage: Memory to fill; fresh memory without one. It is taken with the first decoded image.
-        on_error: What becomes of an image that cannot be opened, read or decoded, or whose crop does not lie
-            inside it: ``"raise"`` the error, which then names the input and its position; ``"skip"`` it, and
+            must have the same size: one that differs raises, whatever ``on_error`` is.
+        pix_fmt: FFmpeg's name of the pixel format. With ``None``, all images must have the same format and,
+            if it is YUV, the same matrix and range; so must the output of a ``filter_desc``.
+        storage: Memory to fill; by default, new memory. It is leased when the first image is decoded.
+        on_error: What to do if an image cannot be opened, read or decoded, or its crop exceeds it:
+            ``"raise"`` the error, with the name and position of the input; ``"skip"`` the image, so that
             the batch has fewer rows; or ``"fill"`` its row with zeros.
-        num_threads: How many images are decoded at the same time, on the CPU. The calling thread is one of
-            the threads; the others live as long as the call. Rows and failures are the same for any
-            number; with several failures, the error of the lowest position that was seen is raised.
+        num_threads: Number of images decoded concurrently on the CPU. The calling thread is one of the
+            threads; the others exist during the call. Rows and failures do not depend on the number; of
+            several errors, the one of the lowest position that was seen is raised.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(B, height, width, 3)``
-        uint8 for ``rgb24``. ``buffer.failures`` has what could not be loaded and why, ``buffer.indices`` the
-        position among ``srcs`` of each row, ``buffer.valid`` a mask of the rows that are images.
+        uint8 for ``rgb24``. ``buffer.failures`` lists the inputs that could not be loaded and why,
+        ``buffer.indices`` the position of each row in ``srcs``, ``buffer.valid`` a mask of the rows that are
+        images.
 
     Raises:
         SourceError: An input cannot be opened or read, with ``on_error="raise"``.
-        DemuxError: An input is no image, likewise.
-        DecodeError: An input is damaged, likewise.
-        FilterError: An image cannot be scaled to such a size, or ``filter_desc`` cannot be used.
+        DemuxError: An input is not an image, with ``on_error="raise"``.
+        DecodeError: An input is damaged, with ``on_error="raise"``.
+        FilterError: An image cannot be scaled to the size, or ``filter_desc`` cannot be used.
         ConvertError: There are no inputs, none could be loaded, they differ in size, format, matrix or range,
-            the format makes no array, a crop lies outside its image, or the storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: An option is invalid, or there is not one crop or flip for each input.
-        TypeError: ``srcs`` is no sequence, or an input is no source.
+            the format has no array layout, a crop exceeds its image, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
+        ValueError: An option is invalid, or the number of crops or flips differs from that of inputs.
+        TypeError: ``srcs`` is not a sequence, or an input is not a source.
 
     Thread safety: safe, if no other thread uses the ``rng``.
     """
     return _prepare_image_batch(srcs, **arguments)(None)
 
 
-# Of coded data load_video holds two parts of this size, however long the video is.
+# load_video holds two parts of coded data of this size, however long the video is.
 _PART_BYTES = 8 << 20
 
 
@@ -169,9 +171,9 @@ def load_video(
 ) -> Buffer:
     """Load the frames of a video, all or those of a window, upright.
 
-    Packets are read as they are decoded, and frames become rows at once: beside the array it holds 16 MiB of
-    coded data at most, however long the video is, and stops after ``num_frames``. With ``cuda=`` the
-    packets of the window are read first.
+    Packets are read while decoding, and frames are converted to rows at once: apart from the array, at most
+    16 MiB of coded data are in memory, however long the video is. Reading stops after ``num_frames``. With
+    ``cuda=`` all packets of the window are read first.
 
     Args:
         src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
@@ -183,17 +185,17 @@ def load_video(
         uint8 for ``rgb24``.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
-        DecodeError: It is damaged.
-        ConvertError: No frame lies in the window (whatever ``on_short`` says), or too few, the crop lies
-            outside, the format makes no array, or the storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: The window holds no time, or an option is invalid.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not media, or has no such stream.
+        DecodeError: The video is damaged.
+        ConvertError: No frame lies in the window (whatever ``on_short`` is), or too few, the crop exceeds the
+            frame, the format has no array layout, or the storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
+        ValueError: The window is empty, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    # The device is opened first: where there is none, nothing is read.
+    # The device is opened first, so that nothing is read if there is none.
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     decode, index = frame_steps(request), arguments["stream_index"]
     config, name = arguments["demux_config"], arguments["name"]
@@ -203,7 +205,7 @@ def load_video(
             first = next(parts)
             if request.num_frames is not None:
                 return load_frames(first, request, parts)[0]
-            # Of most videos the first part is all: then the number of rows is known.
+            # Most videos are a single part, so the number of rows is known.
             second = next(parts, None)
             more = None if second is None else chain((second,), parts)
             return load_frames(first, request, more)[0]
@@ -229,32 +231,32 @@ def load_audio(
         src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Without another
             ``sample_rate``, exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)`` are loaded.
-        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there. The CPU
-            decodes, and the samples are copied.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`, for a result on the device. The
+            CPU decodes, and the samples are copied to the device.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(channels, samples)``
-        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for formats that are not planar.
+        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for packed formats.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
-        DecodeError: It is damaged.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not media, or has no such stream.
+        DecodeError: The audio is damaged.
         ConvertError: No sample lies in the window (and ``on_short`` is not ``"zeros"``), or too few, or the
             storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: The window holds no time, or an option is invalid.
+        TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
+        ValueError: The window is empty, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
     desc = chosen_filter(audio_options(arguments), arguments["filter_desc"], _SOUND_OPS)
     config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    # The device is opened first: where there is none, nothing is read.
+    # The device is opened first, so that nothing is read if there is none.
     finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
     num_samples = arguments["num_samples"]
     check_length("num_samples", num_samples, arguments["on_short"])
     decoding = as_decode_config(arguments["decode_config"])
-    # FFmpeg takes a text; this one carries the operations for those who need no graph.
+    # Text for FFmpeg's graph that keeps the operations, for decoding without a graph.
     text = FilterDesc(desc) if isinstance(desc, SoundOps) else desc
     request = AudioRequest(text, memory, decoding, num_samples, arguments["on_short"])
     audio = load_audio_array(
@@ -272,14 +274,14 @@ def load_audio(
 def _prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
-    """Check the arguments of :func:`load_image_batch`, and return what loads the batch.
+    """Check the arguments of :func:`load_image_batch`, and return a function that loads the batch.
 
     Raises:
         ConvertError: There are no inputs.
-        ValueError: An option is invalid, or there is not one crop or flip for each input.
-        TypeError: An option has the wrong type, or ``srcs`` is no sequence.
+        ValueError: An option is invalid, or the number of crops or flips differs from that of inputs.
+        TypeError: An option has the wrong type, or ``srcs`` is not a sequence.
     """
-    # Before the sources are listed, which uses up an iterator.
+    # Checked before the sources are listed, which exhausts an iterator.
     check_choice("on_error", arguments["on_error"], get_args(OnError))
     check_int("num_threads", arguments["num_threads"])
     inputs = as_list(srcs)
@@ -306,22 +308,22 @@ def _single_request(arguments: Any) -> FrameRequest:
 def _steps(inputs: Sequence[Source], request: FrameRequest) -> ImageSteps:
     if request.config is None:
         return functools.partial(load_rows, inputs, request)
-    # Whoever uses the CPU alone does not pay for the import of cuda/.
+    # Imported here, so that CPU users do not pay for it.
     from spdl_media.cuda.images import device_steps
 
     return device_steps(inputs, request, request.config)
 
 
 def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
-    """What makes frames in an array of packets, in host memory or on a device.
+    """Return a function that decodes packets to an array of frames, in host memory or on a device.
 
     Raises:
-        ValueError: The device's decoder cannot make such frames.
+        ValueError: The device's decoder cannot produce such frames.
         TransferError: There is no device.
     """
     if request.config is None:
         return lambda packets: load_frames(packets, request)
-    # Here, too, so that only those who use a device import cuda/.
+    # Imported here, so that CPU users do not pay for it.
     from spdl_media.cuda.videos import device_frame_steps
 
     return device_frame_steps(request, request.config)
@@ -331,16 +333,16 @@ def _image_request(
     arguments: Any, count: int, purpose: str = "load_image_batch(cuda=)", **others: Any
 ) -> FrameRequest:
     request = frame_request(arguments, _IMAGE_OPS, purpose, count, ImageDecoder, **others)
-    # Changed where it has to be: a copy takes as long as the check of five options.
+    # Copied only if something changes: a copy takes as long as the check of five options.
     ops, changes = request.ops, dict[str, Any]()
     if request.is_plain and ops.pix_fmt is not None and is_yuv(ops.pix_fmt):
-        # The colours of JPEG, whatever the file has, so that images of all formats make one array.
+        # Matrix and range of JPEG, whatever the file has, so that all images fit in one array.
         matrix, color_range = PICTURE_COLORS
         changes["desc"] = replace(ops, color_matrix=matrix, color_range=color_range)
     elif request.is_plain and request.layout == "NCHW":
         changes["desc"] = ops.in_planes()
     if request.config is not None:
-        # From pinned memory the copy to the device runs in the background.
+        # Pinned memory, so that the copy to the device is asynchronous.
         changes["storage"] = staging(request.storage)
     return replace(request, **changes) if changes else request
 
@@ -356,18 +358,18 @@ def frame_request(
     """Check the options of one load.
 
     Args:
-        arguments: Of one of the classes below.
-        defaults: What options become that are not given.
-        purpose: The function, for messages.
-        count: How many images are cut, each on its own.
-        decoders: Who can decode on a device.
-        others: Of the request, as they are.
+        arguments: Arguments of the function, complete.
+        defaults: Operations without any option given, to detect options beside a ``filter_desc``.
+        purpose: The calling function, for messages.
+        count: Number of images, each with its own crop.
+        decoders: ``Literal`` type of the allowed values of ``decoder``.
+        others: Further fields of the request.
 
     Raises:
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
-    # Functions lack some of these arguments; the request has defaults for them.
+    # No function has all of these arguments; the request has defaults for the others.
     given = {name: value for name, value in arguments.items() if name in _NAMES}
     if arguments["layout"] is not None:
         check_array_layout(arguments["layout"])
@@ -391,7 +393,7 @@ def frame_request(
     values = cuts = None
     dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
     if not dtype is mean is std is None:
-        # What a graph of the caller's gives shows with the first image.
+        # The output format of the caller's graph is known only with the first image.
         values = parse_values(dtype, mean, std, pix_fmt=ops.pix_fmt if is_plain else None)
     crops, flips, rng = arguments["crops"], arguments["flips"], arguments["rng"]
     if crops is not None or flips is not None:
@@ -413,37 +415,37 @@ def frame_request(
     )
 
 
-# Arguments are explained once, at the function that is run.
+# Arguments are documented only at the synchronous function.
 _DOC = """Run :func:`~spdl_media.{}` in a thread; see there for arguments, result and errors.
 
-``executor`` is where it runs; ``None`` for the default executor of the running loop. When the awaiting task
-is cancelled, a call that has not begun never runs, and a batch ends before its next image.
+``executor`` runs the call; ``None`` is the default executor of the running loop. When the awaiting task is
+cancelled, a call that has not begun never runs, and a batch stops before its next image.
 
-Thread safety: safe, if nothing else uses a file-like ``src`` meanwhile.
+Thread safety: safe, if nothing else uses a file-like ``src`` during the call.
 """
 
 
 def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make a function that runs another one in a thread, and has its overloads."""
-    # Checks the arguments, and gives what does the work: a function of one that says whether to stop.
+    """Make a coroutine function that runs ``load`` in a thread, with the overloads of ``load``."""
+    # Checks the arguments and returns the work: a function whose argument tells whether to stop.
     prepare = _prepare_image_batch if load is load_image_batch else None
 
     async def call(*args: Any, executor: Executor | None = None, **arguments: Any) -> Any:
-        # A coroutine runs, so it is imported already; importing the package should not bring it.
+        # Already imported here, because a coroutine is running; importing the package must not import it.
         import asyncio
 
         stopped = threading.Event()
         work: Callable[[], Any] = functools.partial(load, *args, **arguments)
         if prepare is not None:
-            # In the loop's own thread: wrong arguments are told before the work waits for a thread.
+            # In the loop's thread, so that wrong arguments raise before the work waits for a thread.
             work = functools.partial(prepare(*args, **arguments), stopped.is_set)
         try:
             return await asyncio.get_running_loop().run_in_executor(executor, work)
         finally:
-            # Cancelling reaches the await alone; the thread asks before its next image.
+            # Cancellation ends only the await, so the thread checks this before its next image.
             stopped.set()
 
-    # Brings the annotations; name and docstring are then set anew.
+    # Copies the annotations; name and docstring are replaced below.
     functools.update_wrapper(call, load)
     call.__name__ = call.__qualname__ = f"async_{load.__name__}"
     call.__module__ = load.__module__

@@ -1,4 +1,4 @@
-"""The arguments of a DataLoader, checked here and against those of other ranks; PyTorch's names of them."""
+"""Check the arguments of a DataLoader, also against those of other ranks; map PyTorch's names to ours."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-# Compared where all ranks get equally many items: with other batches, one would wait for the other.
+# Arguments compared between ranks with equally many items: if they differed, one rank would wait for another.
 _BATCHES = ("batch_size", "drop_last")
-# How many loaders were made at each line of the program.
+# Number of loaders created at each line of the program.
 _loaders: Counter[str] = Counter()
 
-# What the arguments of PyTorch's DataLoader are called here.
+# For each argument of PyTorch's DataLoader that does not exist here: what to use instead.
 TORCH_NAMES = {
     "dataset": "Use src=dataset",
     "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
@@ -62,15 +62,15 @@ TORCH_NAMES = {
 
 
 def checked_source(source: Any) -> AnySource:
-    """Return what is iterated: the source, or a map-style dataset's :class:`MapIterator`.
+    """Return the iterable of a source: the source itself, or a :class:`MapIterator` of a map-style dataset.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: The source is neither iterable nor a map-style dataset.
     """
     if isinstance(source, Iterable | AsyncIterable):
-        # Refuses a single text or bytes, as for any pipeline.
+        # SourceConfig refuses a single str or bytes, as in any pipeline.
         return SourceConfig(source).source
-    # A map-style dataset of PyTorch has no __iter__.
+    # Map-style datasets of PyTorch have no __iter__.
     if not hasattr(source, "__getitem__"):
         raise TypeError(
             f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
@@ -79,14 +79,14 @@ def checked_source(source: Any) -> AnySource:
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may use, by its affinity and its container's limit (cgroup 2)."""
-    # `os.cpu_count` would count cores that taskset or a scheduler has taken away.
+    """Return the number of cores this process may use, by its affinity and its container's cgroup 2 limit."""
+    # Not `os.cpu_count`, which ignores the affinity that taskset or a scheduler sets.
     if hasattr(os, "process_cpu_count"):  # CPython 3.13
         count = os.process_cpu_count()
     else:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = math.inf
-    # Without a limit the file says "max", which is no int. Containers without cgroup 2 have no such file.
+    # Without a limit the file says "max", which is not an int. Without cgroup 2 there is no such file.
     with suppress(OSError, ValueError):
         quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
         limit = max(1, math.ceil(int(quota) / int(period)))
@@ -94,18 +94,18 @@ def usable_cores() -> int:
 
 
 def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
-    """Return where the calls of a loader are made; ``None``: in threads here."""
+    """Return the executor for the calls of a loader; ``None``: threads of this process."""
     if loader.num_processes is None:
         executor: Executor | ExecutorConfig | None = loader.executor
         return executor
-    # Beyond the cores, processes only cost memory; each has one thread at least.
+    # As many threads in all processes as there are cores, but at least one in each.
     threads = loader.num_threads or -(-usable_cores() // loader.num_processes)
     return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
 
 
 def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the free parameter of a function that is named ``rng``; not its first, which is the item."""
-    # What is bound is no longer free, although the signature still shows it.
+    """Return the parameter ``rng`` of a function that can be passed; not the first one, which is the item."""
+    # A bound keyword of a partial is still in its signature.
     if isinstance(fn, functools.partial) and "rng" in fn.keywords:
         return None
     try:
@@ -117,16 +117,16 @@ def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
-    """Check the arguments of a DataLoader, and whether they go together.
+    """Check the arguments of a DataLoader, and their combinations.
 
     Args:
         loader: The loader.
-        fetch: Gives the value for a key, if the source is a dataset.
+        fetch: Returns the value for a key, if the source is a dataset.
 
     Raises:
-        TypeError: One has the wrong type, or a function is of a kind that its stage cannot run.
-        ValueError: One is out of range, or does not go with another one.
-        PipelineError: The preprocessor cannot be pickled, and would have to be.
+        TypeError: An argument has the wrong type, or a function is of a kind that its stage cannot run.
+        ValueError: An argument is out of range, or cannot be combined with another one.
+        PipelineError: The preprocessor has to be pickled and cannot be.
     """
     for name in ("preprocessor", "aggregator", "transfer_fn"):
         if (fn := getattr(loader, name)) is not None:
@@ -136,7 +136,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
             check_int(name, getattr(loader, name))
     if loader.batch_size is None and loader.drop_last:
         raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
-    # The checks of the pipeline would come only with the first iteration.
+    # Checked here, because the pipeline would check them only at the first iteration.
     check_seconds("timeout", loader.timeout)
     check_choice("output_order", loader.output_order, ("completion", "input"))
     failure_limit("max_failures", loader.max_failures)
@@ -167,7 +167,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
     check_callable(name, fn)
     kind = kind_of(fn)
-    # One result for each batch, because the tags of its samples go with it.
+    # One result per batch, because the tags of its samples are attached to it.
     if name != "preprocessor" and "generator" in kind:
         raise TypeError(
             f"{name} must return one batch, and {name_of(fn)} is a generator; do what gives several "
@@ -181,12 +181,12 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
 
 
 def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
-    """Check whether samples can be replaced, made in an executor, and kept for later epochs."""
-    # An aggregator runs where num_processes says, if nothing else does.
+    """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
+    # With num_processes, the aggregator runs there if there is no other function to run.
     executor: Any = executor_of(loader)
     preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
     replaces = on_error == "replace" or callable(on_error)
-    # These keep, move or swap the sample of an item, so there must be exactly one.
+    # These options cache, move or replace the sample of an item, so an item must have exactly one.
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
@@ -203,7 +203,7 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
                 "executor= is for a preprocessor or a dataset, and num_processes= for these or an "
                 "aggregator; there is neither"
             )
-        # A dataset is pickled with the call, when an epoch begins.
+        # Not checked for a dataset: it is pickled with the call when an epoch begins.
         PipeConfig(int if called is fetch else called, executor=executor)
     if cache is None:
         return
@@ -219,34 +219,34 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 
 
 def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
-    """Compare the order of an epoch with that of the rank of ``torch.distributed`` that has begun it first.
+    """Compare the order of an epoch with that of the ``torch.distributed`` rank that began it first.
 
     Args:
         loader: The loader.
-        source: Its source. One that is not shared out over just these ranks is not compared.
+        source: Its source. It is compared only if it is sharded over exactly these ranks.
         epoch: The epoch.
-        key: The same on all ranks for the same iteration, and no other.
+        key: Identifies the iteration; equal on all ranks.
 
     Raises:
         ValueError: The other rank has another order.
     """
-    # Asked if the program has imported it; nothing is imported for it.
+    # Only if the program has imported it; torch is not imported for this check.
     torch = sys.modules.get("torch.distributed")
     rank, world_size = place_of(source)
     if world_size == 1 or torch is None or not torch.is_available() or not torch.is_initialized():
         return
-    # Groups of ranks may share out data otherwise than all ranks do together.
+    # A sampler may shard over a group of ranks instead of all ranks.
     if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
         return
     store = torch.distributed_c10d._get_default_store()
-    # MPI has none.
+    # The MPI backend has no store.
     if store is None:
         return
     ours = {**order_of_ranks(source), "epoch": epoch}
-    # Other ranks give as many batches as this one if they make them of as many items.
+    # If all ranks have equally many items, their batches must have the same size, too.
     if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
         ours |= {name: getattr(loader, name) for name in _BATCHES}
-    # The first one writes down its own, and each other one reads that: nobody waits.
+    # The first rank stores its order and the others compare with it, so no rank waits.
     first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
     other, theirs = json.loads(first)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -260,12 +260,12 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
 
 
 def origin_of_loader() -> str:
-    """Name a loader that is being made by the line of the program, and its number at that line.
+    """Return a name for the loader being created: the line of the program, and a number for that line.
 
-    Not by its number alone: one rank may make more loaders than the others.
+    A number alone would not match between ranks, because one rank may create more loaders than others.
     """
     frame, _ = outer_frame()
     line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    # A line in a loop makes several loaders, in the same order on all ranks.
+    # A line in a loop creates several loaders, in the same order on all ranks.
     _loaders[line] += 1
     return f"{line}/{_loaders[line]}"

@@ -1,4 +1,4 @@
-"""The two ends of a DataLoader: the source that its runs read, and the iterations that hand batches out."""
+"""Source and sink of a DataLoader: the source that its epochs read, and the iterators that return batches."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from spdl_media.pipeline.stages import ReadyItems
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
 
-# A source's state may be large, and it is copied. After a resume, up to so many items less one are
-# read again and thrown away.
+# Items between copies of a source's state, which may be large. After a resume, the items since the last copy
+# are read again and discarded.
 _SNAPSHOT_INTERVAL = 16
 
-# How long a new iteration waits for a read that the former one began.
+# Seconds that a new iteration waits for a read that the previous one began.
 _FORMER_READ_SECONDS = 30.0
 
-# Their items are there, or computed in no time, and take no thread of their own. Not classes that derive from
-# these, which may do anything.
+# Sources whose items need no time to read, and therefore no thread. Exact types: subclasses may be slow.
 _READY = (
     *(list, tuple, range),
     *(DistributedDeterministicSampler, DistributedRandomSampler, ImageFolder),
@@ -45,20 +44,20 @@ CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
 
 
 class SharedSource:
-    """A source that several runs of a loader may read, one after the other.
+    """A source that successive runs (iterations) of a loader read.
 
     Attributes:
         source: The source.
-        fetch: Gives the value for a key, where the source is read key by key.
-        is_async: Whether it is iterated by ``async for``. As in pipelines, what can be iterated both ways is.
-        is_shared: Whether runs read one and the same thing: an iterator, or what has a state. They
-            then take turns, since an item that a former run reads is missing in the next one.
+        fetch: Returns the value for a key, if the source is a :class:`MapIterator`.
+        is_async: Whether it is iterated by ``async for``, which takes precedence as in pipelines.
+        is_shared: Whether runs share a position: the source is an iterator or stateful. Then only the latest
+            run may read, because an item that an earlier run takes would be missing in it.
     """
 
     def __init__(self, source: AnySource, epoch_left: int | None = 0) -> None:
         self.source: Any = source
         self.fetch: Callable[[Any], Any] | None = None
-        # A class of the user's own that iterates otherwise is iterated.
+        # A subclass with its own __iter__ is iterated instead.
         if isinstance(source, MapIterator) and type(source).__iter__ is MapIterator.__iter__:
             self.fetch = source.mapping.__getitem__
         self.is_async = isinstance(source, AsyncIterable)
@@ -69,7 +68,7 @@ class SharedSource:
         self._turn = 0
         # Held when an epoch begins, and during each read of a shared source.
         self._lock = threading.Lock()
-        # What `epoch` of the source was when the latest epoch had begun.
+        # Value of the source's `epoch` after the latest epoch began.
         self._epoch_left = epoch_left
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,21 +76,21 @@ class SharedSource:
         return SharedSource, (self.source, self._epoch_left)
 
     def chosen_by_user(self) -> int | None:
-        """Return the epoch that the user has set at the source since the latest one was begun."""
+        """Return the epoch that the user set on the source since the latest epoch began, if any."""
         epoch = getattr(self.source, "epoch", None)
         if not isinstance(self.source, HasEpochs) or not isinstance(epoch, int):
             return None
         return None if epoch == self._epoch_left else epoch
 
     def take_turn(self) -> None:
-        """Keep former runs from reading a shared source, and wait for a read that one has begun.
+        """Stop earlier runs from reading a shared source, and wait for a read in progress.
 
         Raises:
-            TimeoutError: That read takes too long. Another try may follow.
+            TimeoutError: The read in progress takes too long. The call can be repeated.
         """
         if not self.is_shared:
             return
-        # First, so that a run that reads without a pause does not get the lock again.
+        # Before waiting, so that a run that reads without pause does not take the lock again.
         self._turn += 1
         if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
             raise TimeoutError(
@@ -99,28 +98,28 @@ class SharedSource:
                 f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
                 "iterate again when it has ended, or make the source and the loader anew"
             )
-        # Not kept: reads of the run that has the turn now take it one by one.
+        # Released at once: each read of the new run acquires it.
         self._lock.release()
 
     def snapshot(self, position: int) -> Snapshot:
-        """Return a copy of the state of a source that has one.
+        """Return a copy of the state of a stateful source.
 
         Raises:
             Exception: The source's ``state_dict`` raises, or the state cannot be copied.
         """
-        # Copied, because a source may hand out the dictionary that it goes on to change.
+        # Copied, because a source may return a dictionary that it changes later.
         return Snapshot(position, copy.deepcopy(self.source.state_dict()))
 
     def feed(
         self, start: State, ledger: Ledger, given: Sequence[Any] | None, *, drops_none: bool
     ) -> AnySource:
-        """Give what a run reads: the items that are not done, tagged with their positions.
+        """Return the source of a run: the items that are not done, tagged with their positions.
 
         Args:
             start: Where the run begins.
-            ledger: Of the run.
+            ledger: The ledger of the run.
             given: The items, if :meth:`begin_by_position` has begun the epoch.
-            drops_none: Whether there is no stage to see ``None``, which then drops the item.
+            drops_none: Whether to drop items that are ``None`` here, because no stage does.
         """
         done, turn = Positions(start.done), self._turn
 
@@ -135,7 +134,7 @@ class SharedSource:
             if items is None:
                 first, values = self._begin(start, ledger, turn)
                 return enumerate(values, first)
-            # `done` is asked before the item is fetched, which may be expensive.
+            # `done` is checked before the item is fetched, which may be expensive.
             left = (at for at in range(done.leading, len(items)) if at not in done)
             return ((at, items[at]) for at in left)
 
@@ -157,20 +156,20 @@ class SharedSource:
         return ReadyItems(read()) if is_ready else read()
 
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
-        """Begin or resume an epoch; return the position of the next item, and what reads from there."""
+        """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""
         source, position = self.source, 0
         with self._reading(turn):
             if isinstance(source, HasEpochs):
                 source.set_epoch(start.epoch)
             if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
-                # Copied: the same snapshot may be needed for another try.
+                # Copied, because the same snapshot may be needed again.
                 source.load_state_dict(copy.deepcopy(start.snapshot.state))
             items = source if self.fetch is None else source.keys
             iterator: Any = aiter(items) if self.is_async else iter(items)
             self._epoch_left = getattr(source, "epoch", None)
-            # The next iteration over an iterator leads back to here. What is iterated anew needs no state
-            # to begin with. Not before set_epoch(), which tells the iterator its epoch.
+            # The start of an iterator, to which the next iteration returns; other sources begin without a
+            # state. After set_epoch(), so that the state includes the epoch.
             if self.leads_back and start.snapshot is None:
                 self._keep_snapshot(position, ledger)
         if self.is_shared:
@@ -179,12 +178,12 @@ class SharedSource:
         return position, iterator
 
     def begin_by_position(self, start: State) -> Any:
-        """Begin an epoch whose items are asked for by position; ``None`` if the source has none.
+        """Begin an epoch and return its items for access by position; ``None`` if there are no positions.
 
         Raises:
             ValueError: The source or its sampler refuses the epoch.
         """
-        # What has a state is asked for that, although it may be a sequence as well.
+        # A stateful source is resumed by its state, although it may be a sequence as well.
         if self.is_stateful or self.is_async:
             return None
         with self._lock:
@@ -196,10 +195,10 @@ class SharedSource:
         return items
 
     def positions_to_replace(self, start: State) -> Sequence[Any]:
-        """Begin an epoch as :meth:`begin_by_position`, whose items stand in for one another.
+        """Begin an epoch as :meth:`begin_by_position` does, for ``on_error="replace"``.
 
         Raises:
-            ValueError: The source has no positions at which to look.
+            ValueError: The source's items cannot be accessed by position.
         """
         items: Sequence[Any] | None = self.begin_by_position(start)
         if items is None:
@@ -212,7 +211,7 @@ class SharedSource:
 
     @contextmanager
     def _reading(self, turn: int) -> Iterator[None]:
-        """Hold the lock for a read of the run with this turn.
+        """Hold the lock while the run with this turn reads.
 
         Raises:
             RuntimeError: A later run has begun.
@@ -239,7 +238,8 @@ class SharedSource:
         self, iterator: AsyncIterator[Any], position: int, ledger: Ledger, turn: int
     ) -> AsyncIterator[Any]:
         for after in itertools.count(position + 1):
-            # Held while others run on the loop. None of them waits for it: a later run begins elsewhere.
+            # The lock is held across an await. No coroutine of this loop waits for it: take_turn() runs in
+            # another thread.
             with self._reading(turn):
                 if (value := await anext(iterator, _END)) is _END:
                     return
@@ -252,9 +252,9 @@ class SharedSource:
 
 
 class _Iteration:
-    """Hands out what a pipeline of a loader gives."""
+    """Base of the iterators that return the batches of a loader's pipeline."""
 
-    # Of the class, for __del__ where __init__ fails: nothing is to be closed then.
+    # A class attribute, so that __del__ closes nothing if __init__ fails.
     _is_over = True
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
@@ -266,33 +266,33 @@ class _Iteration:
     def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
         if self._convert is not None:
-            # In the consumer's thread, whose stream is to wait for arrays on a device.
+            # In the consumer's thread, because its CUDA stream has to wait for arrays on a device.
             (value,) = self._convert((value,))
-        # After the conversion: a batch that could not be converted is not done.
+        # After the conversion, because a batch that could not be converted is not done.
         self._loader._tags = tags = tags_of(tagged)
         self._ledger.settle(tags)
         return value
 
     def _complete(self) -> None:
-        # The state is now the beginning of the next epoch, unless that has begun.
+        # The loader's state becomes the start of the next epoch, unless that has begun already.
         if self._loader._ledger is self._ledger:
             self._loader._ledger = None
         self.close()
 
     def close(self) -> None:
-        """Stop loading. Batches that were not handed out are not done."""
+        """Stop loading. Batches that were not returned count as not done."""
         self._is_over = True
         self._ledger.close()
 
     def __del__(self) -> None:
-        # A loop that is left by "break" drops its iterator without closing it.
+        # A loop left by "break" drops its iterator without closing it.
         if not self._is_over:
             with deferred_interrupt():
                 self.close()
 
 
 class Epoch(_Iteration, Iterator[Any]):
-    """An iteration under way. Its pipeline ends with it."""
+    """Iterator over the batches of one epoch. Its pipeline ends with it."""
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
         super().__init__(loader, pipeline, ledger)
@@ -305,16 +305,16 @@ class Epoch(_Iteration, Iterator[Any]):
             try:
                 return self._converted(self._pipeline.get_item(timeout=self._timeout))
             except (TimeoutError, PipelineStopped):
-                # After a time-out the batch is still being made, and another call may get it.
+                # After a timeout the batch is still being made, and another call may return it.
                 raise
             except PipelineFailure as failure:
                 self.close()
-                # Tracebacks are to show the user's lines.
+                # Without the package's frames, so that tracebacks show the user's lines.
                 raise failure.with_traceback(None) from None
             except BaseException:
                 self.close()
                 raise
-        # Not while the error is handled, which would stand in the traceback of a Ctrl-C.
+        # Outside of the handler: otherwise PipelineStopped would be in the traceback of a Ctrl-C here.
         self._complete()
         raise StopIteration
 
@@ -325,11 +325,11 @@ class Epoch(_Iteration, Iterator[Any]):
 
 
 class AsyncEpoch(_Iteration, AsyncIterator[Any]):
-    """The same for a task. Its pipeline starts with the first batch that is asked for."""
+    """Async iterator over the batches of one epoch. Its pipeline starts with the first ``anext``."""
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
         super().__init__(loader, pipeline, ledger)
-        # Stops the pipeline when it ends or is dropped, without blocking the event loop.
+        # This iterator stops the pipeline when it ends or is dropped, without blocking the event loop.
         self._items = aiter(pipeline)
 
     async def __anext__(self) -> Any:
@@ -340,7 +340,7 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
                 tagged = await anext(self._items)
             return self._converted(tagged)
         except (TimeoutError, asyncio.CancelledError):
-            # As in Epoch: the batch is still being made, and another call may get it.
+            # As in Epoch: the batch is still being made, and another call may return it.
             raise
         except StopAsyncIteration:
             self._complete()
@@ -352,5 +352,5 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     def close(self) -> None:
         """Stop loading."""
         super().close()
-        # Its finalizer stops the pipeline; to wait here would block the event loop.
+        # Its finalizer stops the pipeline; waiting here would block the event loop.
         del self._items

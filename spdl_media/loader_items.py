@@ -1,4 +1,4 @@
-"""Items of a DataLoader: their tags and random numbers, a cache of samples, and stand-ins for bad items."""
+"""Items of a DataLoader: tags, random number generators, sample cache, and replacements for bad items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tagged:
-    """An item, sample or batch in the pipeline, with the samples that it was made of."""
+    """An item, sample or batch in the pipeline, with the tags of the samples it is made of."""
 
     __slots__ = ("tags", "value")
 
@@ -30,24 +30,24 @@ class Tagged:
         self.tags = tags
 
     def __repr__(self) -> str:
-        # Records of failures show the user's value.
+        # Failure records show the user's value.
         return short_repr(self.value)
 
 
 def value_of(tagged: Tagged | list[Tagged]) -> Any:
-    """Return the user's value; of samples that the pipeline grouped, the list of their values."""
+    """Return the user's value, or the list of values of samples that the pipeline grouped."""
     return [one.value for one in tagged] if isinstance(tagged, list) else tagged.value
 
 
 def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
-    """Return which samples a value was made of."""
+    """Return the tags of the samples that a value is made of."""
     if isinstance(tagged, list):
         return [tag for one in tagged for tag in one.tags]
     return tagged.tags
 
 
 def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
-    """Tag a result; ``None`` drops what it was made of."""
+    """Tag a result. A result of ``None`` drops its samples, which are then done."""
     if value is None:
         ledger.settle(tags)
         return None
@@ -55,10 +55,10 @@ def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None
 
 
 def ends_with_run(error: BaseException) -> bool:
-    """Whether a call was ended by its run, not by itself: the next run makes it again."""
+    """Whether the end of the run ended a call, so that the next run has to repeat it."""
     if not isinstance(error, CancelledError):
         return isinstance(error, GeneratorExit)
-    # The function may raise it as well, and has failed then. In a thread there is no task to cancel.
+    # If the function itself raised CancelledError, it has failed. In a thread there is no task to cancel.
     with suppress(RuntimeError):
         task = current_task()
         return task is not None and task.cancelling() > 0
@@ -68,24 +68,24 @@ def ends_with_run(error: BaseException) -> bool:
 def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     """Make the random number generator of one item in one epoch.
 
-    A :class:`DataLoader` passes it to a preprocessor with a parameter named ``rng``. Its numbers
-    depend neither on threads, nor on other items, nor on a stop and resume.
+    A :class:`DataLoader` passes it to a preprocessor with a parameter named ``rng``. Its numbers do not
+    depend on threads, on other items, or on stopping and resuming.
 
     Args:
         seed: Seed of the loader.
         epoch: The epoch, counted from 0.
         position: Position of the item in the epoch, counted from 0. If the source knows its rank (a
-            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one), the
-            position among the items of all ranks, ``rank + world_size * position``, so that no two
-            ranks get the same numbers.
+            distributed sampler, or a :class:`~spdl_media.source.MapIterator` over one), the position
+            among the items of all ranks, ``rank + world_size * position``, so that no two ranks get the
+            same numbers.
 
     Returns:
         NumPy's generator, over PCG64.
 
     Raises:
-        ValueError: One of the three is negative.
+        ValueError: An argument is negative.
 
-    Thread safety: each call gives a generator of its own.
+    Thread safety: safe; each call returns a new generator.
     """
     key = (check_int("epoch", epoch, at_least=0), check_int("position", position, at_least=0))
     return np.random.Generator(
@@ -94,10 +94,10 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
 
 
 class SampleCache:
-    """Keeps samples in memory, pickled: so their bytes are known, and who changes a sample changes no other.
+    """Caches samples in memory. They are pickled, so their size is known and users get independent copies.
 
     Attributes:
-        max_bytes: What they may take together. What comes later is not kept.
+        max_bytes: Limit of their total size. Samples beyond it are not cached.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -107,7 +107,7 @@ class SampleCache:
         self._lock = threading.Lock()
 
     async def sample(self, item: Any, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the sample of an item, made if it is not kept.
+        """Return the cached sample of an item, or make and cache it.
 
         Raises:
             TypeError: The item cannot be hashed.
@@ -120,11 +120,11 @@ class SampleCache:
                 f"cache= keeps samples by their items, and one is no key: {error}. Take paths or indices, as "
                 "of MapIterator(dataset)"
             ) from error
-        # Unpickled for each use, so that one that is changed in place stays as it was made.
+        # Unpickled for each use, so that changing a sample in place does not change the cached one.
         if kept is not None:
             return pickle.loads(kept)  # noqa: S301  # our own
         sample = await make()
-        # Pickling is in vain when the memory is full, which it stays.
+        # Not pickled when the cache is full, because it stays full.
         if self._num_bytes < self.max_bytes:
             data = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
             with self._lock:
@@ -135,18 +135,18 @@ class SampleCache:
         return sample
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of a loader begins with an empty one.
+        # A copy of a loader begins with an empty cache.
         return SampleCache, (self.max_bytes,)
 
 
 class Replaced(NamedTuple):
-    """A row of a batch whose own item failed, so that another sample stands in it.
+    """A row of a batch whose item failed and was replaced by another sample.
 
     Attributes:
-        row: The row, counted from 0; without ``batch_size`` always 0.
-        position: Position in the epoch of the item that failed, counted from 0 in the share of this rank.
-        item: That item, as the source gave it; of a dataset, its key.
-        by: Position of the good item whose sample stands in; ``None`` for the result of a function.
+        row: The row, counted from 0; always 0 without ``batch_size``.
+        position: Position of the failed item in the epoch, counted from 0 among the items of this rank.
+        item: The failed item as the source gave it; for a dataset, its key.
+        by: Position of the item whose sample replaces it; ``None`` if the ``on_error`` function made it.
     """
 
     row: int
@@ -156,27 +156,27 @@ class Replaced(NamedTuple):
 
 
 class StandInTag(tuple[int, int | None]):  # noqa: SLOT001  # a tag that says more
-    """The tag of a sample that stands in for the item at that position."""
+    """The tag of a sample that replaces the failed item at that position."""
 
     item: Any
     by: int | None
 
 
-# Makes the sample of an item, with the random numbers of a position.
+# Makes the sample of an item, with the random numbers of the given position.
 _Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
 
 
 class StandIns:
-    """Has each failure counted once, and finds what stands in for the item: by a function, or another item.
+    """Replaces failed items, by a function or by other items, and counts each failure once.
 
-    Good samples go in the place of bad ones, each of one at most, as brackets are matched. A bad item is an
-    opening bracket, a good one closes it, and the positions form a ring. So the choice depends on which items
-    are good and on nothing else: not on threads, nor on where an epoch was resumed.
+    A good sample replaces at most one failed item. Items are matched like brackets on the ring of positions:
+    a failed item opens, a good item closes. The choice therefore depends only on which items are good, not on
+    threads or on where an epoch was resumed.
 
     Args:
-        fn: A function of the user's that makes the sample.
-        items: Those of the epoch, if there is no function.
-        ledger: Of the run.
+        fn: The user's function that makes a replacement, if any.
+        items: Items of the epoch, if there is no function.
+        ledger: The ledger of the run.
     """
 
     def __init__(
@@ -189,19 +189,19 @@ class StandIns:
         self._fn = fn
         self._ledger = ledger
         self._lock = threading.Lock()
-        # Of the items that were tried: 1 is bad, -1 good, and 0 one that the preprocessor drops.
+        # Results of items that were tried, by position: 1 failed, -1 good, 0 dropped by the preprocessor.
         self._turns: dict[int, int] = {}
-        # From bad items to what closes them: else each of a long run of them would walk over all the others.
+        # Steps from failed items to their replacements, so that a run of failed items is walked only once.
         self._steps: dict[int, int] = {}
 
     async def find(
         self, tagged: Tagged, error: BaseException, load: _Load, node: Node
     ) -> Tagged | None:
-        """Return what stands in for an item that failed; ``None`` drops it.
+        """Return the replacement for a failed item; ``None`` drops the item.
 
         Raises:
-            PoolBroken: No item can be loaded any more.
-            BaseException: What the function raised.
+            PoolBroken: No further item can be loaded.
+            BaseException: The error of the function.
         """
         sample, by = None, None
         if self._fn is not None:
@@ -216,7 +216,7 @@ class StandIns:
             if self._fn is None:
                 sample, by = await self._walk(tagged.tags[0][0], load, node)
         finally:
-            # From here on the call counts by its own result.
+            # From here on, the stage counts the call by its own result.
             node.end_early()
         if sample is None:
             return None
@@ -233,16 +233,16 @@ class StandIns:
             node.fail_early(tagged, error)
 
     async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
-        """Walk ahead to the good item that closes the bracket, and note what closes those on the way."""
-        # A stack of the bad items that have no good one yet, this one at the bottom.
+        """Walk ahead to the good item that replaces this one; record replacements of others on the way."""
+        # Stack of the failed items without a replacement, this one at the bottom.
         count, opened = len(self.items), [position]
         for step in range(self._steps.get(position, 1), count):
-            # The consumer has gone, and the rest of the walk may be long.
+            # Stop if the consumer has gone, because the rest of the walk may be long.
             if self._ledger.is_closed:
                 return None, None
             by = (position + step) % count
             turn, sample = self._turns.get(by), None
-            # A good item that was tried is loaded again only if its sample is needed.
+            # An item known to be good is loaded again only if its sample is needed.
             if turn is None or (turn < 0 and len(opened) == 1):
                 turn, sample = await self._try(by, position, load, node)
             if turn > 0:
@@ -252,7 +252,7 @@ class StandIns:
                 self._steps[start] = (by - start) % count
                 if not opened:
                     return sample, by
-        # Nothing is left for the others either.
+        # The others on the stack have no replacement either.
         self._steps.update(dict.fromkeys(opened, count))
         return None, None
 
@@ -271,5 +271,5 @@ class StandIns:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether an error says nothing of an item: the run ends, or its pool."""
+    """Whether an error is not the item's: the run ends, or its pool is broken."""
     return isinstance(error, PoolBroken) or ends_with_run(error)

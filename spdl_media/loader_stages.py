@@ -1,4 +1,4 @@
-"""The pipeline of one iteration of a DataLoader: the user's functions over tagged values."""
+"""Build the pipeline of one iteration of a DataLoader: stages that call the user's functions with values."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from spdl_media.pipeline.stages import StageConfig
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
 
-# Applies the user's function to the value of what is tagged.
+# Applies the user's function to the value of a tagged item.
 _Call: TypeAlias = Callable[[Any], Any]
 
 
 class _One:
-    """A call that gives one result: tags it, or settles what it is for when nothing comes of it."""
+    """Context of a call with one result: tags it, or marks its samples as done if there is no result."""
 
     def __init__(self, tagged: Any, ledger: Ledger) -> None:
         self._tags = tags_of(tagged)
@@ -63,7 +63,7 @@ class _One:
 
 
 class _Several(_One):
-    """A call that gives several samples of one item, with the offset of each in its tag."""
+    """Context of a call with several samples of one item, which are tagged with their offsets."""
 
     def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
         super().__init__(tagged, ledger)
@@ -76,7 +76,7 @@ class _Several(_One):
             self._ledger.count_samples(self._position, self._count)
 
     def tag(self, value: Any) -> Tagged | None:
-        """Return the next sample, or ``None`` if it is dropped or was done before the resume."""
+        """Return the next sample, tagged; ``None`` if it is dropped or was done before the resume."""
         # Counted even if it is dropped, so that offsets are the same after a resume.
         offset, self._count = self._count, self._count + 1
         if offset in self._done:
@@ -85,7 +85,7 @@ class _Several(_One):
 
 
 def _function(call: _Call, ledger: Ledger) -> _Call:
-    # Not by the context that the others have: it would take as long as all else here.
+    # Without the context manager of the others, which would double the time of this function.
     def stage(tagged: Any) -> Tagged | None:
         try:
             value = call(tagged)
@@ -134,10 +134,10 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ItemCall:
-    """Reads an item of a dataset and preprocesses it. Can be pickled if its parts can.
+    """Reads an item of a dataset and preprocesses it. Picklable if its functions are.
 
     Attributes:
-        steps: What reads the item, what preprocesses it, or both.
+        steps: The function that reads the item, the preprocessor, or both.
         rng_key: Seed and epoch, if the preprocessor takes ``rng``.
     """
 
@@ -145,7 +145,7 @@ class ItemCall:
     rng_key: tuple[int, int] | None
 
     def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item, with the random numbers of a place."""
+        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
         value, place = request
         for step in self._steps(place):
             value = step(value)
@@ -161,13 +161,13 @@ class ItemCall:
 
 
 class AsyncItemCall(ItemCall):
-    """The same where one of the two is a coroutine function; the other one runs in a thread."""
+    """An ItemCall with a step that is a coroutine function; other steps run in a thread."""
 
     async def __call__(self, request: tuple[Any, int]) -> Any:
-        """Run both on one item."""
+        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
         value, place = request
         for step in self._steps(place):
-            # Where one step is a coroutine function, the call runs on the event loop, and must not block it.
+            # This call runs on the event loop and must not block it.
             is_async = kind_of(step) == "async"
             value = await (step(value) if is_async else asyncio.to_thread(step, value))
             if value is None:
@@ -176,22 +176,22 @@ class AsyncItemCall(ItemCall):
 
 
 class LoaderStages:
-    """Makes the pipeline of one iteration.
+    """Builds the pipeline of one iteration.
 
     Args:
         loader: The loader, a :class:`~spdl_media.DataLoader`.
         start: Where the iteration starts.
-        ledger: Learns what is done.
+        ledger: Records which samples are done.
 
     Raises:
-        ValueError: ``on_error="replace"`` is for a source that has no positions.
+        ValueError: ``on_error="replace"`` with a source whose items cannot be accessed by position.
     """
 
     def __init__(self, loader: Any, start: State, ledger: Ledger) -> None:
         source, preprocessor = loader._source, loader.preprocessor
         self._loader, self._start, self._ledger = loader, start, ledger
         draws = preprocessor is not None and rng_parameter(preprocessor)
-        # The sample's place among those of all ranks: no two share random numbers.
+        # Maps a position to that among the samples of all ranks, so that ranks draw different numbers.
         self._place = place_maker(source.source, start.before) if draws else int
         self._rng_key = (start.seed, start.epoch) if draws else None
         self._fetch, self._preprocessor = source.fetch, preprocessor
@@ -204,25 +204,25 @@ class LoaderStages:
             self._stand_ins = StandIns(None, source.positions_to_replace(start), ledger)
 
     def pipeline(self) -> Pipeline[Any]:
-        """Make the pipeline from the source to finished batches."""
+        """Build the pipeline from the source to finished batches."""
         loader, ledger = self._loader, self._ledger
         stages: list[StageConfig] = [*self._item_stages()]
         items = None if self._stand_ins is None else self._stand_ins.items
-        # Without a stage for items, none sees a None, and drops it.
+        # Without a stage for items, the source has to drop items that are None.
         feed = loader._source.feed(self._start, ledger, items, drops_none=not stages)
         if loader.batch_size is not None:
             stages.append(AggregateConfig(loader.batch_size, drop_last=loader.drop_last))
         aggregator = loader.aggregator
-        # Lists of samples stay lists unless arrays of a library are wanted.
+        # Batches stay lists of samples unless `to` requests arrays.
         if aggregator is None and loader.batch_size is not None and loader.to is not None:
             aggregator = collate
         if aggregator is not None:
-            # Processes are for the calls that take most of the time: those of items, if there are any.
+            # Processes run the calls for items if there are any, because those take most of the time.
             is_elsewhere = loader.num_processes is not None and not self._steps
             options = self._parallel(aggregator, self._executor if is_elsewhere else None)
             stages.append(self._tagged(aggregator, **options))
         if loader.transfer_fn is not None:
-            # Copies have a stream for each thread, so one thread keeps them in order.
+            # One thread, because each thread has its own CUDA stream and copies must stay in order.
             one_thread = ThreadPoolExecutorConfig(max_workers=1)
             stages.append(self._tagged(loader.transfer_fn, executor=one_thread))
         on_failure = loader.on_failure
@@ -236,13 +236,13 @@ class LoaderStages:
         )
 
     def _parallel(self, fn: Callable[..., Any], executor: Any = None) -> dict[str, Any]:
-        """Options of a stage that makes as many calls at a time as there are threads or workers."""
+        """Return the options of a stage with as many concurrent calls as there are threads or workers."""
         loader = self._loader
         concurrency = loader.num_threads or usable_cores()
         # Coroutines wait rather than compute, so more of them than cores may run.
         if loader.num_threads is None and "async" in kind_of(fn):
             concurrency = max(8, concurrency)
-        # If the executor says how many.
+        # 0 if the executor does not state its number of workers.
         workers = (getattr(executor, "max_workers", 0) or 0) * getattr(executor, "num_threads", 1)
         order = loader.output_order
         return {"concurrency": workers or concurrency, "output_order": order, "executor": executor}
@@ -250,14 +250,14 @@ class LoaderStages:
     def _tagged(
         self, fn: Callable[..., Any], name: str = "", *, draws: bool = False, **options: Any
     ) -> PipeConfig:
-        """Make a stage of a function of any kind, which sees plain values; the ledger learns what is done."""
+        """Make a stage of a function of any kind. It gets plain values; the ledger records what is done."""
 
         def around(fn: Callable[..., Any], _: Node) -> _Call:
             kind = kind_of(fn)
 
             def call(tagged: Any) -> Any:
                 if draws and self._rng_key:
-                    # By its position: the numbers depend neither on threads nor on other items.
+                    # Seeded by the position, so that numbers do not depend on threads or other items.
                     rng = sample_rng(*self._rng_key, self._place(tagged.tags[0][0]))
                     value = fn(tagged.value, rng=rng)
                 else:
@@ -271,20 +271,20 @@ class LoaderStages:
         return PipeConfig(fn, name, around=around, **options)
 
     def _item_stages(self) -> Iterator[PipeConfig]:
-        """Make the stages of items: one, if stand-ins, an executor or a cache need the call in one piece."""
+        """Make the stages for items: a single one if replacements, an executor or a cache need one call."""
         if self._stand_ins or self._executor or self._cache:
             if self._steps:
                 yield self._whole()
             return
         if self._fetch is not None:
-            # In the threads: to read an item of a dataset is often what takes most of the time.
+            # Also in threads, because reading an item of a dataset often takes most of the time.
             yield self._tagged(self._fetch, "dataset", **self._parallel(self._fetch))
         if self._preprocessor is not None:
             options = self._parallel(self._preprocessor)
             yield self._tagged(self._preprocessor, draws=True, **options)
 
     def _whole(self) -> PipeConfig:
-        # An instance, not a closure: processes get it pickled.
+        # An instance, not a closure, because it is pickled for processes.
         kind = AsyncItemCall if "async" in map(kind_of, self._steps) else ItemCall
         call: Callable[..., Any] = kind(self._steps, self._rng_key)
         options = self._parallel(call, self._executor)
@@ -296,7 +296,7 @@ class LoaderStages:
         return PipeConfig(call, name, around=partial(self._around, is_bare=is_bare), **options)
 
     def _around(self, call: Callable[..., Any], node: Node, *, is_bare: bool) -> _Call:
-        """Make what this process calls around a call that an executor may make elsewhere."""
+        """Wrap a call, which an executor may run elsewhere, in the cache and the handling of failures."""
         is_async, stand_ins = kind_of(call) == "async", self._stand_ins
 
         async def make(item: Any, position: int) -> Any:
@@ -320,17 +320,17 @@ class LoaderStages:
                     if stand_ins is None or is_final(error):
                         raise
                     failure = error
-                # Not while the error is handled, which else were the context of all that follow.
+                # Outside of the handler, otherwise `error` would be the context of all later errors.
                 return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
 
         return stage if is_async else lambda tagged: _finished(stage(tagged))
 
 
 def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that never waits."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
-    # Each `await` above is of a coroutine that this module makes, or of a result that is there.
+    # Each `await` above is of a coroutine of this module, or of a result that is ready.
     raise AssertionError("it waited")
