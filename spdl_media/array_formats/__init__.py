@@ -1,14 +1,14 @@
-"""Arrays and archives straight from bytes: NumPy files, WAV and tar, without FFmpeg.
+"""Readers of NumPy files, WAV and tar archives, without FFmpeg.
 
-Labels, features and waveforms come as ``.npy``, ``.npz`` and ``.wav`` files inside tar shards. The readers
-here give views of the memory that they are handed, check every size against it before anything is
-allocated, and never unpickle.
+Labels, features and waveforms are often stored as ``.npy``, ``.npz`` and ``.wav`` files inside tar shards.
+These readers return views of the given memory, check every size against the file's before they allocate
+memory, and never unpickle.
 
 ``npy``      :func:`load_npy`: one array
 ``npz``      :func:`load_npz`, :class:`NpzFile`: arrays by name, stored or deflated
-``wav``      :func:`load_wav`, :func:`parse_wav`: samples, or what the header says of them
+``wav``      :func:`load_wav`, :func:`parse_wav`: samples, or the header only
 ``tar``      :func:`iter_tarfile`: members of an archive, also of one that cannot seek
-``samples``  :func:`iter_samples`: members grouped by key, out of many shards
+``samples``  :func:`iter_samples`: members of many shards, grouped by key
 
-What is wrong with such a file is an :class:`~spdl_media.ArrayFormatError`.
+A file that is damaged or not supported raises :class:`~spdl_media.ArrayFormatError`.
 """

@@ -1,4 +1,4 @@
-"""Samples out of tar shards: members that share a key, as WebDataset lays them out."""
+"""Samples of tar shards in the layout of WebDataset: members with the same key make one sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spdl_media.readers import memory_of
 __all__ = ("iter_samples",)
 
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-# What WebDataset keeps about a data set, and not for a sample: __meta__/info.json.
+# Metadata of a whole WebDataset, such as __meta__/info.json, which belongs to no sample.
 _META = re.compile(r"__[^/]*__(?:/|\Z)")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -34,34 +34,34 @@ def iter_samples(
 ) -> Iterator[dict[str, Any]]:
     """Iterate over the samples of tar archives, in the order of the archives.
 
-    Members that follow each other and share the name up to the first dot behind the last slash make one
-    sample: ``0001.jpg``, ``0001.json`` and ``0001.cls``. Names without an ending, or that begin with a dot,
-    are left out, and so are folders with two underscores on both sides, as ``__meta__/info.json``.
+    Consecutive members whose names agree up to the first dot after the last slash make one sample, such as
+    ``0001.jpg``, ``0001.json`` and ``0001.cls``. Names without a suffix or with a leading dot are skipped,
+    and so are folders whose names begin and end with two underscores, such as ``__meta__/info.json``.
 
     Args:
-        shards: One archive, or a sequence of them, such as a :class:`~spdl_media.source.LocalDirectory`;
-            each of them a path, a URL, bytes or another buffer, or a file object (of a pipe:
-            ``subprocess.Popen(...).stdout``), see :func:`~spdl_media.iter_tarfile`. In a ``str``,
-            ``{000..099}`` stands for each number, with zeros before it up to that many digits, and
-            ``{train,val}`` for each word; a ``PathLike`` is taken as it is.
-        rank: Which of ``world_size`` processes this is. It gets every ``world_size``-th shard.
-        world_size: Processes that share the shards.
-        worker: Which of ``num_workers`` workers of the process this is. It gets every ``num_workers``-th of
-            the process's shards.
-        num_workers: Workers of each process.
+        shards: One archive, or a sequence of archives, such as a :class:`~spdl_media.source.LocalDirectory`.
+            Each is a path, a URL, bytes or another buffer, or a file object (for a pipe:
+            ``subprocess.Popen(...).stdout``); see :func:`~spdl_media.iter_tarfile`. In a ``str``,
+            ``{000..099}`` expands to all numbers with leading zeros, and ``{train,val}`` to each word; a
+            ``PathLike`` is not expanded.
+        rank: Index of this process, from 0 to ``world_size - 1``. It gets every ``world_size``-th shard.
+        world_size: Number of processes that share the shards.
+        worker: Index of this worker within the process, from 0 to ``num_workers - 1``. It gets every
+            ``num_workers``-th of the process's shards.
+        num_workers: Number of workers of each process.
 
     Returns:
-        Iterator over dictionaries: contents by ending, in lower case, as ``bytes``, or as ``memoryview`` of
-        memory that was given; ``"__key__"``, the shared name; ``"__url__"``, the shard's path or URL, or what
-        errors call it.
+        Iterator over dictionaries. They map suffixes in lower case to contents, which are ``bytes``, or
+        ``memoryview`` of given memory; ``"__key__"`` to the common name; and ``"__url__"`` to the path or URL
+        of the shard, or its name in errors.
 
     Raises:
-        ArrayFormatError: As :func:`~spdl_media.iter_tarfile`, or one sample has an ending twice. When the
-            iteration comes to it.
-        SourceError: As :func:`~spdl_media.iter_tarfile`.
-        TypeError: ``shards`` is no source.
-        ValueError: A rank or worker outside of its range, a pattern that cannot be read, or fewer shards than
-            workers of all processes: some would get nothing, and wait for the others for ever.
+        ArrayFormatError: As for :func:`~spdl_media.iter_tarfile`, or a sample has a suffix twice. Raised when
+            the iteration reaches the member.
+        SourceError: As for :func:`~spdl_media.iter_tarfile`.
+        TypeError: ``shards`` is not a source.
+        ValueError: A rank or worker is out of range, a pattern is invalid, or there are fewer shards than
+            workers of all processes: some workers would get none, and the others would wait for them forever.
 
     Thread safety: one thread at a time, as any generator.
 
@@ -86,12 +86,12 @@ def _check_place(name: str, value: int, of_name: str, of: int) -> None:
 
 
 def expanded(shards: Any) -> Sequence[Source]:
-    """Return the shards, with braces written out.
+    """Return the shards, with braces expanded.
 
     Raises:
-        ValueError: Braces cannot be read.
+        ValueError: A pattern is invalid.
     """
-    # Strings and memory are sequences as well, and each of them is one shard.
+    # Strings and buffers are sequences, too, but each of them is one shard.
     is_one = isinstance(shards, str) or memory_of(shards) is not None
     if isinstance(shards, Sequence) and not is_one:
         return [source for shard in shards for source in _expand_one(shard)]
@@ -99,7 +99,7 @@ def expanded(shards: Any) -> Sequence[Source]:
 
 
 def _expand_one(shard: Source) -> Sequence[Source]:
-    """The shards that a pattern stands for, the last braces running fastest."""
+    """Return the shards of a pattern; the last braces vary fastest."""
     if not isinstance(shard, str):
         return [shard]
     if shard.startswith("pipe:"):
@@ -117,7 +117,7 @@ def _expand_one(shard: Source) -> Sequence[Source]:
         [part] if index % 2 == 0 else _choices(part, shard) for index, part in enumerate(parts)
     ]
     count = math.prod(map(len, choices))
-    # Counted before the names are made, which could fill the memory.
+    # Count before the names are made, which could fill the memory.
     if count > _MAX_SHARDS:
         raise ValueError(f"{shard!r} stands for {count} shards; {_MAX_SHARDS} are the most")
     return ["".join(words) for words in itertools.product(*choices)]
@@ -130,7 +130,7 @@ def _choices(inside: str, pattern: str) -> Sequence[str]:
             raise ValueError(f"the range {{{inside}}} in {pattern!r} runs backwards")
         if last - first >= _MAX_SHARDS:
             raise ValueError(f"the range {{{inside}}} in {pattern!r} is too long")
-        # As in shells: with a zero before one of the ends all are as wide as the wider one.
+        # As in shells: if one of the ends has a leading zero, all numbers are as wide as the wider end.
         has_zeros = any(end.startswith("0") and end != "0" for end in match.groups())
         width = max(map(len, match.groups())) if has_zeros else 0
         return [f"{number:0{width}}" for number in range(first, last + 1)]
@@ -150,11 +150,11 @@ def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
 
 
 def sample_offsets(archive: Archive) -> list[int]:
-    """Where the samples of an ``Input`` begin, and behind them where the last one ends.
+    """Return the offsets of the samples of an archive, and at the end that of the end of the last sample.
 
     Raises:
-        ArrayFormatError: As :func:`iter_samples`, or its members cannot be read one by one.
-        SourceError: It cannot be read.
+        ArrayFormatError: As for :func:`iter_samples`, or the members cannot be read by their positions.
+        SourceError: The archive cannot be read.
     """
     offsets, last = [], None
     for name, _ in archive.members():
@@ -171,11 +171,11 @@ def _key_and_ending(name: str) -> tuple[str | None, str]:
 
 
 def samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
-    """Yield the samples of an archive, or of the part of it that was opened.
+    """Yield the samples of an archive, or of the opened part of one.
 
     Raises:
-        ArrayFormatError: As :func:`iter_samples`.
-        SourceError: It cannot be read.
+        ArrayFormatError: As for :func:`iter_samples`.
+        SourceError: The archive cannot be read.
     """
     sample: dict[str, Any] = {}
     last = None
@@ -183,13 +183,13 @@ def samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
         key, ending = _key_and_ending(name)
         if key is None:
             continue
-        # WebDataset puts the files of a sample behind each other, so another key ends it.
+        # In the layout of WebDataset, the files of a sample are consecutive, so another key ends the sample.
         if key != last:
             if sample:
                 yield sample
             last = key
             sample = {"__key__": key, "__url__": url}
-        # As WebDataset has it.
+        # In lower case, as in WebDataset.
         ending = ending.lower()
         if ending in sample:
             archive.fail(f"sample {key!r} has {ending!r} twice")

@@ -1,6 +1,7 @@
-"""Members of a tar archive, one after the other, without seeking.
+"""Reader of tar archives, one member after the other, without seeking.
 
-:mod:`tarfile` reads the same archives, a fifth as fast, and takes some damage for the end.
+:mod:`tarfile` reads the same archives at a fifth of the speed, and treats some damage as the end of the
+archive.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SPARSE_KEYS = b"GNU.sparse."
 _SPARSE_NAME = b"GNU.sparse.name"
 
 _REGULAR = frozenset({b"0", b"\0", b"7"})
-# Links, devices, directories and FIFOs: nothing follows them, whatever their size says.
+# Links, devices, directories and FIFOs: no data follows them, even if their size is not 0.
 _WITHOUT_DATA = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
 _LONG_NAME, _LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL, _PAX_SOLARIS = b"x", b"g", b"X"
@@ -41,7 +42,7 @@ _REFUSED = {
     b"S": "is a sparse file, which is not read; write it anew with tar without --sparse",
     b"M": "goes on from another volume; write one archive, without --multi-volume",
 }
-# Names and pax headers longer than this are taken for damage.
+# Longer names and pax headers count as damage.
 _MAX_HEADER_SIZE = 1 << 20
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -53,27 +54,28 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
 
     Args:
         src: The archive: bytes, any contiguous buffer, a 1-D uint8 array; a path; a URL; or a file object
-            with ``read``, which is read from where it is and never sought in (a pipe, a socket's file). What
-            follows the end of the archive is left out. It is asked for no
-            more than must be there.
+            with ``read``, such as a pipe or the file of a socket. A file object is read from its current
+            position, never seeked, and no read requests more bytes than the archive must still have. Data
+            after the end of the archive is ignored.
 
     Yields:
-        ``(name, content)``, in the order of the archive. ``content`` is a view of memory that was given
-        (read-only if that is), or new ``bytes`` of all other sources. Names are as they stand there,
-        ``..`` and a leading ``/`` included, and bytes that are not UTF-8 come as surrogates, as in
-        :mod:`tarfile`: nothing is written anywhere. Directories, links and devices are left out.
+        ``(name, content)``, in the order of the archive. ``content`` is a view of the given memory (read-only
+        if that is), and new ``bytes`` for all other sources. Names are unchanged: they may contain ``..`` or
+        a leading ``/``, and bytes that are not UTF-8 become surrogates, as in :mod:`tarfile`. Nothing is
+        extracted to disk. Directories, links and devices are skipped.
 
     Raises:
-        ArrayFormatError: Not a tar archive, damaged (each header has a checksum; the files themselves have
-            none), a sparse file, the rest of a file from another volume, or cut short, also between two
-            members: an archive ends with a block of zeros. The error names the member and the place.
+        ArrayFormatError: The source is not a tar archive; it is damaged (each header has a checksum, the
+            contents have none); it has a sparse file or the rest of a file from another volume; or it is cut
+            short, also between two members: an archive ends with a block of zeros. The error has the name of
+            the member and the offset.
         SourceError: The source cannot be opened or read.
-        TypeError: Not a source.
+        TypeError: ``src`` is not a source.
 
-    All errors come when the iteration reaches them, those of opening at the first step.
+    Errors are raised when the iteration reaches them, and errors of opening at the first step.
 
-    Thread safety: one thread at a time, as any generator. Files are read without the GIL; members are cut out
-    of the blocks of up to 256 KiB with it, which takes some microseconds.
+    Thread safety: one thread at a time, as any generator. Files are read without the GIL. Members are copied
+    from blocks of up to 256 KiB with the GIL, which takes some microseconds.
 
     See:
         https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html
@@ -83,11 +85,11 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
 
 
 class _ChecksumError(tarfile.HeaderError):
-    """A block is damaged, or no header at all."""
+    """The checksum of a header is wrong: it is damaged, or not a header."""
 
 
 class _Opened(NamedTuple):
-    """What an archive is read from, in its order; ``size`` is ``None`` where only reading tells."""
+    """The opened source of an archive. ``size`` is ``None`` if it is not known before reading."""
 
     name: str
     read: Callable[[int, int], Content]
@@ -111,7 +113,7 @@ def _open(src: Source | Input) -> _Opened:
     except (OSError, ValueError) as error:
         raise path_error(path, error) from error
     status, size = os.fstat(file.fileno()), None
-    # Of a pipe no more is asked for than what must be there, so that its writer is not waited for.
+    # A pipe is read without a buffer, which would request more than is needed and block for its writer.
     if stat.S_ISREG(status.st_mode):
         file, size = io.BufferedReader(file, _BUFFER), status.st_size
     reader = FileReader(file, path, seekable=False, owned=True)
@@ -119,50 +121,50 @@ def _open(src: Source | Input) -> _Opened:
 
 
 class Archive:
-    """An archive that is read from its beginning to its end.
+    """An archive that is read from beginning to end.
 
     Args:
-        src: The archive; of an :class:`~spdl_media.inputs.Input`, the headers alone, and contents are empty.
+        src: The archive. Of an :class:`~spdl_media.inputs.Input`, only the headers are read, and all contents
+            are empty.
 
     Attributes:
-        name: What messages call it.
-        offset: Where the header begins that was read last.
-        member_offset: Where the member that was read last begins, with the headers that belong to it.
+        name: Name of the archive in messages.
+        offset: Offset of the last header that was read.
+        member_offset: Offset of the last member, including the extra headers that belong to it.
 
     Raises:
-        SourceError: It cannot be opened.
+        SourceError: The source cannot be opened.
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
-        TypeError: Not a source.
+        TypeError: ``src`` is not a source.
     """
 
     def __init__(self, src: Source | Input) -> None:
         self.name, self._read, self._size, self._close = _open(src)
         self._headers_only = isinstance(src, Input)
         self.offset = self.member_offset = 0
-        # Of the next byte to read.
+        # Offset of the next byte to read.
         self._position = 0
         self._member: str | None = None
-        # What "g" headers say of all members after them, and "L" and "x" headers of the next one.
+        # Records of "g" headers, for all later members, and of "L" and "x" headers, for the next member only.
         self._of_all: dict[bytes, bytes] = {}
         self._of_next: dict[bytes, bytes] = {}
 
     def close(self) -> None:
-        """Let go of the source. An ``Input`` is its owner's to close."""
+        """Close the source, unless the caller owns it. An ``Input`` is closed by its owner."""
         if self._close is not None:
             self._close()
 
     def members(self) -> Iterator[tuple[str, bytes | memoryview]]:
-        """Names and contents of the regular files.
+        """Iterate over names and contents of the regular files.
 
         Raises:
-            ArrayFormatError: The archive is damaged or cut short, or has a member of a kind that is not
-                read.
-            SourceError: It cannot be read.
-            TypeError: A file object gives no bytes.
+            ArrayFormatError: The archive is damaged or cut short, or has a member of an unsupported kind.
+            SourceError: The source cannot be read.
+            TypeError: ``read`` of a file object does not return bytes.
         """
         padding = 0
         while True:
-            # The rest of the last member's blocks and the next header, in one read.
+            # Read the padding of the last member and the next header at once.
             self.offset = self._position + padding
             block = bytes(self._next(padding + _BLOCK)[padding:])
             if block == _NO_BLOCK:
@@ -182,7 +184,7 @@ class Archive:
                 self._take(size)
 
     def fail(self, message: str, cause: Exception | None = None) -> NoReturn:
-        """Raise what is wrong with the member that was read last, or stands here.
+        """Raise an error about the current member.
 
         Raises:
             ArrayFormatError: Always.
@@ -192,7 +194,7 @@ class Archive:
         ) from cause
 
     def _next_header(self, block: bytes) -> tuple[int, bytes]:
-        """Take in the name of a member; give its size and kind."""
+        """Parse a header and set the name of the member; return size and kind."""
         if len(block) < _BLOCK:
             self._fail_end(block)
         try:
@@ -213,14 +215,14 @@ class Archive:
         return size, kind
 
     def _next(self, size: int) -> Content:
-        """The next bytes; less only at the end."""
+        """Read ``size`` bytes; fewer only at the end."""
         data = self._read(self._position, size)
         self._position += len(data)
         return data
 
     def _take(self, size: int) -> Content:
-        """The content of a member."""
-        # Before it is read: a damaged size may be more than the memory has.
+        """Read the content of a member."""
+        # Check before reading: a damaged size may exceed the memory.
         left = size if self._size is None else max(0, self._size - self._position)
         if left < size:
             self.fail(f"is cut short: {left} of {size} bytes are there")
@@ -241,7 +243,7 @@ class Archive:
         return b""
 
     def _read_special(self, size: int, kind: bytes) -> None:
-        """Read a header that says something of the members that follow."""
+        """Read an extra header, which describes the next member or all later ones."""
         if size > _MAX_HEADER_SIZE:
             what = f"has a pax header or long name of {size} bytes"
             self._fail_behind(f"{what}; {_MAX_HEADER_SIZE} are the most read")
@@ -259,7 +261,7 @@ class Archive:
             (self._of_all if kind == _PAX_GLOBAL else self._of_next).update(records)
 
     def _fail_behind(self, message: str, cause: Exception | None = None) -> NoReturn:
-        """Raise what is wrong with the header that is being read; the last member is named before it."""
+        """Raise an error about the header that is being read. The message names the member before it."""
         self.fail(f"the header behind it {message}" if self._member is not None else message, cause)
 
     def _fail_end(self, block: bytes) -> NoReturn:
@@ -276,21 +278,21 @@ class Archive:
 
 
 def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
-    """Read name, size and kind out of a header of ustar, GNU tar or the tar before them.
+    """Parse name, size and kind of a header of ustar, GNU tar or the older V7 tar.
 
     Raises:
-        _ChecksumError: Its checksum is wrong.
-        tarfile.HeaderError: Its size cannot be read.
+        _ChecksumError: The checksum is wrong.
+        tarfile.HeaderError: The size cannot be read.
     """
     name, size_field, checksum_field, kind, magic, prefix = _FIELDS.unpack(block)
-    # The lower half of Adler-32 is 1 + the sum of the bytes, exact for 256 of them: 0.3 us for both parts,
-    # where sum() takes 1.5, and all of a member 2.
+    # The lower half of Adler-32 is 1 + the sum of the bytes, exact for 256 bytes. It takes 0.3 us for both
+    # parts, sum() 1.5 us, of about 2 us for a whole member.
     total = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     try:
         stored = _parse_number(checksum_field)
     except tarfile.HeaderError:
-        stored = -1  # that is no sum
-    # Some old programs added up bytes as signed numbers.
+        stored = -1  # never equal to a sum
+    # Some old programs summed up the bytes as signed numbers.
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored and (
         sum(struct.unpack("<148b8x356b", block)) + _CHECKSUM_AT_SPACES != stored
     ):
@@ -299,15 +301,15 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name
     if kind == b"\0" and name.endswith(b"/"):
-        kind = b"5"  # directories of the time before there was a kind for them
+        kind = b"5"  # old archives mark directories by a slash only
     return name, _parse_number(size_field), kind
 
 
 def _parse_number(field: bytes) -> int:
-    """A number in octal digits, or, as GNU tar writes large ones, in binary with the first bit set."""
+    """Parse a number in octal digits or, as GNU tar writes large ones, in binary with the first bit set."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    # Programs that reuse a buffer leave the last number's end behind the zero that ends this one.
+    # After the terminating zero there may be digits of an older number, from programs that reuse a buffer.
     digits = field.partition(b"\0")[0].strip(b" ") or b"0"
     if not digits.isdigit() or b"8" in digits or b"9" in digits:
         raise tarfile.HeaderError(f"has {field!r} where a number of octal digits is due")
@@ -315,10 +317,10 @@ def _parse_number(field: bytes) -> int:
 
 
 def _parse_pax(data: bytes) -> dict[bytes, bytes]:
-    """Read the records ``length keyword=value`` of a pax header that describe the data.
+    """Parse the records ``length keyword=value`` of a pax header, and keep those about the data.
 
     Raises:
-        tarfile.HeaderError: A record is not of this form, or longer than what there is.
+        tarfile.HeaderError: A record has another form, or is longer than the header.
     """
     records: dict[bytes, bytes] = {}
     offset = 0
@@ -340,7 +342,7 @@ def _parse_pax(data: bytes) -> dict[bytes, bytes]:
 def _with_pax(
     records: dict[bytes, bytes], name: bytes, size: int, kind: bytes
 ) -> tuple[bytes, int, bytes]:
-    """Name, size and kind of a member with what the pax records say instead."""
+    """Return name, size and kind of a member, as overridden by pax records."""
     if any(key.startswith(_SPARSE_KEYS) for key in records):
         kind = b"S"
     size_text = records.get(b"size", b"")

@@ -1,7 +1,7 @@
-"""The command ``spdl-media``, which needs the extra ``cli``: click for its options, rich for the terminal.
+"""The command ``spdl-media``, which needs the extra ``cli``: click for options, rich for terminal output.
 
-Click has no dependencies and full type information, and its errors are exceptions that become one line here;
-Typer would bring click, rich and two more. Nothing of this is imported by ``import spdl_media``.
+Click has no dependencies and full type information, and reports errors as exceptions, which become one-line
+messages here. Typer would add click, rich and two more packages. ``import spdl_media`` imports none of this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What follows its name; ``None`` for those of the process.
+        arguments: Command-line arguments without the program's name; ``None`` means those of the process.
 
     Returns:
-        The exit status: 0; 1 if something was found to be wrong with the media; 2 if the command is wrong or
-        cannot do its work; 3 for a fault of the program; 130 after Ctrl-C.
+        The exit status: 0 for success; 1 if something is wrong with the media; 2 if the command line is wrong
+        or the command cannot run; 3 for a fault of this program; 130 after Ctrl-C.
     """
     try:
         for package in ("click", "rich"):

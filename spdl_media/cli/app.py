@@ -1,4 +1,4 @@
-"""The command line as a whole: its commands, what becomes of their errors, and what they share."""
+"""The command line: registration of the commands, handling of their errors, and shared output helpers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rich.text import Text
 
 from spdl_media.errors import MediaError
 
-# Of a pipe. Nothing is wrapped there: who reads it counts lines.
+# Width of a pipe. Nothing is wrapped there, because the reader may count lines.
 _UNBOUNDED = 100_000
-# Of a terminal, so many columns must be left for the last column of a table, which is wrapped.
+# Minimum width of the last column of a table in a terminal, which is wrapped.
 _LAST_COLUMN = 24
 
 FOLDER = click.argument(
@@ -38,18 +38,18 @@ NUMBER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 
 
 class Refused(click.ClickException):
-    """The command cannot do its work, for a reason of one sentence."""
+    """The command cannot run. The message is one sentence and is shown without a traceback."""
 
 
 def make_console(stream: TextIO | None = None) -> Console:
-    """Make a console for stdout or another stream; names of files hold what rich would take for markup."""
+    """Make a console for stdout or another stream, without markup: file names may look like markup."""
     stream = sys.stdout if stream is None else stream
     width = None if stream.isatty() else _UNBOUNDED
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
-    """Write a name with escapes for bytes that are no text, line breaks and codes for the terminal."""
+    """Return a file name with escapes for undecodable bytes, line breaks and terminal control codes."""
     return "".join(
         c if c.isprintable() else repr(c.encode(errors="surrogateescape"))[2:-1]
         for c in os.fsdecode(name)
@@ -59,17 +59,17 @@ def printable(name: str | bytes | os.PathLike[str]) -> str:
 def show_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()
 ) -> None:
-    """Print a table; where the terminal is too narrow, each row as a paragraph below its first cell.
+    """Print a table. If the terminal is too narrow, print each row as a paragraph below its first cell.
 
     Args:
-        headers: What stands above the columns; nothing if all are empty.
-        rows: The cells.
-        right: Headers of the columns of numbers.
+        headers: Headers of the columns; no header line if all are empty.
+        rows: The cells, row by row.
+        right: Headers of the columns that are aligned to the right.
 
     Raises:
         OSError: stdout cannot be written.
     """
-    # Widths are of cells: a letter of Chinese takes two.
+    # Widths are in terminal cells: a Chinese character takes two.
     console = make_console()
     columns = zip(headers, *rows, strict=True)
     *widths, last = (max(map(cell_len, column)) + 2 for column in columns)
@@ -81,11 +81,11 @@ def show_table(
         side: Literal["left", "right"] = "right" if header in right else "left"
         table.add_column(header, justify=side, no_wrap=number < len(headers))
     for row in rows:
-        # As Text: names of files may hold what rich takes for markup.
+        # As Text, because file names may look like rich markup.
         table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
-    # Without the blanks after its last column.
+    # Without trailing blanks.
     console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
@@ -102,7 +102,7 @@ def _show_paragraphs(
 
 
 def write_error(message: str) -> None:
-    """Write one line to stderr, whatever is in the message. A terminal wraps it between words.
+    """Write a message to stderr as one line, with control characters escaped.
 
     Raises:
         OSError: stderr cannot be written.
@@ -113,34 +113,34 @@ def write_error(message: str) -> None:
 
 _SETTINGS = {
     "help_option_names": ["-h", "--help"],
-    # Click itself writes no help that is narrower than 50 columns.
+    # Click itself writes help at least 50 columns wide.
     "terminal_width": min(shutil.get_terminal_size().columns, 100) - 1,
     "show_default": True,
 }
-# Of commands that have no module of their own.
+# Modules of the commands that share one.
 _MODULES = dict.fromkeys(("probe", "doctor", "contact-sheet"), "show")
 _COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
 
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run a command line and return its exit status; see :func:`spdl_media.cli.main`."""
-    # Not an option of click's, which would take it before the name of the command alone.
+    # --debug is not a click option, because click would accept it only before the name of the command.
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     others = [argument for argument in given if argument != "--debug"] or ["--help"]
     for stream in (sys.stdout, sys.stderr):
-        # Names of files are any bytes, and not every terminal takes every letter.
+        # File names may have any bytes, and not every terminal can show every character.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
-    # The report says what was interrupted and what failed; log lines would say it twice.
+    # The commands report interrupts and failures themselves, so the pipeline's log would repeat them.
     logging.getLogger("spdl_media.pipeline").addHandler(logging.NullHandler())
     try:
-        # The modules of other commands are not imported: that takes longer than the help of this one.
+        # Import only the module of this command: importing all takes longer than showing its help.
         for name in [one for one in _COMMANDS if one in others] or _COMMANDS:
             module = importlib.import_module(f"spdl_media.cli.{_MODULES.get(name, name)}")
             _spdl_media.add_command(getattr(module, f"{name.replace('-', '_')}_command"))
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # each becomes a line and a status
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # becomes a message and an exit status
         if "--debug" in given:
             traceback.print_exc()
         status = _tell(error)
@@ -150,31 +150,31 @@ def run(arguments: Sequence[str] | None) -> int:
 
 
 def _flush() -> None:
-    """Write what is left.
+    """Flush stdout.
 
     Raises:
-        OSError: It cannot be written, and is dropped.
+        OSError: The rest of the output cannot be written, and is dropped.
     """
     try:
         sys.stdout.flush()
     except OSError:
-        # The interpreter would try again at exit, and print a traceback.
+        # Otherwise the interpreter tries again at exit and prints a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 
 def _tell(error: BaseException) -> int:
-    """Write the line for an error; return the exit status."""
+    """Write the message of an error to stderr; return the exit status."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return 130
-    if isinstance(error, BrokenPipeError):  # the reader, such as head, has seen enough
+    if isinstance(error, BrokenPipeError):  # the reader, such as head, has closed the pipe
         return 1
     message, status = str(error), 2
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "spdl-media"
         message = f"{error.format_message()} See: {command} --help"
     elif isinstance(error, OSError) and not isinstance(error, MediaError):
-        # Names of the system's numbers, as its texts are in the user's language.
+        # Compare error numbers, because the texts of the system are in the user's language.
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space" if is_full else "Name another file or folder"
         message = f"{os.fsdecode(error.filename or 'the output')}: {error.strerror}. {remedy}"
@@ -188,7 +188,7 @@ def _tell(error: BaseException) -> int:
 @click.group(context_settings=_SETTINGS)
 @click.version_option(package_name="spdl_media", message="spdl-media %(version)s")
 def _spdl_media() -> None:
-    """Look at media files, check data sets, and measure how fast they load.
+    """Show media files, check data sets, and measure how fast they load.
 
-    Behind any command, --debug shows the traceback of an error.
+    After any command, --debug shows the traceback of an error.
     """

@@ -1,4 +1,4 @@
-"""``spdl-media bench``: how fast a folder loads on this machine, what limits it, and which settings fit."""
+"""``spdl-media bench``: measure how fast a folder loads on this machine, and find the best settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STEPS = ("decode", "convert", "transfer")
 _IDLE, _BUSY = 0.5, 0.75  # parts of a core's time
 _FRAMES = 16
 
-# What is measured, as the user gets it: the arguments of the DataLoader are evaluated from this text.
+# Arguments of the measured DataLoader as code, which is evaluated here and shown to the user.
 _PREPROCESSORS = {
     "image": (
         'sm.ImageRecipe({size}, random_crop=True, flip=0.5, dtype="float32", '
@@ -60,22 +60,22 @@ _TO_DEVICE = {
 }
 
 _TIMEOUT = 120
-"""Seconds after which a loader that gives nothing is given up."""
+"""Seconds without a batch after which a measurement fails."""
 
 _MOST_THREADS = 64
-# A setting that gains less than this is not worth its threads, and is within the noise of a measurement.
+# A gain below this factor is within the noise of a measurement, and not worth more threads.
 _GAIN = 1.04
 _CANDIDATES, _ROUNDS = 4, 2
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured, as code that the user gets.
+    """The measured loader, as code that is shown to the user.
 
     Attributes:
-        imports: What stands before the loader.
-        arguments: Of the loader, by their names.
-        unit: What is counted, and how many of it a sample has.
+        imports: The import statements.
+        arguments: Code of the loader's arguments, by name.
+        unit: Name of the unit that is counted, and number of units per sample.
     """
 
     imports: str
@@ -83,23 +83,23 @@ class _Plan:
     unit: tuple[str, int]
 
     def options(self) -> dict[str, Any]:
-        """The arguments' values.
+        """Evaluate the arguments of the loader.
 
         Raises:
             Refused: ``--preprocessor`` cannot be imported.
         """
         names: dict[str, Any] = {}
-        # Modules in the current folder, as for `python -m`.
+        # Find modules in the current folder, as `python -m` does.
         sys.path.insert(0, str(Path.cwd()))
         try:
-            exec(self.imports, names)  # noqa: S102  # lines of below
+            exec(self.imports, names)  # noqa: S102  # written by _make_plan
         except (ImportError, SyntaxError) as error:
             problem = f"--preprocessor cannot be imported: {error}. Write MODULE:FUNCTION"
             raise Refused(problem) from error
         return {name: eval(value, names) for name, value in self.arguments.items()}  # noqa: S307
 
     def code(self, folder: Path, best: Setting) -> str:
-        """The loader with a setting, ready to be copied."""
+        """Return the code of the loader with a setting, ready to be copied."""
         arguments = {**self.arguments, best.option: str(best.number)}
         lines = "".join(f"    {name}={value},\n" for name, value in arguments.items())
         paths = f"paths = [...]  # of {printable(folder)}"
@@ -125,7 +125,7 @@ def bench_command(
       spdl-media bench clips/ --kind video --size 112 --chart clips.svg
       spdl-media bench train/ --preprocessor mypackage.data:load
     """
-    # Better now than after minutes of work.
+    # Fail now rather than after minutes of work.
     chart.open("a", encoding="utf-8").close()
     kind, paths = _sample(folder, kind)
     plan = _make_plan(kind, **options)
@@ -135,7 +135,7 @@ def bench_command(
     try:
         _measure_all(plan, paths, seconds, found)
     finally:
-        # After Ctrl-C, what is known so far.
+        # Also after Ctrl-C, show the measurements so far.
         if found:
             _show(plan, found)
     best = best_of(found)
@@ -151,7 +151,7 @@ def bench_command(
 
 
 def _sample(folder: Path, kind: str | None) -> tuple[str, list[Path]]:
-    """Some files of a kind, at random, the same ones each time."""
+    """Return the kind of media and a random sample of its files, the same in each run."""
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for entry in itertools.islice(find_files(folder), _LOOKED_AT):
         path = folder / os.fsdecode(entry.path)
@@ -171,12 +171,12 @@ def _make_plan(kind: str, *, size: int, batch_size: int | None, preprocessor: st
         "batch_size": str(batch_size or (8 if kind == "video" else 32)),
         "to": '"numpy"',
     }
-    # A function of the user's may give anything, so nothing is said of transfers.
+    # The user's function may return anything, so its results are not transferred to a device.
     if preprocessor is not None:
         module, _, arguments["preprocessor"] = preprocessor.partition(":")
         imports += f"from {module} import {arguments['preprocessor']}\n"
         unit = ("samples", 1)
-    # The copy to the device is a step of its own, and measured as such.
+    # The copy to the device is measured as a step of its own.
     elif cuda_capabilities().transfer:
         arguments |= _TO_DEVICE
     if "functools." in str(arguments):
@@ -187,7 +187,7 @@ def _make_plan(kind: str, *, size: int, batch_size: int | None, preprocessor: st
 def _measure_all(
     plan: _Plan, paths: list[Path], seconds: float, found: dict[Setting, Measured]
 ) -> None:
-    """Search for the best setting, and keep what is measured meanwhile."""
+    """Search for the best setting, and add all measurements to ``found``."""
     options = plan.options()
     status = make_console(sys.stderr).status("measuring")
 
@@ -207,12 +207,12 @@ def _measure_all(
 
 
 def _steps(found: Mapping[Setting, Measured]) -> dict[str, float]:
-    """Seconds of each step for a sample, in one thread."""
+    """Return the seconds of each step per sample, in one thread."""
     return dict(zip(_STEPS, found[Setting(1)].stages.values(), strict=False))
 
 
 def _bars(plan: _Plan, found: Mapping[Setting, Measured]) -> Iterator[tuple[str, str, float]]:
-    """Each setting with its rate, and the part of the best one's."""
+    """Yield each setting, its rate as text, and its rate as a part of the best one."""
     most = max(one.rate for one in found.values())
     for setting in sorted(found, key=lambda setting: setting[::-1]):
         rate = found[setting].rate
@@ -233,11 +233,11 @@ def _show(plan: _Plan, found: Mapping[Setting, Measured]) -> None:
 
 
 def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
-    """Name the step that takes most, and what it waits for."""
+    """Describe the slowest step and what limits it."""
     steps, one, cores = _steps(found), found[Setting(1)], usable_cores()
     step = max(steps, key=lambda name: steps[name])
     total, at_best = sum(steps.values()), found[best]
-    # Of one thread: what is not the processor's time was spent waiting.
+    # With one thread, the time that is not CPU time was spent waiting.
     busy = one.cpu / one.items / total
     if best.is_processes:
         why = "processes are faster than threads, as where Python code holds the interpreter's lock"
@@ -254,7 +254,7 @@ def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
 
 
 def _svg(bars: list[tuple[str, str, float]]) -> str:
-    """A chart of bars, each with a name, what it stands for, and its length, at most 1.0."""
+    """Return a bar chart as SVG. Each bar has a name, a text, and a length of at most 1.0."""
     lines = "".join(
         f'<text x="10" y="{y}">{name}</text>'
         f'<rect x="170" y="{y - 13}" width="{300 * part:.0f}" height="16" fill="#2962ff"/>'
@@ -269,14 +269,14 @@ def _svg(bars: list[tuple[str, str, float]]) -> str:
 
 
 class Setting(NamedTuple):
-    """How many calls run at a time, and where: ``num_threads=`` or ``num_processes=`` of the loader."""
+    """Number of threads or processes: ``num_threads=`` or ``num_processes=`` of the loader."""
 
     number: int
     is_processes: bool = False
 
     @property
     def option(self) -> str:
-        """Its argument of the loader."""
+        """Name of the loader's argument."""
         return "num_processes" if self.is_processes else "num_threads"
 
     def __str__(self) -> str:
@@ -285,13 +285,13 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """A run with one setting.
+    """Result of a run with one setting.
 
     Attributes:
-        items: Samples that were made.
-        seconds: In which time.
-        cpu: Seconds of this process's cores in that time.
-        stages: Seconds in each function, for one sample, by its name.
+        items: Number of samples that were loaded.
+        seconds: Duration of the run.
+        cpu: CPU seconds of this process during the run.
+        stages: Seconds per sample in each function, by name.
     """
 
     items: int
@@ -301,11 +301,11 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.items / self.seconds
 
     def __add__(self, other: Measured) -> Measured:
-        """Two runs as one."""
+        """Combine two runs with the same setting."""
         seconds, cpu = self.seconds + other.seconds, self.cpu + other.cpu
         return Measured(self.items + other.items, seconds, cpu, self.stages)
 
@@ -313,14 +313,14 @@ class Measured:
 def measure(
     paths: Sequence[Path], options: Mapping[str, Any], setting: Setting, seconds: float
 ) -> Measured:
-    """Run a loader for some seconds, after its first batches.
+    """Run a loader for some seconds, after a warm-up.
 
     Raises:
         PipelineFailure: More than half of the files cannot be loaded.
-        PipelineError: The preprocessor cannot be pickled, and processes need that.
+        PipelineError: ``setting`` uses processes, and the preprocessor cannot be pickled.
     """
     number: dict[str, Any] = {setting.option: setting.number}
-    # Without end: a run lasts as long as it is to last, however few files there are.
+    # Repeat the files without end, so that the run can last long enough with few files.
     loader = DataLoader(itertools.cycle(paths), timeout=_TIMEOUT, **number, **options)
     begin, start, at_start, cpu = time.monotonic(), 0.0, 0, 0.0
     for _ in loader:
@@ -328,7 +328,7 @@ def measure(
         statistics = loader.statistics()
         assert statistics is not None
         stages = [stage for stage in statistics.stages if not stage.name.startswith("aggregate(")]
-        # Of the first stage: batches come in bursts.
+        # Count at the first stage, because batches come in bursts.
         items = stages[0].calls.number - stages[0].failures
         if not start and now - begin >= seconds / 4:
             start, at_start, cpu = now, items, time.process_time()
@@ -342,14 +342,14 @@ def measure(
 
 
 def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Measured]:
-    """Measure settings until the best is found; see :func:`best_of`.
+    """Measure settings until the best one is found; see :func:`best_of`.
 
     Args:
-        run: Measures a setting; for processes it may raise a PipelineError.
-        cores: How many there are.
+        run: Measures a setting; for processes it may raise a ``PipelineError``.
+        cores: Number of cores.
 
     Returns:
-        What was measured: threads before processes, few before many.
+        All measurements: threads before processes, few before many.
 
     Raises:
         Exception: What ``run`` raises for threads.
@@ -363,17 +363,17 @@ def search(run: Callable[[Setting], Measured], cores: int) -> dict[Setting, Meas
 
     _climb(rate)
     with suppress(PipelineError):
-        # Beyond the cores, processes only cost memory.
+        # More processes than cores would only cost memory.
         rate(Setting(cores, is_processes=True))
     for _ in range(_ROUNDS):
-        # One after the other, so that what else this machine does meets all of them.
+        # Alternate between the settings, so that other load on the machine affects all of them.
         for setting in sorted(found, key=rate, reverse=True)[:_CANDIDATES]:
             found[setting] += run(setting)
     return dict(sorted(found.items(), key=lambda item: item[0][::-1]))
 
 
 def _climb(rate: Callable[[Setting], float]) -> None:
-    """Double the number of threads until that gains nothing twice, then try numbers next to the best one."""
+    """Double the number of threads until there is no gain twice, then try numbers next to the best one."""
     number, top, best, misses = 1, 1, 0.0, 0
     while number <= _MOST_THREADS and misses < 2:
         this = rate(Setting(number))
@@ -385,7 +385,7 @@ def _climb(rate: Callable[[Setting], float]) -> None:
 
 
 def best_of(found: Mapping[Setting, Measured]) -> Setting:
-    """The first setting that is as fast as any."""
+    """Return the first setting that is as fast as the fastest, within the noise."""
     most = max(one.rate for one in found.values())
-    # Threads before processes, few before many: what is as fast with less is better.
+    # The order is threads before processes, few before many: equally fast with less is better.
     return next(setting for setting, one in found.items() if one.rate * _GAIN >= most)

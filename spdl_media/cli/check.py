@@ -1,4 +1,4 @@
-"""``spdl-media check``: a data set decoded in a pipeline, and what is wrong with it."""
+"""``spdl-media check``: decode a data set in a pipeline, and report what is wrong with it."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from spdl_media.stills import STILL_FORMATS
 
 _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))
 _COLUMNS = ("kind", "path", "reason")
-# Of a long video, only so many packets and decoded frames are in memory at a time.
+# Maximum number of packets and decoded frames of a video in memory at a time.
 _PACKETS, _FRAMES = 64, 8
 
 _FORMATS = {**STILL_FORMATS, "gif": "gif"}
-"""What still images are, by their names."""
+"""Formats of still images by suffix."""
 
 _STREAMS = (VideoStreamInfo, AudioStreamInfo)
 
-# FFmpeg takes text for images of these formats.
+# FFmpeg reads text files as images of these formats.
 _NO_MEDIA = frozenset({"tty"})
-# Names of files are any bytes.
+# File names may have any bytes.
 _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
 
 
@@ -78,7 +78,7 @@ def check_command(
       spdl-media check train/ --csv -o damaged.csv
     """
     if output is not None:
-        # Better now than after hours of work. What is there stays until the end.
+        # Fail now rather than after hours of work. Appending keeps an existing file unchanged until the end.
         output.open("a", encoding="utf-8").close()
         form = form or output.suffix[1:]
     start, is_complete = time.monotonic(), False
@@ -101,7 +101,7 @@ def check_command(
                 write(form, stream)
         except OSError as error:
             if output is not None:
-                # They may be the results of hours.
+                # Do not lose the results, which may have taken hours.
                 write("text", sys.stdout)
                 error.filename = error.filename or output
             raise
@@ -116,23 +116,23 @@ def check_command(
 
 def _make_progress() -> Progress:
     console = make_console(sys.stderr)
-    # Room for the ^C that terminals show: after a full line it would begin another, which would stay.
+    # Leave room for the ^C that terminals show: after a full line, it would leave a second line behind.
     console.width -= 3
     texts = ("{task.fields[rate]}/s", "{task.fields[bad]} bad")
     columns = (BarColumn(None), MofNCompleteColumn(), *texts, TimeRemainingColumn(compact=True))
-    # Nothing at all where nobody watches.
+    # No progress bar if stderr is not a terminal.
     is_hidden = not console.is_terminal
     return Progress(*columns, console=console, transient=True, disable=is_hidden, expand=True)
 
 
 def check_folder(folder: Path, files: State, threads: int, progress: Progress) -> None:
-    """Find the files, decode and compare them in a pipeline, and save each result when it comes.
+    """Find the files, decode and hash them in a pipeline, and save each result at once.
 
     Raises:
         OSError: The folder cannot be read.
         sqlite3.Error: A result cannot be saved.
     """
-    # First all names: the number of files is the end of the progress bar, and sizes tell what may be alike.
+    # Find all files first: the progress bar needs their number, and their sizes show possible duplicates.
     task = progress.add_task("finding", total=None, bad=0, rate="-")
     files.see(iter(progress.track(find_files(folder), task_id=task)))
     progress.remove_task(task)
@@ -148,19 +148,19 @@ def check_folder(folder: Path, files: State, threads: int, progress: Progress) -
                 bad += result[0] in KINDS
                 rate = round(number / (time.monotonic() - start))
                 progress.update(task, advance=1, bad=bad, rate=f"{rate:,}")
-    # check_file() raises nothing, so it is the source that failed: the database.
+    # check_file() never raises, so the source has failed, which reads the database.
     except PipelineFailure as failure:
         raise failure.exceptions[0] from failure
 
 
 def _check_one(folder: Path, item: tuple[int, bytes, bool]) -> tuple[Any, ...]:
-    """Kind, reason, digest of the bytes, and number of a file, as ``State.save`` takes them."""
+    """Check a file; return kind, reason, digest of its bytes and id: the arguments of ``State.save``."""
     number, name, is_alike = item
     path = Path(folder, os.fsdecode(name))
     kind, reason = check_file(path)
     digest = None
     if is_alike and kind in ("sound", "damaged", "odd"):
-        # What cannot be read any more is no duplicate that anybody could use.
+        # A file that cannot be read any more is not reported as a duplicate.
         with suppress(OSError), path.open("rb") as file:
             found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
             digest = found.digest()
@@ -178,7 +178,7 @@ def _write(
     head: Mapping[str, Any], rows: Callable[[], Iterator[Any]], form: str | None, stream: TextIO
 ) -> None:
     if form == "json":
-        # Row by row: a million of them are not held in memory.
+        # Write row by row, to keep memory small for a million rows.
         stream.write(json.dumps(head)[:-1] + ', "files": [')
         for number, row in enumerate(rows()):
             line = json.dumps(dict(zip(_COLUMNS, row, strict=True)))
@@ -204,11 +204,11 @@ def _summary(counts: Counter[str | None], seconds: float) -> str:
 
 
 def check_file(path: Path) -> tuple[str, str | None]:
-    """Decode all streams of a file to their ends.
+    """Decode all streams of a file completely.
 
     Returns:
-        What it is, ``"sound"``, ``"damaged"``, ``"unreadable"``, ``"odd"`` or ``"other"`` (no media), and
-        why.
+        The kind, ``"sound"``, ``"damaged"``, ``"unreadable"``, ``"odd"`` or ``"other"`` (not media), and the
+        reason, or ``None``.
     """
     try:
         info = probe(path)
@@ -218,13 +218,13 @@ def check_file(path: Path) -> tuple[str, str | None]:
         oddity = _check_still(path, info) if info.is_still else _check_streams(path, info)
         oddity = oddity or _oddity_of_name(path, info)
     except DemuxError as error:
-        # Files of labels and the like are no media, and are not named as if they were.
+        # Files without a media suffix, such as files of labels, are not media.
         return ("damaged", error.message) if named_kind(path) else ("other", None)
     except (SourceError, MissingDependencyError) as error:
         return "unreadable", error.message
     except MediaError as error:
         return "damaged", error.message
-    except Exception as error:  # noqa: BLE001  # one file does not end the check of a million
+    except Exception as error:  # noqa: BLE001  # one file must not end the whole check
         return "unreadable", f"the check failed: {type(error).__name__}: {error}"
     return ("odd", oddity) if oddity else ("sound", None)
 
@@ -233,7 +233,7 @@ def _check_still(path: Path, info: MediaInfo) -> str | None:
     frames = decode_packets(demux_image(path), filter_desc=None)
     if max(frames.width, frames.height) == 1:
         return "an image of one pixel"
-    # The suffix may be one of many for a format, or of a format that has no row here.
+    # Several suffixes may mean one format, and unknown suffixes are not checked.
     expected = _FORMATS.get(path.suffix[1:].lower(), info.format)
     if expected != info.format and {expected, info.format} <= set(_FORMATS.values()):
         return f"an image of the format {info.format}, and named {path.suffix}"
@@ -241,7 +241,7 @@ def _check_still(path: Path, info: MediaInfo) -> str | None:
 
 
 class _Stream:
-    """What has come of a stream."""
+    """A stream that is being checked: its decoder, and what it has given so far."""
 
     def __init__(self, info: VideoStreamInfo | AudioStreamInfo) -> None:
         self.info, self.count, self.skipped = info, 0, ""
@@ -250,7 +250,7 @@ class _Stream:
 
     def take(self, packets: Any) -> None:
         """Decode packets."""
-        # Made of the packets, which carry what the decoder must be told.
+        # Made at the first packets, because they have the parameters of the decoder.
         if self.decoder is None:
             is_video = isinstance(self.info, VideoStreamInfo)
             kind = functools.partial(VideoDecoder, num_frames=_FRAMES) if is_video else AudioDecoder
@@ -266,7 +266,7 @@ class _Stream:
                     self.skipped = f"begins with {frames.num_skipped} frames that cannot be decoded"
 
     def finish(self) -> str | None:
-        """Decode the rest, and say what is odd."""
+        """Flush the decoder; return what is odd about the stream, or ``None``."""
         if self.decoder is not None:
             self._count(self.decoder.flush())
         name = "video" if isinstance(self.info, VideoStreamInfo) else "audio"
@@ -280,7 +280,7 @@ class _Stream:
             return "changes the size of its frames"
         if isinstance(self.info, AudioStreamInfo):
             seconds, stated = self.count / self.info.sample_rate, self.info.duration or 0
-            # Headers are often a little off; what is cut short is far off.
+            # Headers are often slightly wrong; a truncated file differs much more.
             if seconds < 0.9 * stated - 1:
                 return f"lasts {seconds:.1f} s, and the file states {stated:.1f} s"
         elif self.count < 0.9 * (self.info.num_frames or 0) - 2:

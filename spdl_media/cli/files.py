@@ -1,7 +1,7 @@
-"""The files in a folder, and what is known of each, in a database on disk.
+"""Finds the files of a folder, and stores their check results in a database on disk.
 
-They are found one by one, whatever is there: links, loops, pipes, names that are no text. A million of them
-take no more memory than a thousand.
+The search handles links, loops of links, pipes, and names that are not valid text. Memory does not grow with
+the number of files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from spdl_media.cli.app import Refused, printable
 
-# Files of media that Python's table of file types lacks, or takes for something else.
+# Suffixes of media files that Python's table of file types lacks, or assigns to another type.
 _MORE_SUFFIXES = {
     **dict.fromkeys((".avif", ".heic", ".jxl"), "image"),
     **dict.fromkeys((".m2ts", ".mkv", ".nut", ".ts"), "video"),
@@ -30,14 +30,14 @@ _LOOP = "a link to a folder that it lies in; not followed"
 
 
 class Entry(NamedTuple):
-    """A file, or what cannot be one.
+    """A file, or another directory entry that cannot be opened as one.
 
     Attributes:
-        path: Below the folder.
-        size: Its bytes.
-        mtime: When it was changed, in nanoseconds.
-        kind: ``"unreadable"`` or ``"odd"``, for what is not to be opened.
-        reason: Why not.
+        path: Path relative to the folder.
+        size: Size in bytes.
+        mtime: Time of the last change, in nanoseconds.
+        kind: ``"unreadable"`` or ``"odd"`` for an entry that must not be opened; otherwise ``None``.
+        reason: Why it must not be opened.
     """
 
     path: bytes
@@ -48,20 +48,20 @@ class Entry(NamedTuple):
 
 
 def named_kind(path: str | Path) -> str | None:
-    """``"image"``, ``"video"`` or ``"audio"``, by the name alone."""
+    """Return ``"image"``, ``"video"`` or ``"audio"`` by the file's suffix, or ``None``."""
     suffix = Path(path).suffix.lower()
-    # Of the suffix alone: a name may look like a URL.
+    # Guess by the suffix only, because a whole name may look like a URL.
     guess = mimetypes.guess_type(f"name{suffix}")[0] or ""
     kind = _MORE_SUFFIXES.get(suffix) or guess.split("/")[0]
     return kind if kind in ("image", "video", "audio") else None
 
 
 def find_files(folder: Path) -> Iterator[Entry]:
-    """All files of a folder that are not hidden, in the order in which the file system gives them.
+    """Iterate over all files of a folder that are not hidden, in the order of the file system.
 
-    Links to files are files. Links to folders outside are followed, each folder once; what links lead to
-    inside is found without them, and a link to a folder that it lies in is odd. Memory is that of the folders
-    on the way to a file, and of links.
+    Links to files count as files. Links to folders outside of this folder are followed, each folder once.
+    Links to folders inside are ignored, because those are found anyway. A link to a folder that contains it
+    is reported as odd. Memory is used only for the folders on the path to the current file, and for links.
 
     Raises:
         OSError: The folder itself cannot be read.
@@ -73,7 +73,7 @@ def find_files(folder: Path) -> Iterator[Entry]:
 def _below(
     entries: Iterator[os.DirEntry[bytes]], prefix: bytes, roots: list[bytes]
 ) -> Iterator[Entry]:
-    """Walk a folder whose entries are read as they are needed; ``roots`` are those that are walked."""
+    """Walk a folder, reading its entries lazily; ``roots`` are the folders that are walked."""
     stack = [(entries, prefix)]
     while stack:
         entries, prefix = stack[-1]
@@ -103,7 +103,7 @@ def _file(path: bytes, entry: os.DirEntry[bytes]) -> Entry:
     status = entry.stat()
     if stat.S_ISREG(status.st_mode):
         return Entry(path, status.st_size, status.st_mtime_ns)
-    # A pipe or a device could keep us waiting for ever.
+    # Opening a pipe or a device could block forever.
     return Entry(path, kind="odd", reason="neither a file nor a folder; not opened")
 
 
@@ -115,8 +115,8 @@ def _unreadable(path: bytes, error: OSError) -> Entry:
 
 
 def _leads_out(link: bytes, roots: list[bytes]) -> bool:
-    """Whether a link leads to a folder that is not walked yet, which is noted."""
-    # Inside of a walked folder it is found without the link; around one, files would come twice.
+    """Whether a link leads to a folder that is not walked yet; it is then added to ``roots``."""
+    # A target inside a walked folder is found anyway; one that contains it would give files twice.
     target = os.path.realpath(link)
     if _is_loop(link) or any(_holds(root, target) or _holds(target, root) for root in roots):
         return False
@@ -133,13 +133,13 @@ def _holds(folder: bytes, path: bytes) -> bool:
 
 
 KINDS = ("damaged", "unreadable", "odd", "duplicate")
-"""The kinds of what is reported, in order."""
+"""The kinds of problems in a report, in the order of the report."""
 
 _PAGE = 500
 _SECONDS_BETWEEN_COMMITS = 1.0
 
 _SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL"
-# The first table has a name that tells our files from those of other programs and versions.
+# The name of the first table identifies files of this program and version.
 _SCHEMA = """
 CREATE TABLE spdl_media_check_2 (folder BLOB);
 CREATE TABLE files (
@@ -154,7 +154,7 @@ CREATE VIEW report AS
     ) WHERE path != first;
 """
 
-# A result stays while the file does; what could not be read is tried again.
+# The result of an unchanged file is kept, but unreadable files are tried again.
 _SEE = """
 INSERT INTO files (path, size, mtime, kind, reason, seen) VALUES (?, ?, ?, ?, ?, 1)
 ON CONFLICT (path) DO UPDATE SET
@@ -164,18 +164,18 @@ ON CONFLICT (path) DO UPDATE SET
     digest = CASE WHEN same THEN digest END
 """.replace("same", "size = excluded.size AND mtime = excluded.mtime AND kind IS NOT 'unreadable'")
 
-# Of these sizes there are several files, so they may be duplicates. What is empty is damaged.
+# Files whose size occurs several times may be duplicates. Empty files are damaged anyway.
 _MARK_ALIKE = """
 UPDATE files SET seen = 2 WHERE size IN
     (SELECT size FROM files WHERE size > 0 GROUP BY size HAVING count(*) > 1)
 """
-# What is no media has no digest.
+# Files that are not media need no digest.
 _PENDING = "(kind IS NULL OR seen = 2 AND digest IS NULL AND kind IN ('sound', 'damaged', 'odd'))"
 
 
 @contextmanager
 def open_state(path: Path | None, folder: Path) -> Iterator[State]:
-    """Open the results of a folder, in a file or, for ``None``, in a temporary one.
+    """Open the results of a folder, stored in a file or, if ``path`` is ``None``, in a temporary one.
 
     Raises:
         Refused: The file is in use by another check, belongs to another folder, or cannot be written.
@@ -184,7 +184,7 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
     remedy, place = "name another file by --state", os.fsencode(folder.resolve())
     try:
         with closing(sqlite3.connect(path or "", timeout=0, check_same_thread=False)) as db:
-            # The lock is that of the operating system and goes with the process, however that ends.
+            # The operating system holds the lock, and releases it when the process ends in any way.
             db.executescript(f"{_SETTINGS}; BEGIN IMMEDIATE")
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for statement in _SCHEMA.split(";"):
@@ -207,7 +207,7 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
 
 
 class State:
-    """The files of a folder with their results; made by :func:`open_state`. Errors are those of SQLite."""
+    """The files of a folder with their results. Made by :func:`open_state`. Errors are those of SQLite."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -216,7 +216,7 @@ class State:
         self._committed = time.monotonic()
 
     def _write(self, statement: str, rows: Iterable[tuple[Any, ...]] = ((),)) -> None:
-        """Write rows, and commit if that is due."""
+        """Execute a statement for each row, and commit if the last commit is long enough ago."""
         with self._lock:
             self._db.executemany(statement, rows)
             if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
@@ -224,13 +224,13 @@ class State:
                 self._committed = time.monotonic()
 
     def see(self, entries: Iterator[Entry]) -> None:
-        """Take in the files that there are, and forget those that are gone.
+        """Add new and changed files, and remove those that no longer exist.
 
         Raises:
-            sqlite3.Error: They cannot be written.
+            sqlite3.Error: The database cannot be written.
             OSError: The folder cannot be read.
         """
-        # In this order: what is not seen again in this run is gone.
+        # Files that are not marked as seen again below do not exist any more.
         self._write("UPDATE files SET seen = 0 WHERE seen")
         while page := list(itertools.islice(entries, _PAGE)):
             self._write(_SEE, page)
@@ -238,7 +238,7 @@ class State:
         self._write(_MARK_ALIKE)
 
     def pending(self) -> Iterator[tuple[int, bytes, bool]]:
-        """Number and path of the files without a result, and whether another has the size.
+        """Iterate over the files without a result: id, path, and whether another file has the same size.
 
         Raises:
             sqlite3.Error: The database cannot be read.
@@ -246,7 +246,7 @@ class State:
         query = f"SELECT id, path, seen = 2 FROM files WHERE id > ? AND {_PENDING} ORDER BY id"  # noqa: S608
         last = 0
         while True:
-            # Whole pages, since results are written between them.
+            # Read whole pages, because results are written in between.
             with self._lock:
                 page = self._db.execute(f"{query} LIMIT {_PAGE}", [last]).fetchall()
             if not page:
@@ -255,7 +255,7 @@ class State:
             last = page[-1][0]
 
     def num_pending(self) -> int:
-        """How many files have no result.
+        """Return the number of files without a result.
 
         Raises:
             sqlite3.Error: The database cannot be read.
@@ -264,16 +264,16 @@ class State:
         return int(self._db.execute(query).fetchone()[0])
 
     def save(self, kind: str, reason: str | None, digest: bytes | None, number: int) -> None:
-        """Keep the result of a file.
+        """Store the result of the file with the id ``number``.
 
         Raises:
-            sqlite3.Error: It cannot be written.
+            sqlite3.Error: The database cannot be written.
         """
         statement = "UPDATE files SET kind = ?, reason = ?, digest = ? WHERE id = ?"
         self._write(statement, [(kind, reason, digest, number)])
 
     def counts(self) -> dict[str | None, int]:
-        """Count files by kind, and duplicates.
+        """Return the number of files by kind, including duplicates.
 
         Raises:
             sqlite3.Error: The database cannot be read.
@@ -283,7 +283,7 @@ class State:
         return dict(row for table in tables for row in self._db.execute(query.format(table)))
 
     def report(self) -> Iterator[tuple[str, bytes, Any]]:
-        """Give kind, path and reason of what is wrong; of duplicates the first file that is like it.
+        """Iterate over all problems: kind, path, and reason or, of a duplicate, the first equal file.
 
         Raises:
             sqlite3.Error: The database cannot be read.

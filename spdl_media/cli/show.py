@@ -1,4 +1,4 @@
-"""Commands that show what is there: ``probe`` in media files, ``contact-sheet`` in a video, ``doctor``."""
+"""The commands ``probe`` and ``contact-sheet`` for media files, and ``doctor`` for the installation."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def probe_command(files: Sequence[str], *, as_json: bool) -> int:
         try:
             found.append((path, probe(path)))
         except MediaError as error:
-            # The others are shown nevertheless; the exit status tells.
+            # Go on with the other files; the exit status reports the failure.
             write_error(str(error))
     if as_json:
-        # Rates as strings: 30000/1001 is no decimal number.
+        # default=str writes rates as strings, such as 30000/1001, which has no exact decimal form.
         click.echo(json.dumps([_as_object(*one) for one in found], indent=2, default=str))
     elif found:
         rows = [
@@ -76,7 +76,7 @@ def _kind(stream: StreamInfo) -> str:
 
 
 def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:
-    """The cells of a stream, after the name of its file."""
+    """Yield the cells of a stream's row, without the file name."""
     values: tuple[object, ...] = ("",) * 7
     if isinstance(stream, VideoStreamInfo):
         values = (
@@ -102,8 +102,8 @@ def _seconds(stream: VideoStreamInfo | AudioStreamInfo) -> str:
 
 _GAP, _GRAY = 4, 24
 
-# Three columns and five rows of a character, from the top, the left bit first. The wheels' FFmpeg has no
-# drawtext, and a font of a library would be one more thing to install.
+# Each character has five rows of three bits; a digit is a row, from the top, with the left bit first. The
+# FFmpeg in PyAV's wheels has no drawtext filter, and a font library would be one more dependency.
 _GLYPHS = {
     character: [[int(bit) for bit in f"{int(row, 8):03b}"] for row in rows]
     for character, rows in zip(
@@ -134,7 +134,7 @@ def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int,
         height = max(1, round(width * file.height / file.width))
         count = min(columns * rows, len(file))
         first, end = file.timestamps[0], file.end
-        # The middle of equal parts: the first frame and the last one are often black.
+        # Take the middle of equal parts, because the first and last frames are often black.
         times = [first + (end - first) * (n + 0.5) / count for n in range(count)]
         numbers = file.numbers_at(times)
         frames = file.load(numbers, width=width, height=height, scale_mode=None).array
@@ -156,14 +156,14 @@ def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int,
 
 
 def _draw(frame: npt.NDArray[Any], seconds: float) -> None:
-    """Write a time in white on black into the lower left corner, as large as there is room for."""
-    # Rounded down, but for what floats make a little less than it is.
+    """Write a time in white on black into the lower left corner, scaled to the frame's width."""
+    # Round down, but tolerate floats that are slightly below their exact value.
     tenths = max(int(seconds * 10 + 1e-6), 0)
     minutes = tenths // 600
     text = f"{minutes // 60}:{minutes % 60:02}:{tenths // 10 % 60:02}.{tenths % 10}"
     bits = [np.pad(_GLYPHS[character], ((1, 1), (1, 0))) for character in text]
     label = np.pad(np.concatenate(bits, axis=1), ((0, 0), (0, 1)))
-    # About a third of the width for the time.
+    # The text takes about a third of the width.
     scale = max(1, frame.shape[1] // 100)
     label = np.kron(label, np.ones((scale, scale), int))[-frame.shape[0] :, : frame.shape[1]]
     height, width = label.shape
@@ -190,14 +190,14 @@ _SMALL_MEMORY = 1 << 30
 
 
 class Row(NamedTuple):
-    """One thing that was looked for.
+    """A row of the report: one package, feature or limit.
 
     Attributes:
-        status: ``"missing"`` of what the library needs, ``"optional"`` of what some of it needs, ``"note"``
-            of a limit that may be too low.
-        name: What it is.
-        found: What was found, or why it is not.
-        fix: The line that would mend it.
+        status: ``"ok"``; ``"missing"`` if the library needs it; ``"optional"`` if some features need it;
+            ``"note"`` for a limit that may be too low.
+        name: Name of the package, feature or limit.
+        found: What was found, or why it is missing.
+        fix: Command that fixes the problem.
     """
 
     status: Literal["ok", "missing", "optional", "note"]
@@ -209,7 +209,7 @@ class Row(NamedTuple):
 @click.command("doctor", short_help="Show what is missing here.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON: an object for each row.")
 def doctor_command(*, as_json: bool) -> int:
-    """Show what is there and what is missing, and the line that gets it.
+    """Show what is installed and what is missing, with the commands that install it.
 
     The exit status is 1 if something is missing that the library needs.
 
@@ -253,7 +253,7 @@ def _version(distribution: str) -> str:
 
 
 def _codecs(name: str, wanted: list[str], mode: Literal["r", "w"]) -> Row:
-    # A PyAV that was built from source may be without some.
+    # A PyAV that was built from source may lack some codecs.
     missing = [one for one in wanted if not has_codec(one, mode)]
     if missing:
         fix = "python -m pip install --force-reinstall --only-binary av av"
@@ -268,7 +268,7 @@ def _cuda() -> Iterator[Row]:
         lack = f"missing: {', '.join(one.missing)}" if one.missing else one.reason
         yield Row("ok" if one else "optional", name, "can be used" if one else lack)
     for name, part in capabilities.parts.items():
-        # A reason says what is missing, and then what helps.
+        # The first sentence of a reason says what is missing, the rest is the fix.
         found, _, fix = part.reason.partition(". " if ". " in part.reason else ": ")
         yield Row("ok" if part else "optional", f"CUDA: {name}", found or "there", fix)
 
@@ -277,7 +277,7 @@ def _system() -> Iterator[Row]:
     cores = usable_cores()
     text = f"{cores} of {os.cpu_count()} may be used: num_threads={cores} unless you say otherwise"
     yield Row("ok", "cores", text)
-    shared = Path("/dev/shm")  # noqa: S108  # where batches of other processes lie
+    shared = Path("/dev/shm")  # noqa: S108  # holds batches from other processes
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         text = f"{usage.free / 2**30:.2f} of {usage.total / 2**30:.2f} GiB free"
