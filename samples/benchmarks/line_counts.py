@@ -1,11 +1,11 @@
-"""The lines of programs that are written twice in the documentation: with the usual tool, and here.
+"""Count the lines of the programs that the documentation shows with the usual tool and with this library.
 
     python samples/benchmarks/line_counts.py
 
-    prints the table of ``docs/recipes.md``
+It prints the table of ``docs/recipes.md``.
 
-Lines are those of the listings under "With ...:" and "Here...:", laid out by ``ruff format`` in 100 columns,
-without imports, comments and prints. A pair is found by its heading. It needs ruff.
+It counts the lines of the listings after "With ...:" and "Here...:", formatted by ``ruff format`` to 100
+columns, without imports, comments and prints. Each pair is found by its heading. It needs ruff.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ BLOCK = r":\n\n(?:<!-- needs: [^\n]*-->\n)?```python\n(?P<{}>.*?)^```$"
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and where it stands.
+    """A program in the documentation.
 
     Attributes:
         what: What it does.
         sample: The sample that runs it.
-        tool: What people use for it.
-        page: The page of both sides.
-        heading: What stands above them.
-        is_same: Whether all but the imports is the same on both sides.
+        tool: The usual tool for it.
+        page: The page with both listings.
+        heading: The heading above the listings.
+        is_same: Whether the listings differ only in imports.
     """
 
     what: str
@@ -44,14 +44,14 @@ class Program:
 
 PROGRAMS = (
     Program(
-        "classifier of a folder of images",
+        "image classifier on a folder",
         "train_images.py",
         "PyTorch, torchvision",
         "migrating-torchvision.md",
         "Train a classifier",
     ),
     Program(
-        "a `Dataset` that is there already",
+        "an existing `Dataset`",
         "torch_dataset.py",
         "PyTorch",
         "migrating.md",
@@ -59,18 +59,18 @@ PROGRAMS = (
         is_same=True,
     ),
     Program(
-        "two ranks, a damaged file",
+        "two ranks with damaged files",
         "train_ddp.py",
         "PyTorch, Pillow",
         "recipes.md",
         "Two ranks and a damaged file",
     ),
     Program(
-        "random clips of videos, with sound",
+        "random video clips with audio",
         "video_clips.py",
         "PyTorch, PyAV",
         "recipes.md",
-        "Clips of videos with sound",
+        "Video clips with audio",
     ),
     Program(
         "windows of speech, padded",
@@ -87,34 +87,34 @@ PROGRAMS = (
         "Shards of images and captions",
     ),
     Program(
-        "images, captions and sounds",
+        "images, captions and audio",
         "captions.py",
         "PyTorch, Pillow, soundfile",
         "recipes.md",
-        "Images, captions and sounds",
+        "Images, captions and audio",
     ),
     Program(
-        "Ctrl-C, damage, resume",
+        "resume after Ctrl-C, with damaged files",
         "interrupted.py",
         "PyTorch, Pillow",
         "recipes.md",
-        "A run that is cut off",
+        "An interrupted run",
     ),
 )
 
 
 def count_lines(code: str) -> int:
-    """Lines of code, whoever laid it out."""
+    """Return the number of lines after formatting."""
     tree = ast.parse(code)
     tree.body = [node for node in tree.body if not is_left_out(node)]
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=100", "-"]
-    plain = ast.unparse(tree)  # no comments, no trailing commas that ask for a line each
+    plain = ast.unparse(tree)  # without comments and trailing commas, which force line breaks
     done = subprocess.run(command, input=plain, capture_output=True, text=True, check=True)  # noqa: S603
     return sum(bool(line.strip()) for line in done.stdout.splitlines())
 
 
 def is_left_out(node: ast.stmt) -> bool:
-    """Whether it is an import or a print."""
+    """Return whether a statement is an import or a print."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return True
     call = node.value if isinstance(node, ast.Expr) else None
@@ -122,13 +122,13 @@ def is_left_out(node: ast.stmt) -> bool:
 
 
 def row(program: Program) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     text = (DOCS / program.page).read_text(encoding="utf-8")
     theirs = BLOCK.format("theirs")
     if program.is_same:
         found = re.search(theirs.removeprefix(r":\n\n"), text, re.MULTILINE | re.DOTALL)
     else:
-        pair = rf"^## {re.escape(program.heading)}\n(?:(?!^## ).)*?With [^:]*{theirs}"
+        pair = rf"^## {re.escape(program.heading)}\n(?:(?!^## ).)*?With\s[^:]*{theirs}"
         pair += rf"\n\n^Here[^:]*{BLOCK.format('ours')}"
         found = re.search(pair, text, re.MULTILINE | re.DOTALL)
     assert found is not None, program.heading
