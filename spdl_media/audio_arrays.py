@@ -1,4 +1,4 @@
-"""Audio into one array: of packets, of a source while it is read, and of a WAV file."""
+"""Decode audio to one array: from packets, from a source while it is read, or from a WAV file."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class AudioRequest:
     """Options of one audio load.
 
     Attributes:
-        desc: The filter graph; ``None`` for none.
-        storage: Memory to fill; fresh memory without one.
-        config: How to decode.
-        num_samples: At most so many samples of each channel.
-        on_short: What fills up to ``num_samples``; ``None``: nothing does.
+        desc: The filter graph; ``None``: no graph.
+        storage: Memory for the result; ``None``: fresh memory.
+        config: Options of decoding.
+        num_samples: Maximum number of samples per channel.
+        on_short: How to fill up to ``num_samples``; ``None``: the result may be shorter.
     """
 
     desc: str | None
@@ -58,18 +58,18 @@ class AudioRequest:
 
     @property
     def ops(self) -> SoundOps | None:
-        """What the graph makes of the samples; ``None``: it is one of the caller's own."""
+        """Operations of the graph; ``None`` for a graph that the caller wrote."""
         return SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
 
     def rows(self, zero: Fraction = Fraction(0), end: Fraction | None = None) -> SampleRows | None:
-        """A sink for the result; ``None``: a graph has to see the frames as they are decoded.
+        """Return a sink for the result; ``None`` if the decoded frames must pass through a filter graph.
 
         Args:
             zero: Second 0 of the container on the stream's own clock.
-            end: Where the last sample is expected, in seconds on the container's clock, if known.
+            end: Expected time of the last sample, in seconds on the container's clock, if known.
         """
         ops = self.ops
-        # Filters of the caller's own may depend on where frames begin.
+        # A filter graph of the caller's may depend on where frames begin.
         if ops is None or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None):
             return None
         return SampleRows(
@@ -84,20 +84,20 @@ class AudioRequest:
     def result(
         self, array: Array, sample_fmt: str, metadata: PacketMetadata, sample_rate: int, first: int
     ) -> AudioArray:
-        """The samples, as many as are asked for, in the memory that is asked for.
+        """Return the samples in the requested length, and in the storage if there is one.
 
         Raises:
-            ConvertError: They are too few, or the storage is too small.
+            ConvertError: There are too few samples, or the storage is too small.
         """
         planar = sample_fmt.endswith("p")
         found = array.shape[planar]
         wanted = found if self.on_short is None else self.num_samples or found
         check_enough(found, wanted, self.on_short, "samples", metadata.window, metadata.source)
         if self.storage is not None or found < wanted:
-            # The length was not known before, so it was made in other memory.
+            # Copied, because the length was not known when the array was allocated.
             shape = (len(array), wanted) if planar else (wanted, array.shape[1])
             array, made = new_array(shape, array.dtype.str, self.storage), array
-            # Samples along the first axis, whichever way the array has them.
+            # View both with samples along the first axis, in planar formats, too.
             rows = array.T if planar else array
             rows[:found] = made.T if planar else made
             if self.on_short is not None:
@@ -111,8 +111,8 @@ class AudioArray:
 
     Attributes:
         buffer: The samples.
-        sample_rate: Samples of one channel in a second.
-        timestamp: Seconds on the container's clock at which the first sample stands.
+        sample_rate: Sample rate in Hz.
+        timestamp: Time of the first sample on the container's clock, in seconds.
     """
 
     buffer: CPUBuffer
@@ -129,19 +129,19 @@ def load_audio_array(
     demux_config: DemuxConfig | None,
     name: str | None,
 ) -> AudioArray:
-    """Read and decode audio for one array. :func:`~spdl_media.load_audio` explains the arguments.
+    """Read and decode audio to one array. See :func:`~spdl_media.load_audio` for the arguments.
 
     Raises:
         SourceError: The source cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
-        DecodeError: It is damaged.
-        FilterError: The filters do not take the samples.
-        ConvertError: The window holds no sample.
+        DemuxError: The source is not a media file, or has no such stream.
+        DecodeError: The data is damaged.
+        FilterError: The filters do not accept the samples.
+        ConvertError: The window contains no sample.
     """
     keep_freed_memory()
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
-        # These readers know the one stream of a file, and none of FFmpeg's options.
+        # These readers handle files of one stream, and none of FFmpeg's options.
         if stream_index is None and demux_config is None:
             array = _load_without_container(input, window, request)
             if array is not None:
@@ -151,21 +151,22 @@ def load_audio_array(
                 array = _decode_while_reading(container, stream_index, window, request)
             if array is not None:
                 return array
-        # After any fault it is read anew. In a damaged MPEG-TS FFmpeg does not seek back to the first packet.
+        # After any fault, read from the start with a new container: in a damaged MPEG-TS, FFmpeg does not
+        # seek back to the first packet.
         with closing(Container(input, config)) as container:
             packets = read_audio(container, stream_index, window)
     return decode_audio_array(packets, request)
 
 
 def _open_container(input: Input, config: DemuxConfig) -> Container:
-    """Open a container, with no decoder tried out that tells nothing of its best stream of audio."""
-    # Of decoders that are not to be tried, FFmpeg logs that it has none.
+    """Open a container; FFmpeg opens no decoder, or only that of the best audio stream."""
+    # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
     container = Container(input, config, tries=None if LogState.forwarded else NO_DECODERS)
     if container.tried is None:
         return container
     streams = container.av.streams
-    # Which of several is the best one, and where other streams of Ogg begin, FFmpeg learns from packets. It
-    # takes a stream for none of audio as long as it does not know the sample rate.
+    # Without decoders, FFmpeg cannot tell which of several streams is best, nor where other streams of an Ogg
+    # file begin, and best_index ignores an audio stream whose sample rate is unknown.
     is_alone = len(streams) == 1 or container.format.startswith("mov")
     tries = None
     if is_alone and len(streams.audio) == 1 and container.best_index("audio") is not None:
@@ -178,22 +179,22 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
 
 
 def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:
-    """Decode packets for one array; what :func:`~spdl_media.decode_packets` gives makes the same one.
+    """Decode packets to one array, equal to that of ``convert_frames(decode_packets(...))``.
 
     Raises:
         DecodeError: The data is damaged.
-        FilterError: The filters do not take the samples.
-        ConvertError: The window holds no sample.
+        FilterError: The filters do not accept the samples.
+        ConvertError: The window contains no sample.
     """
     keep_freed_memory()
     metadata = metadata_of(packets)
-    # Into one array where that is possible, which saves keeping the frames.
+    # Decode into the array if possible, so that frames are not kept.
     rows = request.rows(metadata.zero, metadata.window.end)
     if rows is not None:
         decode_audio_into(rows, packets, request.config, request.num_samples)
         if not rows.mixed:
             return _finished(rows, request, metadata, packets.codec)
-    # The graph may bring all of them to one format.
+    # Frames of several formats, or a graph of the caller's. The graph may convert all to one format.
     frames = decode_packets(packets, request.desc, request.config, num_samples=request.num_samples)
     array = convert_frames(frames).array
     return request.result(
@@ -204,10 +205,11 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
 def _decode_while_reading(
     container: Container, stream_index: int | None, window: Window, request: AudioRequest
 ) -> AudioArray | None:
-    """Decode each packet as it is read, without keeping any.
+    """Decode each packet as it is read, without keeping packets.
 
     Returns:
-        ``None``: the source has a fault. Reading it first and decoding it then tells which one.
+        The audio; ``None`` if the source has a fault. The caller then reads all packets before it decodes
+        them, which raises the right error.
     """
     metadata = PacketMetadata(container.name, container.zero, window)
     try:
@@ -221,7 +223,7 @@ def _decode_while_reading(
     except (DemuxError, DecodeError):
         return None
     last = decoder.last_packet
-    # The other path finds out what is wrong, and says so.
+    # The caller's other path raises the error.
     if rows.mixed or last is None or container.missing_end((last,)):
         return None
     return _finished(rows, request, metadata, codec)
@@ -230,13 +232,13 @@ def _decode_while_reading(
 def _stated_end(
     container: Container, index: int, codec: AudioCodec, window: Window
 ) -> Fraction | None:
-    """Where the header says that the last sample stands, or where the window ends."""
+    """Return the end of the stream that the header states, or that of the window if it is earlier."""
     stream = container.av.streams[index]
     if stream.duration is None:
         return window.end
     start, duration = (stream.start_time or 0), stream.duration * codec.time_base
     if size := even_samples(codec):
-        # The last packet is decoded whole, however short the header states it.
+        # The last packet is decoded in full, even if the header states a shorter one.
         duration = Fraction(
             math.ceil(duration * codec.sample_rate / size) * size, codec.sample_rate
         )
@@ -247,14 +249,14 @@ def _stated_end(
 def _load_without_container(
     input: Input, window: Window, request: AudioRequest
 ) -> AudioArray | None:
-    """Read WAV, MP3 or FLAC without FFmpeg's demuxers; ``None`` where one is needed, or an error is due."""
+    """Load WAV, MP3 or FLAC without FFmpeg's demuxers; ``None`` if one is needed, or to raise an error."""
     ops, config, most = request.ops, request.config, request.num_samples
     is_plain = config.decoder is None and not config.decoder_options and input.has_size
     if ops is None or not is_plain:
         return None
     rate = ops.sample_rate
     if rate is not None and most is not None:
-        # More than enough for whatever the resampler holds back.
+        # 0.1 s more than needed, because the resampler delays some samples.
         begin = max(window.start or Fraction(0), Fraction(0))
         end = begin + Fraction(most, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
@@ -282,7 +284,7 @@ def _load_wav(
 def _load_frames(
     name: str, found: CodedFrames, window: Window, request: AudioRequest
 ) -> AudioArray | None:
-    """Decode many frames at a time; ``None``: one of them does not give its samples."""
+    """Decode many frames per packet; ``None`` if a frame does not give the expected samples."""
     codec, rate = found.codec, found.codec.sample_rate
     metadata = PacketMetadata(name, Fraction(found.delay, rate), window)
     rows = request.rows(metadata.zero, Fraction(found.window[1], rate))
@@ -308,17 +310,19 @@ def _finished(
     return request.result(empty, sample_fmt, metadata, rate, metadata.window.samples(rate)[0])
 
 
-# WAV files without FFmpeg, which looks at 32 packets first and is asked only where one is unusual or damaged.
+# WAV files are read without FFmpeg, which reads 32 packets to open one. Unusual and damaged ones are left to
+# it.
 
-# Enough for the chunks before the samples in most files, and to tell DTS by its first frame, of up to 4 KiB.
+# Enough for the chunks before the samples in most files, and to detect DTS by its first frame, of up to 4
+# KiB.
 _WAV_HEAD_SIZE = 8 * 1024
 _MOST_CHANNELS = 64
-# DTS and compressed data for S/PDIF come as stereo PCM of 16 bits, and begin their frames with these.
+# DTS and compressed data for S/PDIF pretend to be 16-bit stereo PCM. Their frames begin with these words.
 _SYNC_WORDS = tuple(
     bytes.fromhex(word)
     for word in ("7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f".split())
 )
-# FFmpeg's names for what a LIST of INFO states.
+# FFmpeg's names of the tags in a LIST chunk of type INFO.
 _INFO_NAMES = dict(
     pair.encode().split(b":")
     for pair in "IART:artist ICMT:comment ICOP:copyright ICRD:date IGNR:genre ILNG:language INAM:title "
@@ -327,32 +331,32 @@ _INFO_NAMES = dict(
 
 
 class WAVInfo(NamedTuple):
-    """A WAV file in FFmpeg's words.
+    """Header, stream and tags of a WAV file, as FFmpeg describes them.
 
     Attributes:
-        header: What its header says.
-        codec: The stream.
-        metadata: What the file says of itself; empty unless it was asked for.
+        header: The parsed header.
+        codec: Parameters of the stream.
+        metadata: The tags of the file; empty unless read by :func:`read_wav_info`.
     """
 
     header: WAVHeader
     codec: AudioCodec
-    metadata: dict[str, str] = {}  # noqa: RUF012  # nobody changes it
+    metadata: dict[str, str] = {}  # noqa: RUF012  # never modified
 
 
 def _read_wav(
     input: Input, window: Window, num_samples: int | None
 ) -> tuple[AudioCodec, Array, int] | None:
-    """Read a window of a WAV file, and no more of it.
+    """Read the samples of a window of a WAV file, and no more of the file.
 
     Args:
         input: The opened file.
-        window: Which samples.
-        num_samples: At most so many.
+        window: The samples to read.
+        num_samples: Maximum number of samples.
 
     Returns:
-        The stream, the samples as ``(samples, channels)``, and the position of the first one;
-        ``None`` where FFmpeg has to judge, or the window holds none.
+        The stream, the samples as ``(samples, channels)``, and the position of the first one. ``None`` if
+        the file must be read by FFmpeg, or the window contains no sample.
     """
     info = _known_info(input)
     if info is None:
@@ -364,7 +368,7 @@ def _read_wav(
         stop = min(stop, start + num_samples)
     size = (stop - start) * header.block_align
     sample_size = header.block_align // header.num_channels
-    before = int(sample_size == 3)  # the reader of 24 bits looks at the byte before
+    before = int(sample_size == 3)  # the reader of 24-bit samples needs the byte before each
     offset = header.data_offset + start * header.block_align - before
     content = input.read_at(offset, size + before) if size > 0 else b""
     if size <= 0 or len(content) < size + before:
@@ -374,17 +378,17 @@ def _read_wav(
 
 
 def read_wav_info(input: Input) -> WAVInfo | None:
-    """Tell what a WAV file holds, its metadata included; ``None`` where FFmpeg has to."""
+    """Return stream and tags of a WAV file; ``None`` if the file must be read by FFmpeg."""
     info = _known_info(input)
     if info is None:
         return None
     header = info.header
     end = header.data_offset + header.data_size + header.data_size % 2
-    # Long chunks behind the samples are FFmpeg's to read.
+    # Files with long chunks after the samples are left to FFmpeg.
     if input.size() - end > _WAV_HEAD_SIZE:
         return None
     metadata: dict[str, str] = {}
-    # From behind RIFF, its size and WAVE (12 bytes) to the name and size of the samples' chunk (8 bytes).
+    # The chunks after RIFF, size and WAVE (12 bytes), up to name and size of the "data" chunk (8 bytes).
     parts = (input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_HEAD_SIZE))
     for part in map(bytes, parts):
         for name, start, size in find_chunks(part, 0):
@@ -392,23 +396,23 @@ def read_wav_info(input: Input) -> WAVInfo | None:
             if name == b"LIST" and content[:4] == b"INFO":
                 for key, place, length in find_chunks(content, 4):
                     text = content[place : place + length]
-                    # The file does not say which encoding other text has.
+                    # The encoding of non-ASCII text is unknown, so FFmpeg decides.
                     if key not in _INFO_NAMES or not text.isascii():
                         return None
                     metadata[_INFO_NAMES[key].decode()] = text.partition(b"\0")[0].decode()
             elif name == b"fact" and content == header.num_samples.to_bytes(4, "little"):
                 continue
-            # FFmpeg may find metadata in it.
+            # FFmpeg may find metadata in other chunks.
             elif name != b"fmt ":
                 return None
     return info._replace(metadata=metadata)
 
 
 def _known_info(input: Input) -> WAVInfo | None:
-    """What a file holds that FFmpeg reads as it is read here.
+    """Return header and stream of a WAV file whose samples FFmpeg would decode in the same way.
 
-    ``None`` where FFmpeg has to judge: it is no WAV file, or one that is cut short, has no stated size, or
-    samples that are not of whole bytes, one size, and PCM, float, A-law or mu-law.
+    ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, does not state its size, or its
+    samples are not PCM, float, A-law or mu-law of whole bytes.
     """
     if not input.has_size:
         return None
@@ -424,7 +428,7 @@ def _known_info(input: Input) -> WAVInfo | None:
     num_channels = header.num_channels
     size = header.block_align // num_channels
     kind = KINDS.get((header.sample_format, size))
-    # FFmpeg goes by the bits that count, not by the room that they have.
+    # FFmpeg chooses the codec by the significant bits, not by the bytes that a sample occupies.
     if kind is None or (bits + 7) // 8 != size or num_channels > _MOST_CHANNELS:
         return None
     is_stereo_16 = (header.sample_format, size, num_channels) == (PCM, 2, 2)

@@ -1,8 +1,9 @@
-"""Which sample of an audio stream a timestamp means, also where timestamps are rounded.
+"""Find the sample of an audio stream that a timestamp means, even if timestamps are rounded.
 
-Matroska counts milliseconds, 48 samples at 48 kHz. Most codecs cut audio into packets of one size, far
-longer than a millisecond, so the number of the packet follows from its rounded timestamp, and the number of
-the sample from that of the packet. The headers of Vorbis and AAC tell how many samples a packet has.
+Timestamps of Matroska are in milliseconds, which are 48 samples at 48 kHz. But most codecs have packets of
+one size, which are far longer than a millisecond. So the index of a packet follows from its rounded
+timestamp, and the index of its first sample from that of the packet. The headers of Vorbis and AAC state the
+number of samples in a packet.
 """
 
 from __future__ import annotations
@@ -17,107 +18,115 @@ from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
-# MP3 takes bits from earlier frames, AAC and Vorbis overlap with the one before; with half a second all
-# give after a seek what they give when decoded from the start, but for the last bit of two: MP2, whose
-# dither goes on from frame to frame, and Opus for speech, whose predictors still remember it after 5 s. What
-# is more of it they forget in 0.32 s (of 1,200 windows).
+# Seconds to decode before a window. MP3 takes bits from earlier frames, frames of AAC and Vorbis overlap with
+# the one before. After half a second, all decode the same samples as from the start of the stream, but for
+# the last bit in two codecs: MP2, whose dither depends on all frames before, and Opus for speech, whose
+# predictors keep a trace of a seek for more than 5 s. Larger differences of Opus end within 0.32 s (in 1,200
+# windows).
 AUDIO_PREROLL = Fraction(1, 2)
 
 _ZERO = Fraction(0)
 
-# The usual steps. Packets of others, such as Opus of 10 ms, do not stand where these do.
+# The usual number of samples in a packet. Other packets, such as Opus of 10 ms, are told by their timestamps,
+# which are not multiples of it.
 _PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
 
-# Codecs whose packets hold one number of samples. Phones and encoders of live streams write them with
-# timestamps of a clock of their own, which waver around the samples.
+# Codecs whose packets all have one number of samples. Phones and live encoders take the timestamps from
+# another clock, so they jitter around the exact times.
 _EVEN_CODECS = frozenset({"aac", "ac3", "eac3", "mp1", "mp2", "mp3"})
 
 _SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
 
-# A stream's first timestamp and the one at hand are rounded, half a tick each.
+# Tolerance in half ticks. The stream's first timestamp and the current one are rounded, by half a tick each.
 _ROUNDING_HALF_TICKS = 3
 
 
 def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction) -> int:
-    """Position on the container's clock of the first sample of a decoded frame.
+    """Return the position of a decoded frame's first sample, in samples on the container's clock.
 
-    The stream's first sample is rounded to a position, and the others are counted from it, so that
-    a stream that starts between two positions does not waver between them.
+    Only the stream's first sample is rounded to a whole position; others are counted from it. So a stream
+    that starts between two positions is rounded consistently.
     """
     start, base, rate = codec.start_pts or 0, codec.time_base, codec.sample_rate
     first = nearest_sample(start, base, zero, rate)
     if codec.name in _EVEN_CODECS or not _ticks_are_fine(codec):
-        # The Opus decoder cuts its own delay off the first frame also after a seek. The end of that
-        # frame is still where a packet ends.
+        # Try the start of the frame, then its end: after a seek, too, the Opus decoder removes its delay from
+        # the start of the first frame, but the end is still that of a packet.
         for samples in (0, num_samples):
-            place = _on_grid(codec, pts, _packet_samples(codec), samples)
-            if place is not None:
-                return first + place - samples
+            position = _on_grid(codec, pts, _packet_samples(codec), samples)
+            if position is not None:
+                return first + position - samples
     return first + nearest_sample(pts - start, base, _ZERO, rate)
 
 
 def _ticks_are_fine(codec: AudioCodec) -> bool:
-    """Whether each sample has a tick of its own."""
-    # In whole numbers, which take a tenth of the time of fractions.
+    """Whether a tick of the time base is not longer than a sample."""
+    # Integers take a tenth of the time of fractions.
     return codec.time_base.numerator * codec.sample_rate <= codec.time_base.denominator
 
 
 def tells_each_sample(codec: AudioCodec) -> bool:
-    """Whether timestamps are fine enough to tell which sample any packet begins with.
+    """Whether the timestamp of every packet determines the packet's first sample.
 
-    Otherwise :func:`tells_sample` says it of a packet.
+    Otherwise :func:`tells_sample` tells it for a single packet.
     """
     step = _packet_samples(codec)
     if not step and _ticks_are_fine(codec):
         return True
     tick = _samples_per_tick(codec)
     fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
-    # FFmpeg adds up rounded durations in raw streams (AC-3 at 44.1 kHz), and writers take times from a
-    # clock: fine ticks, and yet they drift from the samples or waver, which shows on the grid.
+    # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations, and some
+    # writers take timestamps from a clock. Such timestamps drift or jitter, so they are not multiples of the
+    # packet size.
     return fine and codec.name not in _EVEN_CODECS and (not step or (step / tick).denominator == 1)
 
 
 def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
-    """Whether the timestamp of a packet is one of a packet, and so tells which sample it begins with.
+    """Whether the timestamp of a packet is a multiple of the packet size, which determines its first sample.
 
-    Otherwise samples can only be counted from the start of the stream. The duration of the packet
-    is in ticks, 0 where it is not known.
+    Otherwise samples can only be counted from the start of the stream.
+
+    Args:
+        codec: Codec of the stream.
+        pts: Timestamp of the packet.
+        duration: Duration of the packet in ticks; 0: unknown.
     """
     step, tick = _packet_samples(codec), _samples_per_tick(codec)
     if codec.name == "eac3" and duration and step % (duration * tick) == 0:
         step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
-    # Opus has shorter packets too, of which every other may stand on the grid by chance.
+    # Opus may have shorter packets, of which every other one is a multiple by chance.
     short = 0 < duration < step / tick - 1
     return not short and _on_grid(codec, pts, step) is not None
 
 
 def even_samples(codec: AudioCodec) -> int:
-    """Samples of each packet, where timestamps may waver around them; else 0."""
+    """Return the number of samples in each packet if timestamps may jitter, else 0."""
     return _packet_samples(codec) if codec.name in _EVEN_CODECS else 0
 
 
 def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
-    """Where packets begin whose stated times waver: where the one before ends.
+    """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
 
     Args:
-        codec: Of the stream.
-        entries: All of its packets, as PyAV gives the index of the container.
+        codec: Codec of the stream.
+        entries: Entries of all its packets in the container's index, as PyAV gives them.
 
     Returns:
-        By the stated timestamp, that of the sample with which the packet begins; empty where they are the
-        same. ``None``: the samples of the packets are not known.
+        The exact timestamp by the stated one; empty if they are equal. ``None``: the number of samples in a
+        packet is not known.
     """
     step = even_samples(codec) / _samples_per_tick(codec)
     if not entries or step < 1 or step.denominator != 1:
         return None
     size, first, last = int(step), entries[0].timestamp, len(entries) - 1
-    # A stream that wavers anywhere does so nearly everywhere. To read the index of an hour takes 70 ms.
+    # Check some entries first: reading the index of an hour takes 70 ms, and a stream whose timestamps jitter
+    # does so nearly everywhere.
     some = {last * number // _PROBES for number in range(_PROBES + 1)}
     if all(entries[number].timestamp == first + number * size for number in some):
         return {}
     stated = [entry.timestamp for entry in entries]
     if abs(stated[-1] - first - last * size) > last * size / 8:
-        return None  # packets of another number of samples
+        return None  # packets have another number of samples than stated
     starts: dict[int, int] = {}
     position, lead = first, Lead(size)
     for pts in stated:
@@ -131,7 +140,7 @@ def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
 def straightened(
     packets: Iterator[AvPacket], starts: Mapping[int, Mapping[int, int]]
 ) -> Iterator[AvPacket]:
-    """Give packets the timestamps of :func:`counted_starts`, listed by the index of their stream."""
+    """Replace the timestamps of packets by those of :func:`counted_starts`, given by stream index."""
     for packet in packets:
         if packet.stream_index in starts and packet.pts is not None:
             packet.pts = starts[packet.stream_index].get(packet.pts, packet.pts)
@@ -139,13 +148,13 @@ def straightened(
 
 
 class Lead:
-    """Tells gaps between packets of one size from timestamps that waver.
+    """Tells a gap between packets of one size from jittering timestamps.
 
-    Behind a gap all timestamps are ahead of the count of samples, by a packet or more. Those that waver come
-    back, and a clock that runs fast gets ahead slowly.
+    After a gap, all timestamps are ahead of the sample count by a packet or more. Jittering timestamps return
+    to the count, and those of a clock that is too fast run ahead slowly.
 
     Args:
-        size: Of a packet, less what timestamps may be off by rounding.
+        size: Size of a packet, less the rounding error of timestamps.
     """
 
     def __init__(self, size: int) -> None:
@@ -153,7 +162,7 @@ class Lead:
         self._usual = 0
 
     def is_gap(self, lead: int) -> bool:
-        """Whether a timestamp so far ahead of the count shows a gap, behind which the count starts anew."""
+        """Whether a timestamp that is ``lead`` ahead of the count shows a gap; the count then restarts."""
         usual = self._usual
         self._usual = min(lead, usual + (lead - usual) // 64)
         if lead - usual < self._size:
@@ -166,18 +175,21 @@ _PROBES = 16
 
 
 def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | None:
-    """Samples from the start of the stream to so many behind a timestamp, if packets stand there."""
-    # In whole numbers, samples times this unit: fractions take as long as ten packets take to decode.
+    """Return the exact position of ``pts`` plus ``samples``, if it is one at which a packet begins.
+
+    Positions are in samples from the start of the stream; ``step`` is the number of samples in a packet.
+    """
+    # In integers, samples times unit: fractions take as long as decoding ten packets.
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
     if after == 0 or not step or step * unit < 4 * tick:
         return None if after else 0
-    # The first packet begins so many samples before the first one that is heard. Halves go up, as in
-    # nearest_sample.
+    # The first packet begins codec.delay samples before the first audible sample. Halves are rounded up, as
+    # in nearest_sample.
     number = (2 * (after + codec.delay * unit) + step * unit) // (2 * step * unit)
-    place = number * step - codec.delay
-    return place if 2 * abs(place * unit - after) <= _ROUNDING_HALF_TICKS * tick else None
+    position = number * step - codec.delay
+    return position if 2 * abs(position * unit - after) <= _ROUNDING_HALF_TICKS * tick else None
 
 
 def _samples_per_tick(codec: AudioCodec) -> Fraction:
@@ -185,7 +197,7 @@ def _samples_per_tick(codec: AudioCodec) -> Fraction:
 
 
 def _packet_samples(codec: AudioCodec) -> int:
-    """Samples of each packet; 0: they differ, or it is not known."""
+    """Return the number of samples in each packet; 0 if it varies or is unknown."""
     if codec.name == "flac":
         return _flac_block_size(codec.extradata or b"")
     if codec.name in ("aac", "mp1", "mp2", "mp3"):
@@ -194,7 +206,7 @@ def _packet_samples(codec: AudioCodec) -> int:
 
 
 def _flac_block_size(extradata: bytes) -> int:
-    """Block size that the STREAMINFO of FLAC states; 0: it varies."""
+    """Return the block size in the STREAMINFO of FLAC; 0 if it varies."""
     start = 8 if extradata[:4] == b"fLaC" else 0
     if len(extradata) < start + 4:
         return 0
@@ -203,9 +215,9 @@ def _flac_block_size(extradata: bytes) -> int:
 
 
 def vorbis_lateness(codec: AudioCodec) -> int:
-    """How many samples late FFmpeg states a frame of Vorbis that leads from long to short blocks.
+    """Return how many samples too late FFmpeg's timestamp is for a Vorbis frame from a long to a short block.
 
-    The frame behind it is stated right again, so this is no gap.
+    The timestamp of the next frame is right again, so this is not a gap.
     """
     if codec.name != "vorbis":
         return 0
@@ -214,36 +226,36 @@ def vorbis_lateness(codec: AudioCodec) -> int:
 
 
 def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
-    """Samples of the short and of the long blocks of a Vorbis stream.
+    """Return the number of samples in a short and in a long block of a Vorbis stream.
 
     See:
         Vorbis I specification, 4.2.2: the sizes of the blocks.
     """
     header = codec.extradata or b""
-    place = header.find(b"\x01vorbis") + 28
-    if place < 28 or place >= len(header):
+    offset = header.find(b"\x01vorbis") + 28
+    if offset < 28 or offset >= len(header):
         return _SHORTEST_VORBIS, _LONGEST_VORBIS
-    return 1 << (header[place] & 15), 1 << (header[place] >> 4)
+    return 1 << (header[offset] & 15), 1 << (header[offset] >> 4)
 
 
 AAC_FRAME_SIZE = 1024
-"""Samples of a frame of AAC-LC, but for those of 960."""
+"""Samples in a frame of AAC-LC. A variant with 960 exists."""
 
 _AAC_RATES = (
     96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350,
 )  # fmt: skip
 
-# Replication doubles lower sample rates, and need not be stated.
+# Spectral band replication doubles the rate of lower-rate streams, which need not announce it.
 _NEVER_REPLICATED = 32000
 
 
 def is_aac_lc(codec: AudioCodec) -> bool:
-    """Whether a stream is AAC-LC in frames of 1024 samples for sure, without spectral band replication.
+    """Whether a stream is certainly AAC-LC in frames of 1024 samples, without spectral band replication.
 
     See:
         ISO/IEC 14496-3, 1.6.2.1 and 4.4.1: AudioSpecificConfig begins with the object type (5 bits), sample
-        rate and channels (4 bits each), a mark of frames of 960, and two of what is no LC. Behind them may
-        stand 0x2b7 (11 bits), the object type of replication (5), and whether there is any.
+        rate and channels (4 bits each), a flag for frames of 960, and two flags that are not for LC. Then
+        0x2b7 (11 bits), the object type of replication (5) and a flag for its presence may follow.
     """
     config = codec.extradata or b""
     if codec.name != "aac" or len(config) < 2:
@@ -252,14 +264,15 @@ def is_aac_lc(codec: AudioCodec) -> bool:
     object_type, rate, frames_of_960 = bits >> 35, bits >> 31 & 15, bits >> 26 & 1
     if object_type != 2 or frames_of_960 or _AAC_RATES[rate : rate + 1] != (codec.sample_rate,):
         return False
-    # Channels that are listed (0) would stand before it.
+    # With a channel number of 0, a list of channels would come before it.
     says_no = bits >> 27 & 15 != 0 and bits & 0x3FFFF80 == (0x2B7 << 5 | 5) << 8
     return says_no or codec.sample_rate >= _NEVER_REPLICATED
 
 
 def filled_in(codec: AudioCodec) -> AudioCodec:
-    """Add what FFmpeg learns only by trying out the decoder, where the header leaves no doubt of it."""
-    # In Ogg, which gives codecs no tag. In MP4 Opus may be stated with the rate of what was encoded.
+    """Add parameters that FFmpeg learns only by opening the decoder, if they follow from the header."""
+    # Only in Ogg, which has no codec tags. In MP4, the header of Opus may state the rate of the encoder's
+    # input.
     if codec.name in ("opus", "vorbis") and not codec.codec_tag:
         return replace(codec, sample_fmt="fltp")
     if is_aac_lc(codec):

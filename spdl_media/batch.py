@@ -1,4 +1,4 @@
-"""Images and videos to the rows of one array in host memory, with failures of images by position."""
+"""Decode images or a video to the rows of one array in host memory, and report failed images by position."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from spdl_media.storage import new_array
 from spdl_media.transfer import on_its_way
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
-"""Matrix and range of YUV made from stills: JPEG's own, so that most files need no conversion."""
+"""Matrix and range of YUV made from stills: those of JPEG, so that most files need no conversion."""
 
-# How many failures an error lists.
+# Maximum number of failures that an error message lists.
 _MAX_LISTED = 5
 
 
@@ -49,14 +49,14 @@ class FrameRequest(RowOptions):
     """Checked options of one load of images or frames, for the CPU and for devices.
 
     Attributes:
-        ops: How they come out.
-        desc: Their filters, which are the caller's own or those of ``ops``.
-        cuts: What is cut out and mirrored, of each image or of all frames; ``None``: nothing is.
-        is_plain: No graph of the caller's own is run.
+        ops: Operations on images or frames: size, format, quality and so on.
+        desc: The filters to run: a graph of the caller's, or ``ops``.
+        cuts: Crops and flips, one for each image or one for all frames; ``None``: none.
+        is_plain: Whether there is no filter graph of the caller's.
         config: The device; ``None`` for host memory.
-        decoder: Who decodes.
-        purpose: The function, for messages.
-        is_single: The result is one image, and not an array of one.
+        decoder: The decoder to use.
+        purpose: The public function, for messages.
+        is_single: Whether the result is a single image instead of a batch.
     """
 
     ops: PictureOps
@@ -74,28 +74,28 @@ class FrameRequest(RowOptions):
     is_single: bool = False
 
     def staged(self) -> tuple[Callable[[CPUBuffer], Buffer], FrameRequest]:
-        """What moves an array to where it is wanted, and the request to the CPU that makes it.
+        """Return a function that transfers an array to the device, and the request that decodes on the CPU.
 
         Raises:
-            TransferError: There is no device.
+            TransferError: There is no CUDA device.
             ValueError: There are devices, but not this one.
         """
         finish, storage = on_its_way(self.config, self.storage, self.purpose)
         desc = self.desc
         if self.config is not None and self.is_plain and self.ops.quality == "auto":
-            # On a device an array is the same, whoever decodes, and its own decoders are exact.
+            # Decoders on the device are exact. The result must not depend on which decoder is used.
             desc = replace(self.ops, quality="accurate")
         return finish, replace(self, storage=storage, desc=desc)
 
 
-# Errors of one input. All others come from the arguments, and end the batch whatever on_error says.
-_OF_ONE_INPUT = (SourceError, DemuxError, DecodeError, ConvertError, PictureSizeError)
+# Errors that concern one input. All others come from the arguments, and are raised whatever on_error is.
+_INPUT_ERRORS = (SourceError, DemuxError, DecodeError, ConvertError, PictureSizeError)
 
-# What one input is decoded to.
+# The result of decoding one input.
 Decoded = TypeVar("Decoded")
 
 
-class Stopped(Exception):  # noqa: N818  # not an error: whoever asked for it knows
+class Stopped(Exception):  # noqa: N818  # not an error: the caller asked for it
     """The load was cancelled."""
 
 
@@ -105,15 +105,16 @@ def load_rows(
     """Load images into one array in host memory.
 
     Args:
-        inputs: The sources; packets and errors of those that were read before.
-        request: How to load them.
-        stopped: Asked before each image; when it is true, :class:`Stopped` is raised. ``None``: never.
+        inputs: The sources. For those that have been read already, their packets or errors.
+        request: Options of the load.
+        stopped: Called before each image; if it returns true, the load ends with :class:`Stopped`.
+            ``None``: the load cannot be stopped.
 
     Raises:
-        Stopped: ``stopped`` said so.
+        Stopped: ``stopped`` returned true.
         MediaError: As for :func:`~spdl_media.load_image_batch`.
     """
-    # No array of one, and no position in its errors.
+    # A single image is not a batch: the array has no axis B, and errors have no position.
     if request.is_single:
         rows = FrameRows(1, request)
         rows.put([0], *decode_cut(inputs[0], 0, request))
@@ -123,7 +124,7 @@ def load_rows(
         return image
     positions: list[int] = []
     failures: list[Failure] = []
-    # Closed at errors, too: their tracebacks hold on to this frame, and the memory shall be free at once.
+    # Closed explicitly, because the traceback of an error would keep the memory through this frame.
     with closing(FrameRows(len(inputs), request, "input")) as rows:
 
         def add(position: int, image: tuple[Any, str]) -> None:
@@ -146,8 +147,8 @@ def _finished(
     request: FrameRequest,
     count: int,
 ) -> CPUBuffer:
-    """The batch: rows of failed inputs are left out, or become zeros with ``on_error="fill"``."""
-    # Threads add failures as they come.
+    """Return the batch. Rows of failed inputs are left out, or zeros with ``on_error="fill"``."""
+    # Threads add failures in any order.
     failures.sort(key=lambda failure: failure.index)
     fill = request.on_error == "fill"
     indices = list(range(count)) if fill else loaded
@@ -162,7 +163,7 @@ def _finished(
 
 
 def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuffer:
-    """Return a batch of zeros, where no input could be loaded."""
+    """Return a batch of zeros for ``on_error="fill"`` if no input could be loaded."""
     ops, layout, values = request.ops, request.layout, request.values
     fill = request.on_error == "fill"
     if not fill or ops.width is None or ops.height is None or ops.pix_fmt is None:
@@ -175,30 +176,33 @@ def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuf
     shape = count, *own.shape(ops.width, ops.height, layout)
     array = new_array(shape, own.dtype if values is None else values.dtype, request.storage)
     array[...] = 0
-    # As a batch of which one input could be loaded.
+    # The same metadata as for a batch of which an input could be loaded.
     colorspace, color_range = PICTURE_COLORS if is_yuv(ops.pix_fmt) else (None, None)
     return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
 
 TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
-"""Frames in an array, and what gives the seconds of each."""
+"""An array of frames, and a function that returns the time of each frame in seconds."""
 
 
 def load_frames(
     packets: VideoPackets, request: FrameRequest, more: Iterable[VideoPackets] | None = None
 ) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-    """Decode packets to an array in host memory, each frame as it leaves the filters.
+    """Decode packets to an array in host memory, writing each frame as it leaves the filters.
 
-    The result is that of ``convert_frames(decode_packets(...))``, without keeping the frames.
+    The result equals that of ``convert_frames(decode_packets(...))``, but frames are not kept.
 
     Args:
         packets: All packets, or the first ones.
-        request: How to decode them, and what becomes of the frames.
-        more: Those that continue the first ones, asked for when they are due.
+        request: Options of the load.
+        more: Packets that continue the first ones; iterated as they are needed.
 
     Raises:
-        DecodeError: As for :func:`~spdl_media.decode_packets`, as are FilterError and ValueError.
-        ConvertError: As for :func:`~spdl_media.convert_frames`, as is StorageTooSmallError.
+        DecodeError: As for :func:`~spdl_media.decode_packets`.
+        FilterError: As for :func:`~spdl_media.decode_packets`.
+        ValueError: As for :func:`~spdl_media.decode_packets`.
+        ConvertError: As for :func:`~spdl_media.convert_frames`.
+        StorageTooSmallError: As for :func:`~spdl_media.convert_frames`.
     """
     desc = cut_of_all(packets, request, request.desc)
     config, count = request.decode_config, request.num_frames
@@ -213,10 +217,10 @@ def load_frames(
 def cut_of_all(
     packets: VideoPackets, request: FrameRequest, desc: str | PictureOps | None
 ) -> str | PictureOps | None:
-    """Filters, and before them what is cut out of all frames of a video and mirrored.
+    """Return the filters, preceded by the crop and flip of all frames of a video.
 
     Raises:
-        ConvertError: The header states no size, or the crop does not lie inside the frames.
+        ConvertError: The header states no size, or the crop is not inside the frames.
     """
     if request.cuts is None:
         return desc
@@ -231,7 +235,7 @@ def cut_of_all(
 
 
 def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
-    """Width and height of frames as the header states them, 0 where it does not."""
+    """Return the width and height of frames that the header states; 0: not stated."""
     stated = packets if config.orient else packets.codec
     return stated.width, stated.height
 
@@ -239,16 +243,17 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
 def decode_cut(
     src: Source | ImagePackets | MediaError, position: int, request: FrameRequest
 ) -> tuple[Any, str]:
-    """Demux and decode an image, and cut out of it what is asked for at this position.
+    """Demux and decode an image, and apply the crop and flip for its position in the batch.
 
     Returns:
-        A frame of FFmpeg's, and what it was decoded from.
+        An FFmpeg frame, and the name of its source.
 
     Raises:
-        MediaError: It is that, of somebody who has read it before.
-        ConvertError: Its crop does not lie inside it.
+        MediaError: ``src`` is this error, from reading the source before.
+        ConvertError: The crop is not inside the image.
     """
-    # Some sources can be read once, so a backend that gives up passes on what it has read.
+    # A source that can be read only once may have been read by another decoder that has given up. It then
+    # comes as packets or as an error.
     if isinstance(src, MediaError):
         raise src
     packets = src
@@ -265,7 +270,7 @@ def decode_cut(
         return cuts.filter(position, size, request.desc, source)
 
     if config.downscale is not None and head is not None and head.is_ycc:
-        # How far it is shrunk while it is decoded depends on the crop.
+        # The crop must be known first, because the scale of DCT decoding depends on it.
         ops = cut(head.width, head.height, head.orientation)
         return decode_image(packets, ops, config).frame, source
     whole = decode_image(packets, None, config)
@@ -277,13 +282,13 @@ def decode_cut(
 def none_loaded(
     failures: Sequence[Failure], count: int, remedy: str = "", *, fill: bool = False
 ) -> ConvertError:
-    """The error for a batch of which no input could be loaded.
+    """Return the error for a batch of which no input could be loaded.
 
     Args:
-        failures: Of all inputs.
-        count: How many there are.
-        remedy: A sentence in its middle.
-        fill: Zeros were asked for, and no size for them.
+        failures: The failures of all inputs.
+        count: Number of inputs.
+        remedy: A sentence in the middle of the message.
+        fill: Whether to explain which options ``on_error="fill"`` needs.
     """
     if fill:
         remedy = " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
@@ -304,23 +309,24 @@ def decode_each(
     stopped: Callable[[], bool] | None,
     num_threads: int = 1,
 ) -> None:
-    """Decode inputs, in one thread or several, and say what becomes of each.
+    """Decode inputs in one or several threads, and pass on each result or failure.
 
     Args:
         srcs: The inputs.
-        decode: Gives what an input at a position is decoded to.
-        add: Takes the position of an input and what it was decoded to, in any order and from any thread.
-        failures: Where failures go, likewise.
-        on_error: With ``"raise"``, the first failure is raised, and names the input and its position. With
-            several threads that is the one of the lowest position among those that were seen.
-        stopped: Asked before each input; decoding ends with :class:`Stopped` when it says so.
-        num_threads: How many threads take part. All have ended when the function returns or raises.
+        decode: Called with an input and its position; returns the result.
+        add: Called with the position of an input and its result, in any order and from any thread.
+        failures: Failures are appended to it, in any order.
+        on_error: With ``"raise"``, the first failure is raised, with the input and its position in the
+            message. With several threads it is the one of the lowest position among those seen.
+        stopped: Called before each input; if it returns true, decoding ends with :class:`Stopped`.
+        num_threads: Number of threads, with that of the caller. All others have ended when the function
+            returns or raises.
 
     Raises:
-        Stopped: ``stopped`` said so.
+        Stopped: ``stopped`` returned true.
         MediaError: An input cannot be loaded, with ``on_error="raise"``.
-        TypeError: An input is no source.
-        ValueError: An option does not suit an input.
+        TypeError: An input is not a source.
+        ValueError: An option is not valid for an input.
     """
 
     def decode_one(position: int) -> None:
@@ -328,7 +334,7 @@ def decode_each(
             raise Stopped
         try:
             decoded = decode(srcs[position], position)
-        except _OF_ONE_INPUT as error:
+        except _INPUT_ERRORS as error:
             if on_error == "raise":
                 raise _placed(error, position, len(srcs)) from error
             name = type(srcs[position]).__name__ if error.source is None else error.source
@@ -347,12 +353,12 @@ def decode_each(
 
 
 def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int) -> None:
-    """Call a function with each position, in the calling thread and in others beside it."""
+    """Call a function with each position, in the calling thread and in further threads."""
     positions, lock = iter(range(count)), threading.Lock()
     errors: dict[int, BaseException] = {}
 
     def work() -> None:
-        # One failure ends all threads, each after its current input.
+        # After an error, each thread ends after its current input.
         while not errors:
             with lock:
                 position = next(positions, None)
@@ -363,36 +369,36 @@ def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int)
             except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
                 errors[position] = error
 
-    # Threads of this call alone: they cost 0.1 ms, and a pool that stays would have to survive forks.
+    # The threads end with this call: to start them costs 0.1 ms, and a lasting pool would not survive forks.
     with ThreadPoolExecutor(num_threads - 1, "spdl_media_batch") as pool:
         for _ in range(num_threads - 1):
             pool.submit(work)
         work()
     if errors:
-        # An interrupt of the calling thread is not to be hidden by an input that failed meanwhile.
+        # Prefer an interrupt of the calling thread to the failure of an input, which would hide it.
         worst = min(errors, key=lambda at: (isinstance(errors[at], Exception), at))
         error = errors[worst]
         errors.clear()
         try:
             raise error
         finally:
-            # The traceback holds this frame, which would hold the error: inputs would stay alive.
+            # Break the cycle of error, traceback and this frame, which would keep the inputs alive.
             del error
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:
-    """The same kind of error, with the position of its input in the message."""
+    """Return an error of the same kind, with the position of the input in the message."""
     where = f"input {position} of the batch of {count}"
     if isinstance(error, MediaError):
-        # Its text names the source as well, and so does that of the copy.
+        # From message, not str(error): that of the copy adds the source again.
         return with_message(error, f"{where}: {error.message}")
-    # Subclasses may want other arguments. Of some, the first argument is a mere number.
+    # Not type(error), because subclasses may take other arguments.
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{where}: {error}")
 
 
 def _without_tracebacks(error: MediaError) -> MediaError:
-    """The error, without what its tracebacks hold: inputs, packets and frames."""
+    """Clear the tracebacks of an error and its causes, which keep inputs, packets and frames alive."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None

@@ -1,4 +1,4 @@
-"""Contiguous arrays, in host memory or on a CUDA device, that any array library takes without a copy."""
+"""Contiguous arrays, in host memory or on a CUDA device, that other array libraries share without a copy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from spdl_media.image_frames import gallery, of_array
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 
-# One for all buffers: it is held for nanoseconds. A finalizer may meet it in its own thread, hence RLock.
+# One for all buffers, held for nanoseconds. Reentrant, since a finalizer may run in the thread that holds it.
 RELEASING = threading.RLock()
 
-# DLPack's numbers.
+# Constants of DLPack: kDLCUDA, and numbers of streams.
 _CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
 
 _PURPOSE = "a CUDABuffer"
@@ -31,9 +31,9 @@ class Failure:
     """An input of a batch that could not be loaded.
 
     Attributes:
-        index: Its position among the inputs.
-        source: What it was: a path, a URL, or "bytes of length n".
-        error: Why.
+        index: Position among the inputs.
+        source: The input: a path, a URL, or "bytes of length n".
+        error: The exception.
     """
 
     index: int
@@ -53,13 +53,13 @@ class BufferMetadata(TypedDict, total=False):
 
 
 class _Buffer:
-    """An array and what is known of how it was made, wherever its memory lies."""
+    """An array in host memory or on a device, and metadata of its rows."""
 
     __slots__ = ("__weakref__", "_array", "_kept", *BufferMetadata.__annotations__)
 
     def __init__(self, array: Any, **metadata: Unpack[BufferMetadata]) -> None:
         self._array = array
-        # Memory that outlives release(): arrays made through the array interface hold this object alone.
+        # An array that must outlive release(): consumers of the array interface hold only this object.
         self._kept: Any = None
         self.failures = metadata.get("failures", ())
         self.indices = metadata.get("indices")
@@ -70,12 +70,12 @@ class _Buffer:
 
     @property
     def metadata(self) -> BufferMetadata:
-        """Arguments for another buffer of the same content, beside its array."""
+        """Keyword arguments to make another buffer with the same metadata."""
         given = {name: getattr(self, name) for name in BufferMetadata.__annotations__}
         return cast("BufferMetadata", given)
 
     def _alive(self) -> Any:
-        # Read once: another thread may release the buffer meanwhile.
+        # Read the attribute only once: another thread may release the buffer meanwhile.
         array = self._array
         if array is None:
             raise ValueError(
@@ -89,7 +89,7 @@ class _Buffer:
         """Shape of the array.
 
         Raises:
-            ValueError: The buffer lay in host memory and was released.
+            ValueError: The buffer is one in host memory and was released.
         """
         return cast("tuple[int, ...]", self._alive().shape)
 
@@ -98,7 +98,7 @@ class _Buffer:
         """Type of an element.
 
         Raises:
-            ValueError: The buffer lay in host memory and was released.
+            ValueError: The buffer is one in host memory and was released.
         """
         return cast("np.dtype[Any]", self._alive().dtype)
 
@@ -115,17 +115,17 @@ class _Buffer:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        # Named, because NumPy 1 computes with 32 bits on Windows.
+        # int64, because NumPy 1 computes in 32 bits on Windows.
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """Whether each entry of the first axis was loaded: False where ``on_error="fill"`` put zeros.
+        """Mask of the rows that were loaded: False where ``on_error="fill"`` has put zeros.
 
-        Only a batch of inputs has any False. The mask itself lies in host memory.
+        Only a batch of inputs can have False. The mask is a NumPy array, also for a buffer on a device.
 
         Raises:
-            ValueError: The buffer lay in host memory and was released.
+            ValueError: The buffer is one in host memory and was released.
         """
         mask = np.ones(self.shape[0] if self.shape else 1, np.bool_)
         if self.indices is not None:
@@ -142,7 +142,7 @@ class _Buffer:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._alive()  # a released buffer cannot be entered
+        self._alive()  # raises if the buffer was released
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,26 +163,26 @@ class _Buffer:
 
 
 class CPUBuffer(_Buffer):
-    """A C-contiguous array in host memory, with what is known of how it was made.
+    """A C-contiguous array in host memory, with metadata of its rows.
 
-    It speaks NumPy's array interface and DLPack, so ``np.asarray(buffer)``, ``torch.from_dlpack(buffer)``
-    and ``jax.dlpack.from_dlpack(buffer)`` share its memory, and so does a row, ``buffer[i]``. The memory
-    lives as long as any of them.
+    It supports NumPy's array interface and DLPack: ``np.asarray(buffer)``, ``torch.from_dlpack(buffer)``
+    and ``jax.dlpack.from_dlpack(buffer)`` share its memory, and so does a row, ``buffer[i]``. Each of them
+    keeps the memory alive.
 
-    Its memory goes back to its storage when the buffer and all arrays over it are gone, or earlier with
-    :meth:`release`, which ``with buffer:`` calls at its end.
+    The memory goes back to its storage when the buffer and all arrays that share it are gone. To give it
+    back earlier, call :meth:`release`, or use ``with buffer:``, which releases the buffer at its end.
 
     Attributes:
-        failures: Inputs that could not be loaded, in their order.
-        indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
-        boxes: What was cut out of each image, ``(x, y, width, height)`` of the upright one, in the order of
-            the rows; ``None`` where it could not be loaded. ``None``: no crops and flips were asked for.
-        flips: Whether each image was mirrored, likewise.
-        colorspace: Of YUV images, the matrix between RGB and YUV: ``"bt601"`` (for both of FFmpeg's names,
-            and where the file says nothing), ``"bt709"``, ``"bt2020nc"``, ... ``None``: no YUV.
-        color_range: Of YUV images, ``"pc"`` (full) or ``"tv"`` (limited). ``None``: no YUV.
+        failures: Inputs that could not be loaded, in the order of the inputs.
+        indices: For each row of a batch, the position of its input; ``None``: not a batch of inputs.
+        boxes: For each row, the crop ``(x, y, width, height)`` of the upright image, or ``None`` if the image
+            could not be loaded. ``None`` as a whole: neither crops nor flips were requested.
+        flips: For each row, whether the image was mirrored. ``None``: as for ``boxes``.
+        colorspace: Matrix between RGB and YUV, for YUV images: ``"bt601"`` (for both of FFmpeg's names, and
+            if the file states none), ``"bt709"``, ``"bt2020nc"``, ... ``None``: not YUV.
+        color_range: ``"pc"`` (full) or ``"tv"`` (limited), for YUV images. ``None``: not YUV.
 
-    Thread safety: safe; the memory is writable and shared as the caller shares it.
+    Thread safety: safe. The memory is writable; threads that share it must synchronize their access.
 
     See:
         https://numpy.org/doc/stable/reference/arrays.interface.html and https://dmlc.github.io/dlpack/
@@ -200,27 +200,27 @@ class CPUBuffer(_Buffer):
         return cast("npt.NDArray[Any]", self._alive())
 
     def release(self) -> None:
-        """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
+        """Give the memory back now instead of when this object is gone. Using the buffer then is an error.
 
-        Tensors and arrays made of the buffer stay right: while one lives, its memory is not used again.
-        Those of ``np.asarray(buffer)`` hold the buffer itself, so the memory then waits for both;
-        :func:`~spdl_media.to_numpy` has no such effect. A second call does nothing.
+        Tensors and arrays that share the buffer's memory stay valid: while one exists, the memory is not
+        reused. An array of ``np.asarray(buffer)`` refers to the buffer itself, so the memory is kept until
+        both are gone; :func:`~spdl_media.to_numpy` has no such effect. A second call does nothing.
         """
         with RELEASING:
-            # Out of the lock before it is dropped: what that sets free may run code of others.
+            # The array is freed outside of the lock, because that may run finalizers of other code.
             array, self._array = self._array, None
         del array
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         with RELEASING:
-            # The taker holds this object alone, which must hold the memory even when it is released.
+            # The consumer refers only to this object, which must keep the memory even after release().
             self._kept = array = self.array
         return array.__array_interface__
 
     # The signature is NumPy's.
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001
-        # NumPy asks for the interface above first; pandas, matplotlib and others look for this.
+        # NumPy prefers the interface above; pandas, matplotlib and others call this.
         array = self.array.view()
         if dtype is None or np.dtype(dtype) == array.dtype:
             return array.copy() if copy else array
@@ -229,11 +229,11 @@ class CPUBuffer(_Buffer):
         return array.astype(dtype)
 
     def __getitem__(self, index: Any) -> Any:
-        """Index the array as NumPy does: a view, except by lists, masks, or to one element."""
+        """Index the array as NumPy does: a view, or a copy for lists, masks and single elements."""
         return self.array[index]
 
     def __dlpack__(self, **options: Any) -> Any:
-        # Of DLPack's arguments, NumPy before 2.1 knows stream alone.
+        # Leave out what is None: NumPy before 2.1 knows only the argument stream.
         given = {name: value for name, value in options.items() if value is not None}
         return self.array.__dlpack__(**given)
 
@@ -241,13 +241,13 @@ class CPUBuffer(_Buffer):
         return self.array.__dlpack_device__()
 
     def _repr_html_(self) -> str:
-        # Read once: another thread may release the buffer meanwhile.
+        # Read the attribute only once: another thread may release the buffer meanwhile.
         array = self._array
         return gallery(repr(self), () if array is None else of_array(array))
 
 
 class _Ready(Protocol):
-    """When an array is ready, and who reads it."""
+    """Tracks when an array on a device is ready, and which streams read it."""
 
     @property
     def stream(self) -> int | None: ...
@@ -257,36 +257,36 @@ class _Ready(Protocol):
 
 
 class CUDABuffer(_Buffer):
-    """An array on a CUDA device, with what is known of how it was made.
+    """An array on a CUDA device, with metadata of its rows.
 
-    Work that fills it may still be under way on its stream. Whoever takes it through DLPack, such as
-    ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)`` and the ``to_*`` functions, has its own stream
-    wait for that, and the host waits for nothing. ``__cuda_array_interface__`` names the stream, for which
-    its takers wait. :meth:`synchronize` waits on the host.
+    The work that fills the array may still be running on its stream. If the array is shared by DLPack, as by
+    ``torch.from_dlpack(buffer)``, ``cupy.from_dlpack(buffer)`` and the ``to_*`` functions, the consumer's
+    stream waits for that work, and the host does not wait. ``__cuda_array_interface__`` states the stream on
+    which its consumers must wait. :meth:`synchronize` waits on the host.
 
-    The memory goes back to its pool when the buffer and all arrays over it are gone and the streams that took
-    it have come so far; those must live as long. An array that is used on further streams afterwards is the
-    taker's to look after.
+    The memory goes back to its pool when the buffer and all arrays that share it are gone, and all work that
+    was queued until then on the consumers' streams has finished; these streams must exist until then. If a
+    consumer uses the array on further streams, it must keep the array alive itself.
 
     Args:
-        array: What owns the memory, C-contiguous: a tensor of PyTorch, or what states its address by
+        array: Owner of the C-contiguous memory: a PyTorch tensor, or an object with
             ``__cuda_array_interface__`` and DLPack.
-        shape: Of the array.
+        shape: Shape of the array.
         dtype: Type of an element.
-        device_index: Number of the device.
-        ready: When it is ready; ``None``: now.
-        metadata: As of :class:`CPUBuffer`.
+        device_index: Index of the device.
+        ready: Tracks when the array is ready; ``None``: it is ready.
+        metadata: As for :class:`CPUBuffer`.
 
     Attributes:
-        failures: Inputs that could not be loaded, in their order.
-        indices: Position among the inputs of each row of the batch; ``None``: not a batch of inputs.
-        boxes: What was cut out of each image, as :class:`CPUBuffer` has it.
-        flips: Whether each was mirrored, likewise.
-        colorspace: Matrix of YUV images, as :class:`CPUBuffer` has it; ``None``: no YUV.
-        color_range: Range of YUV images, likewise.
-        device_index: Number of the device.
+        failures: Inputs that could not be loaded, in the order of the inputs.
+        indices: For each row of a batch, the position of its input; ``None``: not a batch of inputs.
+        boxes: For each row, the crop of the image, as for :class:`CPUBuffer`.
+        flips: For each row, whether the image was mirrored, as for :class:`CPUBuffer`.
+        colorspace: Matrix of YUV images, as for :class:`CPUBuffer`; ``None``: not YUV.
+        color_range: Range of YUV images, as for :class:`CPUBuffer`; ``None``: not YUV.
+        device_index: Index of the device.
 
-    Thread safety: safe; the memory is writable and shared as the caller shares it.
+    Thread safety: safe. The memory is writable; threads that share it must synchronize their access.
 
     See:
         https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html and https://dmlc.github.io/dlpack/
@@ -312,7 +312,7 @@ class CUDABuffer(_Buffer):
 
     @property
     def array(self) -> Any:
-        """The owner of the memory, which may not be ready yet; see the class.
+        """The owner of the memory. The array may not be ready yet; see the class.
 
         Raises:
             ValueError: The buffer was released.
@@ -332,7 +332,7 @@ class CUDABuffer(_Buffer):
         return f"cuda:{self.device_index}"
 
     def synchronize(self) -> None:
-        """Wait until the array is ready. Most takers need not: see the class.
+        """Wait on the host until the array is ready. Most consumers need not call this; see the class.
 
         Raises:
             TransferError: This process was forked from one that had used CUDA.
@@ -342,7 +342,7 @@ class CUDABuffer(_Buffer):
             ready.synchronize()
 
     def wait_on(self, stream: int) -> None:
-        """Let later work on a stream find the array ready, and keep its memory for that work.
+        """Make later work on a stream wait until the array is ready, and keep the memory for that work.
 
         Args:
             stream: Address of a ``cudaStream_t`` of the same device; 0 is the default stream.
@@ -355,12 +355,12 @@ class CUDABuffer(_Buffer):
             ready.hand_to(stream)
 
     def release(self) -> None:
-        """Give the memory back now, not when this object is gone. To use the buffer afterwards is an error.
+        """Give the memory back now instead of when this object is gone. Using the buffer then is an error.
 
-        Arrays made of the buffer stay right: while one lives, its memory is not used again. A second call
-        does nothing.
+        Arrays that share the buffer's memory stay valid: while one exists, the memory is not reused. A second
+        call does nothing.
         """
-        # What tells when the array is ready may keep it, too.
+        # _ready may refer to the array, too.
         self._array = self._ready = None
 
     @property
@@ -370,9 +370,9 @@ class CUDABuffer(_Buffer):
         self._kept = array = self.array
         if ready is not None:
             stream = ready.stream
-            # Nobody says who asks. Most work on the default stream, for which other streams wait in turn.
+            # The consumer's stream is unknown. Most use the default stream, which other streams wait for.
             ready.keep_for(_LEGACY_DEFAULT)
-        # The interface asks for 0 where there are no elements.
+        # The interface demands address 0 for an array without elements.
         address = int(array.__cuda_array_interface__["data"][0]) if self.nbytes else 0
         return {
             "shape": self.shape,
@@ -391,17 +391,17 @@ class CUDABuffer(_Buffer):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Hand the array over in DLPack's form.
+        """Export the array as a DLPack capsule.
 
         Args:
-            stream: The stream that is going to read it, as DLPack numbers them: ``None`` or 1 is the default
-                one, 2 that of the thread, -1 says not to wait.
-            max_version: The newest form that the taker knows. What is given may be older.
-            dl_device: Where it is wanted, which must be where it is.
-            copy: True is refused; nothing is ever copied here.
+            stream: The stream that will read the array, numbered as in DLPack: ``None`` or 1 is the legacy
+                default stream, 2 the per-thread one, -1 means not to wait.
+            max_version: The newest DLPack version that the consumer supports. The capsule may be older.
+            dl_device: The requested device, which must be that of the array.
+            copy: ``True`` is refused: the array is never copied.
 
         Raises:
-            BufferError: A copy or another device is asked for.
+            BufferError: A copy or another device is requested.
             ValueError: The buffer was released, or ``stream`` is 0, which DLPack does not allow.
             TransferError: This process was forked from one that had used CUDA.
         """
@@ -423,7 +423,7 @@ class CUDABuffer(_Buffer):
         if ready is not None:
             if stream != _NO_SYNC:
                 ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
-            # The taker's stream waits already, and what the owner takes for its own stream may be another.
+            # The consumer's stream waits already, and the owner would wait on a stream that may be another.
             stream = _NO_SYNC
         with _exported_from(array, self.device_index):
             return array.__dlpack__(stream=stream)
@@ -433,13 +433,14 @@ class CUDABuffer(_Buffer):
 
 
 def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:
-    """A block in which memory is handed over: PyTorch refuses while another device is the current one."""
+    """Return a context manager for the export, which PyTorch refuses unless the device is current."""
     torch = sys.modules.get("torch")
-    if not isinstance(array, getattr(torch, "Tensor", ())):  # nor while another thread imports it
+    # Without Tensor while another thread is still importing torch.
+    if not isinstance(array, getattr(torch, "Tensor", ())):
         return nullcontext()
     assert torch is not None
     return cast("AbstractContextManager[object]", torch.cuda.device(index))
 
 
 Buffer: TypeAlias = CPUBuffer | CUDABuffer
-"""Result of ``load_*``: a buffer in host memory, or with ``cuda=`` on a device."""
+"""Result of the ``load_*`` functions: a buffer in host memory, or with ``cuda=`` on a device."""

@@ -1,4 +1,4 @@
-"""Frames and audio of one interval, each of a length that can be fixed; and random intervals of audio."""
+"""Load frames and audio of one interval, with fixed lengths if wanted; draw random intervals of audio."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from spdl_media.transfer import on_its_way
 
 __all__ = ("Clip", "async_load_clip", "load_clip", "sample_windows")
 
-# What a resampler may hold back at the end of a window that goes on.
+# Seconds to read past the end of a window, for the samples that a resampler delays.
 RESAMPLED = Fraction(1, 20)
 
 
@@ -39,11 +39,11 @@ class Clip(NamedTuple):
     """Frames and audio of one interval. Made by :func:`load_clip`.
 
     Attributes:
-        video: ``(N, height, width, 3)`` uint8 for ``rgb24``.
-        audio: ``(channels, samples)`` float32 for ``fltp``.
-        timestamps: Seconds of each frame on the container's clock; ``nan`` for a frame of zeros.
-        audio_timestamp: Seconds of the first sample on the same clock.
-        sample_rate: Samples of one channel in a second.
+        video: The frames; for ``rgb24``, ``(N, height, width, 3)`` uint8.
+        audio: The samples; for ``fltp``, ``(channels, samples)`` float32.
+        timestamps: Time of each frame on the container's clock, in seconds; ``nan`` for a frame of zeros.
+        audio_timestamp: Time of the first sample on the same clock, in seconds.
+        sample_rate: Sample rate in Hz.
     """
 
     video: Buffer
@@ -64,37 +64,39 @@ def load_clip(
 
     Args:
         src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
-        start: Seconds on the container's clock.
-        duration: Seconds. The interval is half-open. ``None``: as long as ``num_frames`` and ``num_samples``
+        start: Start of the half-open interval, in seconds on the container's clock.
+        duration: Length of the interval in seconds. ``None``: as long as ``num_frames`` and ``num_samples``
             last.
-        num_frames: Exactly this many frames: the first with ``start <= t``, or with ``frame_rate`` those
+        num_frames: Exact number of frames: the first ones with ``start <= t``, or with ``frame_rate`` those
             shown at ``start + k / frame_rate``.
-        num_samples: Exactly this many samples of each channel, those of ``num_samples / rate`` seconds from
-            ``start``. So clips have one shape, wherever they start.
-        on_short: What becomes of fewer frames or samples: ``"error"`` raises a ConvertError,
-            ``"repeat_last"`` repeats the last one, ``"wrap"`` goes on from the first, ``"zeros"`` adds zeros,
-            which are silence.
-        video_storage: Memory for the frames; fresh memory without one.
-        audio_storage: Memory for the audio, another one; fresh memory without one.
-        video_stream_index: Index of the video stream in its container. The default is FFmpeg's best one.
-        audio_stream_index: Likewise of the audio stream.
-        name: What to call the source in messages.
-        decode_config: How to decode both streams. A ``decoder`` that it names, and the ``decoder_options``
-            beside it, are for the stream of the decoder's own kind; the other one has its default decoder.
+        num_samples: Exact number of samples per channel: those of ``num_samples / rate`` seconds from
+            ``start``. So all clips have one shape, wherever they start.
+        on_short: What to do if there are fewer frames or samples: ``"error"`` raises a ConvertError,
+            ``"repeat_last"`` repeats the last one, ``"wrap"`` continues with the first ones, ``"zeros"`` adds
+            zeros (silence).
+        video_storage: Memory for the frames; ``None``: fresh memory.
+        audio_storage: Memory for the audio, not that of the frames; ``None``: fresh memory.
+        video_stream_index: Index of the video stream in its container. The default is the one that FFmpeg
+            finds best.
+        audio_stream_index: Index of the audio stream in its container. The default is the one that FFmpeg
+            finds best.
+        name: Name of the source in messages.
+        decode_config: Options of decoding for both streams. Its ``decoder`` and ``decoder_options`` apply
+            only to the stream of that decoder's kind; the other stream uses its default decoder.
 
     Returns:
-        The frames with ``start <= t < start + duration`` and the samples of the same interval, cut to the
-        sample, each what :func:`load_video` and :func:`load_audio` give.
+        The frames with ``start <= t < start + duration`` and the samples of the same interval, exact to the
+        sample. Frames are as from :func:`load_video`, samples as from :func:`load_audio`.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or one of the streams is missing.
-        DecodeError: It is damaged.
-        ConvertError: No frame lies in the interval (whatever ``on_short`` says), or no sample (unless that is
-            ``"zeros"``), or too few of them, the crop lies outside, or a storage is too small.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
-        ValueError: ``start`` is no finite time, ``duration`` is not positive, nothing says how long the clip
-            is, or an option is invalid.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not a media file, or one of the streams is missing.
+        DecodeError: The data is damaged.
+        ConvertError: The interval contains no frame (with any ``on_short``), no sample (unless ``on_short``
+            is ``"zeros"``) or too few of them, the crop is not inside the frames, or a storage is too small.
+        TransferError: With ``cuda=``: there is no CUDA device, or it is out of memory.
+        ValueError: ``start`` is not a finite time, ``duration`` is not positive, no argument determines the
+            length of the clip, or an option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
@@ -105,9 +107,9 @@ def load_clip(
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
     num_frames, num_samples = arguments["num_frames"], arguments["num_samples"]
     on_short = arguments["on_short"]
-    # The policy is for whichever of the two numbers is given.
+    # on_short applies only to a number that is given.
     check_length("num_samples", num_samples, None if num_samples is None else on_short)
-    # A clip has no graph of the caller's, and each stream has a config and memory of its own.
+    # There is no filter_desc argument, and each stream has its own decode_config and storage.
     of_video: Any = {
         **arguments,
         "filter_desc": DEFAULT_FILTER,
@@ -118,19 +120,19 @@ def load_clip(
     request = frame_request(of_video, VIDEO_OPS, "load_clip(cuda=)")
     ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
-    clip_window(start, 1 if duration is None else duration)  # told before the source is opened
+    clip_window(start, 1 if duration is None else duration)  # validates before the source is opened
     if duration is num_samples is None and (num_frames is None or not frame_rate):
         raise ValueError(
             "nothing says how long the clip is: give duration=, num_samples=, or num_frames= with frame_rate="
         )
-    # Opens the device: where there is none, nothing is read.
+    # Opens the device first, so that nothing is read if there is none.
     decode = frame_steps(request)
     finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
     of_audio = AudioRequest(
         FilterDesc(ops), memory, for_audio, num_samples, None if num_samples is None else on_short
     )
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
-        # Both streams are read before one is decoded, so that the source closes early.
+        # Read both streams before decoding, so that the source is closed early.
         counts, rates = (num_frames, num_samples), (frame_rate, ops.sample_rate)
         streams = arguments["video_stream_index"], arguments["audio_stream_index"]
         frames, coded_audio = _read(demuxer, start, duration, counts, rates, streams)
@@ -139,7 +141,7 @@ def load_clip(
         audio = decode_audio_array(coded_audio, of_audio)
         buffer = finish(audio.buffer)
     except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
+        # Released explicitly, because the traceback would keep the memory through this frame.
         video.release()
         raise
     return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
@@ -156,15 +158,15 @@ def _read(
     rates: tuple[Fraction | None, int | None],
     streams: tuple[int | None, int | None],
 ) -> tuple[VideoPackets, AudioPackets]:
-    """Read the packets of both streams, as many as are needed for what is asked for.
+    """Read the packets of both streams that the requested frames and samples need.
 
     Args:
         demuxer: The open source.
-        start: As for :func:`load_clip`, as is ``duration``.
-        duration: Seconds.
+        start: As for :func:`load_clip`.
+        duration: As for :func:`load_clip`.
         counts: ``num_frames`` and ``num_samples``.
         rates: ``frame_rate`` and ``sample_rate``.
-        streams: Indices of the video and of the audio stream; ``None``: the best one.
+        streams: Indices of the video and the audio stream; ``None``: the best one.
 
     Raises:
         DemuxError: One of the streams is missing.
@@ -178,7 +180,7 @@ def _read(
         seconds = of_audio = num_frames / frame_rate
     if num_samples is not None:
         sound = demuxer.audio_codec if streams[1] is None else demuxer.codec(streams[1])
-        # A stream of another kind has no such rate, as the demuxer will say.
+        # A stream of another kind has no sample rate; demux_clip raises the error for it.
         rate = getattr(sound, "sample_rate", 1)
         wanted = Fraction(num_samples, sample_rate or rate)
         if duration is None or of_audio is None or wanted <= of_audio:
@@ -192,7 +194,8 @@ def _read(
         return demuxer.demux_clip(
             Window(begin, begin + (seconds or 0)), audio_timestamp=audio_window, **chosen
         )
-    # Each of two fields may be a packet, so twice as many are read; fewer of them are decoded.
+    # Interlaced video may have one packet per field, so read twice as many packets as frames. The decoder
+    # stops after num_frames.
     video = demuxer.video_codec if streams[0] is None else demuxer.codec(streams[0])
     seconds = (2 * num_frames + 1) / (getattr(video, "frame_rate", None) or Fraction(25))
     while True:
@@ -203,7 +206,7 @@ def _read(
         seconds *= 2
 
 
-# A sample rate, where only a duration is given.
+# The sample rate to use if only a duration is given.
 _RATE = 48000
 
 
@@ -216,27 +219,27 @@ def sample_windows(
 ) -> list[tuple[Fraction, Fraction]]:
     """Draw random windows of one length for :func:`~spdl_media.load_audio`.
 
-    Each start is as likely as any other. Windows begin with a sample of the file, so all of one file hold
-    equally many: ``length * sample_rate``, rounded up.
+    The starts are uniformly distributed. Each window begins exactly at a sample, so all windows of one file
+    have the same number of samples: ``length * sample_rate``, rounded up.
 
     Args:
-        src: A source, whose header is read by :func:`~spdl_media.probe`; what that has returned; or the
-            seconds that the audio lasts.
-        length: Seconds of a window. Audio that is shorter has one window, which begins at 0:
-            ``load_audio(num_samples=, on_short=)`` fills it up.
+        src: A source, whose header is read by :func:`~spdl_media.probe`; a result of ``probe``; or the
+            duration of the audio in seconds.
+        length: Length of a window in seconds. If the audio is shorter, all windows start at 0, and
+            ``load_audio(num_samples=, on_short=)`` fills them up.
         num: Number of windows, which may overlap.
-        rng: A generator of NumPy's, such as a :class:`~spdl_media.DataLoader` passes to its preprocessor, or
-            a seed. ``None``: others each time.
+        rng: A NumPy generator, such as a :class:`~spdl_media.DataLoader` passes to its preprocessor, or a
+            seed. ``None``: unpredictable windows.
 
     Returns:
         Pairs ``(start, end)`` of exact seconds on the container's clock.
 
     Raises:
         SourceError: The source cannot be opened or read.
-        DemuxError: It is no media, has no audio, or does not say how long that is.
-        ValueError: ``length`` or the seconds of ``src`` are not positive and finite, ``num`` is below 1, or
-            the seed is negative.
-        TypeError: ``src`` is no source, or ``rng`` neither a generator nor a seed.
+        DemuxError: The source is not a media file, has no audio, or does not state its duration.
+        ValueError: ``length`` or the duration is not positive and finite, ``num`` is below 1, or the seed is
+            negative.
+        TypeError: ``src`` is not a source, or ``rng`` is neither a generator nor a seed.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
@@ -263,10 +266,10 @@ def sample_windows(
                 "sm.demux_audio(src).get_timestamps()[-1], which reads all of it",
                 source=name,
             )
-    # In samples, so that all windows begin with one and hold equally many.
+    # In samples, so that all windows begin exactly at one and have equal numbers of them.
     found, wanted = (parse_window((None, one)).samples(rate)[1] or 0 for one in (duration, seconds))
     generator = np.random.default_rng(check_rng(rng))
-    # Audio that is too short has the one start 0.
+    # Audio that is too short has only the start 0.
     last = max(found - wanted, 0)
     starts = generator.integers(last, size=check_int("num", num), endpoint=True).tolist()
     return [(Fraction(start, rate), Fraction(start, rate) + seconds) for start in starts]

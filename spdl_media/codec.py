@@ -1,7 +1,7 @@
-"""Parameters of a stream that its decoder needs, as our own values, and the decoder made from them.
+"""Parameters of a stream that its decoder needs, as plain values, and decoders made from them.
 
-FFmpeg keeps these in the stream of an open file. As values they outlive the file, travel to another
-process, and serve any number of decoders at once.
+FFmpeg keeps these parameters in the stream of an open file. As plain values they outlive the file, can be
+pickled, and can be used by any number of decoders at once.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ class VideoCodec:
 
     Attributes:
         name: FFmpeg's name of the codec, such as ``"h264"``.
-        decoder: FFmpeg's default decoder for it, such as ``"libdav1d"`` for AV1.
-        width: Width in pixels as coded, before any rotation; 0: known once a frame is decoded.
-        height: Height in pixels as coded; 0: known once a frame is decoded.
-        pix_fmt: FFmpeg's name of the pixel format; ``None``: known once a frame is decoded.
-        time_base: Seconds in one unit of the packets' timestamps.
-        frame_rate: Average frames in a second, ``None`` for a still or where the file does not say.
-        sample_aspect_ratio: Width of a pixel over its height, ``None``: not stated.
-        extradata: What the container has of the codec's headers; ``None``: they are in the packets.
-        codec_tag: The container's own code for the codec, as FFmpeg's number; 0: none.
+        decoder: Name of FFmpeg's default decoder for it, such as ``"libdav1d"`` for AV1.
+        width: Coded width in pixels, before any rotation; 0: known only after a frame is decoded.
+        height: Coded height in pixels; 0: known only after a frame is decoded.
+        pix_fmt: FFmpeg's name of the pixel format; ``None``: known only after a frame is decoded.
+        time_base: Unit of the packets' timestamps, in seconds.
+        frame_rate: Average number of frames per second; ``None`` for a still, or if the file does not state
+            it.
+        sample_aspect_ratio: Width of a pixel divided by its height; ``None``: not stated.
+        extradata: Headers of the codec that the container has; ``None``: they are in the packets.
+        codec_tag: The container's code (FourCC) for the codec, as FFmpeg's number; 0: none.
         bits_per_coded_sample: Bits of a coded pixel or sample; 0: not stated.
-        reorder_depth: Frames that a decoder holds back to put them into display order.
-        color: Range, matrix, primaries and transfer as FFmpeg's numbers, from the container.
-        x264_build: Version of x264, for packets that do not begin with the one that states it; else 0.
+        reorder_depth: Number of frames that a decoder delays to put frames into display order.
+        color: Range, matrix, primaries and transfer that the container states, as FFmpeg's numbers.
+        x264_build: Version of x264, for packets without the first one, which states it; else 0.
 
-    Thread safety: immutable, free to share.
+    Thread safety: safe; it is immutable.
     """
 
     name: str
@@ -76,22 +77,22 @@ class AudioCodec:
 
     Attributes:
         name: FFmpeg's name of the codec, such as ``"mp3"``.
-        decoder: FFmpeg's default decoder for it, such as ``"mp3float"``.
-        sample_rate: Samples of one channel in a second.
-        channel_layout: FFmpeg's name of the layout, such as ``"stereo"``.
+        decoder: Name of FFmpeg's default decoder for it, such as ``"mp3float"``.
+        sample_rate: Sample rate in Hz.
+        channel_layout: FFmpeg's name of the channel layout, such as ``"stereo"``.
         num_channels: Number of channels.
-        sample_fmt: FFmpeg's name of the sample format that the decoder gives; ``None``: not yet known.
-        time_base: Seconds in one unit of the packets' timestamps.
-        extradata: What the container has of the codec's headers; ``None``: they are in the packets.
-        codec_tag: The container's own code for the codec, as FFmpeg's number; 0: none.
-        bit_rate: Bits in a second as stated; 0: not stated.
-        start_pts: Timestamp of the first sample that is heard; ``None``: the file does not say.
-        delay: Samples that the encoder put before the first one that is heard.
-        frame_size: Samples of each packet; 0: they differ, or are not known.
-        block_align: Bytes of a block, for codecs whose packets cannot be cut without it; else 0.
+        sample_fmt: FFmpeg's name of the sample format that the decoder gives; ``None``: not known yet.
+        time_base: Unit of the packets' timestamps, in seconds.
+        extradata: Headers of the codec that the container has; ``None``: they are in the packets.
+        codec_tag: The container's code (FourCC) for the codec, as FFmpeg's number; 0: none.
+        bit_rate: Stated bit rate in bits per second; 0: not stated.
+        start_pts: Timestamp of the first audible sample; ``None``: not stated.
+        delay: Number of samples that the encoder put before the first audible one.
+        frame_size: Number of samples in each packet; 0: it varies, or is unknown.
+        block_align: Size of a block in bytes, for codecs whose packets consist of blocks of it; else 0.
         bits_per_coded_sample: Bits of a coded sample, for the same codecs; else 0.
 
-    Thread safety: immutable, free to share.
+    Thread safety: safe; it is immutable.
     """
 
     name: str
@@ -115,7 +116,7 @@ Codec: TypeAlias = VideoCodec | AudioCodec
 
 
 def read_video_codec(stream: av.VideoStream) -> VideoCodec:
-    """Copy out of an open stream what its decoder needs."""
+    """Copy the parameters that a decoder needs from an open stream."""
     context = stream.codec_context
     alike = "width height pix_fmt extradata bits_per_coded_sample reorder_depth".split()
     return VideoCodec(
@@ -127,7 +128,7 @@ def read_video_codec(stream: av.VideoStream) -> VideoCodec:
 
 
 def _common(stream: Any, alike: Iterable[str]) -> dict[str, Any]:
-    """What streams of both kinds have, and what PyAV has under the same name."""
+    """Return the parameters of video and audio streams, and those in ``alike``, named as PyAV names them."""
     context = stream.codec_context
     return {name: getattr(context, name) for name in alike} | {
         "name": context.codec.canonical_name,
@@ -138,37 +139,37 @@ def _common(stream: Any, alike: Iterable[str]) -> dict[str, Any]:
 
 
 STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})
-"""Codecs of images, which have no time, although FFmpeg states a rate for them."""
+"""Codecs of still images, which have no timestamps, although FFmpeg states a frame rate for them."""
 
 
 def usual_duration(codec: VideoCodec) -> int:
-    """Ticks from frame to frame at the stated rate; 0: the file states none."""
+    """Return the duration of a frame at the stated rate, in ticks; 0 if the file states no rate."""
     rate = codec.frame_rate
     return max(1, round(1 / (rate * codec.time_base))) if rate else 0
 
 
 def color_numbers(source: Any) -> tuple[int, int, int, int]:
-    """Range, matrix, primaries and transfer of a codec context or a frame, as FFmpeg's numbers."""
+    """Return range, matrix, primaries and transfer of a codec context or frame, as FFmpeg's numbers."""
     levels, matrix, primaries, trc = (int(getattr(source, name)) for name in COLOR_TABLES)
     return levels, matrix, primaries, trc
 
 
 _BITS = {"u8p": 8, "s16p": 16, "s32p": 24}
-"""Bits of a sample that Monkey's Audio and TAK code, by the format in which they come out."""
+"""Bits of a coded sample of Monkey's Audio and TAK, by the decoder's sample format."""
 
 
 def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
-    """Copy out of an open stream what its decoder needs."""
+    """Copy the parameters that a decoder needs from an open stream."""
     context = stream.codec_context
     has_blocks = context.codec.name.startswith(_CUT_INTO_BLOCKS)
     block_align, bits = _wave_format(stream) if has_blocks else (0, 0)
-    if context.codec.name in ("ape", "tak"):  # PyAV does not show it, but what follows from it
+    if context.codec.name in ("ape", "tak"):  # PyAV does not expose their bits, only the format
         bits = _BITS.get(context.format.name, 0)
     return AudioCodec(
         **_common(stream, ("sample_rate", "extradata", "delay", "frame_size")),
         channel_layout=context.layout.name,
         num_channels=context.layout.nb_channels,
-        # PyAV's types do not say that it is None where FFmpeg could not tell.
+        # PyAV's stubs do not declare that format is None if FFmpeg does not know it.
         sample_fmt=getattr(context.format, "name", None),
         bit_rate=context.bit_rate or 0,
         start_pts=stream.start_time,
@@ -178,24 +179,24 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
 
 
 def _tag_number(context: CodecContext) -> int:
-    """The container's own code for the codec, as FFmpeg's option takes it: little-endian, signed."""
+    """Return the FourCC of the codec as FFmpeg's option takes it: a signed little-endian integer."""
     try:
         tag = context.codec_tag
     except UnicodeDecodeError:
-        # PyAV reads four ASCII letters, but WAVE and AVI number their codecs (AAC is 0xFF). The decoders
-        # that look at the tag look for letters.
+        # PyAV expects four ASCII letters, but WAVE and AVI number their codecs (AAC is 0xFF). Decoders that
+        # read the tag compare it with letters, so the number can be left out.
         return 0
     number: int = struct.unpack("<i", tag.encode("ascii"))[0]
     return number
 
 
-# Codecs whose packets cannot be cut into blocks without the header's block size.
+# Prefixes of codecs whose packets can be split into blocks only with the block size in the header.
 _CUT_INTO_BLOCKS = ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech", "pcm_")
 
 
 def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
-    """Block size and bits a sample of a stream, which PyAV does not show."""
-    # ``WAVEFORMATEX`` has both. Where WAV does not take the codec, the decoder does not ask for them either.
+    """Return block size and bits per sample of a stream, which PyAV does not expose."""
+    # WAVEFORMATEX has both. If WAV does not support the codec, its decoder does not need them either.
     written = _muxed_header(stream, "wav")
     start = written.find(b"fmt ")
     if start < 0 or len(written) < start + 24:
@@ -205,15 +206,15 @@ def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
 
 
 def _muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
-    """The header that a muxer writes for a stream: it shows what PyAV has no property for.
+    """Return the header that a muxer writes for a stream, to read parameters that PyAV does not expose.
 
     Returns:
-        The header; nothing, if the format does not take the codec.
+        The header; empty, if the format does not support the codec.
     """
     header = io.BytesIO()
     try:
         with av.open(header, "w", format=format, options=options or {}) as muxer:
-            # Opaque: otherwise PyAV looks for an encoder by the name of the decoder (libdav1d).
+            # opaque, because PyAV would look for an encoder with the name of the decoder (libdav1d).
             muxer.add_stream_from_template(stream, opaque=True)
             muxer.start_encoding()
             return header.getvalue()
@@ -222,36 +223,37 @@ def _muxed_header(stream: Any, format: str, options: dict[str, str] | None = Non
 
 
 def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
-    """Display matrix of a video stream, by way of a QuickTime header."""
-    # PyAV shows a stream's side data only on decoded frames. A muxer given the stream writes it into the
-    # track header (tkhd), which takes some 0.1 ms where decoding a frame takes up to ten.
-    # MP4 takes VP9 and FFV1, which QuickTime does not, but not ProRes and DV.
+    """Return the display matrix of a video stream, read from a QuickTime header that is written for it."""
+    # PyAV exposes a stream's side data only on decoded frames. A muxer writes it into the track header
+    # (tkhd), which takes about 0.1 ms, while decoding a frame takes up to 10 ms. MP4 supports VP9 and FFV1,
+    # which QuickTime does not, but not ProRes and DV.
     options = {"movflags": "empty_moov", "strict": "-2"}
     written = _muxed_header(stream, "mov", options) or _muxed_header(stream, "mp4", options)
     start = written.find(b"tkhd") + 4
     if start < 4:
         return None
-    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
+    fixed = 20 if written[start] == 0 else 32  # times and duration, of 32 or 64 bits by version
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
 
 
-# Damage that a decoder can notice is an error where noticing costs no good file. Over H.264, HEVC and the
-# other video codecs "explode" finds nothing more and turns oddities of real cameras into errors.
+# Strict error detection, for codecs in which it refuses no good file. In H.264, HEVC and other video codecs,
+# "explode" finds no further damage, and makes errors of harmless oddities of real cameras.
 _ERR_DETECT = {
     **ERR_DETECT,
     "flac": "crccheck+explode",
     "ac3": "crccheck+explode",
-    "hevc": "crccheck",  # compares frames with their hashes, in the few files that have them
+    "hevc": "crccheck",  # checks the hashes of frames, which few files have
 }
 
 
-# On x86, this inverse DCT takes 7 to 9% off the time of decoding. It is at most one level away from FFmpeg's
-# default, and as near to the exact one (0.010 levels on average, the default 0.011). Elsewhere it is slow.
+# On x86, this inverse DCT makes decoding 7 to 9% faster. It differs by at most one level from FFmpeg's
+# default, and is as close to the exact one (0.010 levels on average, the default 0.011). On other CPUs it is
+# slow.
 _STILL_JPEG_OPTIONS = {"idct": "xvid"} if platform.machine().lower() in ("x86_64", "amd64") else {}
 
 
 def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContext:
-    """Make a decoder that behaves as the one of the stream that ``codec`` was read from.
+    """Open a decoder that behaves as that of the stream from which ``codec`` was read.
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
@@ -260,11 +262,11 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     name = _decoder_name(codec, config)
     check_codec_options(name, config.decoder_options)
     context = CodecContext.create(name, "r")
-    # A data pipeline runs many decoders; PyAV's default is a thread a core.
+    # A data pipeline runs many decoders at once; PyAV's default is one thread per core.
     context.thread_count = 1
     if "threads" in config.decoder_options:
         context.thread_type = "AUTO"
-    # Without it a decoder cannot move the timestamp of a frame whose first samples it skips.
+    # A decoder needs pkt_timebase to move the timestamp of a frame whose first samples it skips.
     options = {"pkt_timebase": f"{codec.time_base.numerator}/{codec.time_base.denominator}"}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
@@ -286,7 +288,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         ):
             context.open(strict=False)
     except DecodeError as error:
-        # FFmpeg reports a bad value as it does bad data; only its log names the option.
+        # FFmpeg has the same error code for a bad option value and for bad data; only the log names the
+        # option.
         bad = re.search(r"Error setting option (\S+) to value (.*)\.\)", str(error))
         if bad and bad[1] in config.decoder_options:
             raise ValueError(
@@ -298,35 +301,35 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
 
 
 class DecoderAtRest(threading.local):
-    """The open decoder that a thread has at rest, if any, and of what."""
+    """An open decoder that each thread keeps for reuse, and the codec it is for."""
 
     codec: Codec | None = None
     context: Any = None
 
     def take(self, codec: Codec, config: DecodeConfig, source: str) -> Any:
-        """Take the decoder, or open one.
+        """Return the kept decoder if it is for this codec, else open one.
 
         Raises:
             DecodeError: This FFmpeg has no decoder for the codec.
         """
-        # Taken while in use, so that a signal handler that decodes, too, does not find it.
+        # Removed while in use: a signal handler that decodes in the same thread must not find it.
         context, self.context = self.context, None
         if context is None or not (self.codec is codec or self.codec == codec):
             context = make_decoder(codec, config, source)
         return context
 
     def put_back(self, codec: Codec, context: Any) -> None:
-        """Keep a decoder whose state is that of a fresh one."""
+        """Keep a decoder for reuse. Its state must be that of a fresh one."""
         self.codec, self.context = codec, context
 
 
 def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
-    """How to decode the video and the audio of one source.
+    """Split the options for a source into those for its video and those for its audio.
 
     Raises:
-        TypeError: ``config`` is no :class:`~spdl_media.config.DecodeConfig`.
+        TypeError: ``config`` is not a :class:`~spdl_media.config.DecodeConfig`.
     """
-    # A decoder that is named, and the options beside it, are for the stream of its own kind alone.
+    # A named decoder, and the decoder options, apply only to the stream of the decoder's kind.
     given = as_decode_config(config)
     if given.decoder is None:
         return given, given
@@ -337,17 +340,17 @@ def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeCo
 def _decodes_audio(decoder: str) -> bool:
     try:
         return av.Codec(decoder, "r").type == "audio"
-    except ValueError:  # none of that name, as the video decoder will say
+    except ValueError:  # no decoder of that name: opening the video decoder raises the error
         return False
 
 
 def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
-    """Wait for a decoder's own threads before it is freed."""
-    # PyAV frees it with the GIL held, and waits for the threads; one of them that has something to log
-    # waits for the GIL: a deadlock. A decoder without threads needs nothing.
+    """Wait for a decoder's threads before the decoder is freed."""
+    # PyAV frees a decoder with the GIL held, and waits for its threads. A thread that logs waits for the GIL,
+    # which is a deadlock. A decoder without threads has no such problem.
     if "threads" in config.decoder_options:
-        # Waits for them without the GIL. Draining would not do: it ends at the first damaged frame, while
-        # the threads that have later ones go on.
+        # flush_buffers waits for the threads without the GIL. Draining does not suffice: it ends at the first
+        # damaged frame, while threads are still decoding later ones.
         context.flush_buffers()
 
 
@@ -360,25 +363,25 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
         chosen = av.Codec(config.decoder, "r")
     except ValueError as error:
         raise ValueError(f"{asked}: this FFmpeg has no decoder of that name; {stream}") from error
-    # Several decoders may share a codec: "libdav1d" and "av1" are both of AV1.
+    # A codec may have several decoders: "libdav1d" and "av1" both decode AV1.
     if chosen.canonical_name != codec.name:
         raise ValueError(f"{asked} decodes {chosen.canonical_name}, but {stream}")
     return config.decoder
 
 
 def set_video(context: CodecContext, codec: VideoCodec) -> None:
-    """Tell a decoder that is not open yet what the container states of a stream.
+    """Set what the container states of a stream on a decoder that is not open yet.
 
     Raises:
-        TypeError: The decoder is one of another kind of media.
+        TypeError: The decoder is not a video decoder.
     """
     if not isinstance(context, VideoCodecContext):
         raise TypeError(f"decoder {context.name!r} does not decode video")
-    # H.264 without a stated reordering depth guesses it frame by frame, and gives early frames
-    # out of order; the demuxer has already found it.
+    # Without reorder_depth, the H.264 decoder guesses it frame by frame, and gives the first frames out of
+    # order. The demuxer has already found it.
     for name in ("extradata", "width", "height", "reorder_depth"):
         setattr(context, name, getattr(codec, name))
-    # What is not stated is left to the decoder, which finds it in the data.
+    # Parameters that are not stated are left to the decoder, which finds them in the data.
     for name in ("pix_fmt", "bits_per_coded_sample", "sample_aspect_ratio"):
         if value := getattr(codec, name):
             setattr(context, name, value)
@@ -388,7 +391,7 @@ def set_video(context: CodecContext, codec: VideoCodec) -> None:
 
 
 def set_colors(context: Any, codec: VideoCodec) -> None:
-    """Tell a decoder the colours that the container states, for frames that state none."""
+    """Set the colours that the container states on a decoder, for frames that state none."""
     for name, number in zip(COLOR_TABLES, codec.color, strict=True):
         setattr(context, name, number)
 
@@ -403,7 +406,7 @@ def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:
         context.format = codec.sample_fmt
     if codec.bit_rate:
         context.bit_rate = codec.bit_rate
-    # PyAV has no properties for these; they are options of FFmpeg as well.
+    # Set as FFmpeg options, because PyAV has no properties for them.
     for name in ("codec_tag", "block_align", "bits_per_coded_sample"):
         if value := getattr(codec, name):
             options[name] = str(value)
