@@ -41,10 +41,10 @@ from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
-from spdl_media.row_plan import parse_values
 from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
+from spdl_media.values import parse_values
 
 __all__ = (
     "async_load_audio",

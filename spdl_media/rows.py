@@ -1,9 +1,8 @@
-"""Sinks that copy frames to the rows of an array as they leave the filters, and what fills missing rows."""
+"""The rows of a video as its frames leave the filters, how many there are, and what fills missing ones."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, get_args
@@ -15,13 +14,17 @@ from spdl_media._checks import check_choice, check_int
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import Array, Shape
+from spdl_media.formats import Array
 from spdl_media.image_frames import VideoFrames, frame_metadata
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.row_plan import OnShort, RowOptions, RowPlan
+from spdl_media.row_plan import (
+    OnShort,
+    RowOptions,
+    RowPlan,
+)
 from spdl_media.shared_memory import Bytes
-from spdl_media.storage import StoragePool, lease_memory, new_array
+from spdl_media.storage import StoragePool, lease_memory
 from spdl_media.timing import Window, ticks_to_seconds
 
 # A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
@@ -33,69 +36,6 @@ def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     """The error for a window that holds no frame."""
     window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
-
-
-class FrameRows:
-    """One array for frames that come one by one, so that none has to be kept until the last.
-
-    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`close`.
-
-    Args:
-        count: Number of rows.
-        options: In which memory, order of axes and numbers.
-        what: What errors call a row.
-
-    Thread safety: threads may put different rows at the same time.
-    """
-
-    def __init__(self, count: int, options: RowOptions, what: str = "row") -> None:
-        self._count, self._options = count, options
-        self._name = f"{what} {{}} ({{}})".format
-        self._lock = threading.Lock()
-        self._array: Array | None = None
-
-    def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
-        """Copy a frame of FFmpeg's into rows.
-
-        Raises:
-            ConvertError: It differs from the first in size or format, or its format makes no array, or the
-                storage is too small.
-        """
-        # The first frame takes the memory, which one thread alone may do.
-        with self._lock:
-            if self._array is None:
-                plan = RowPlan(frame, rows[0], source, self._options, self._name)
-                array = new_array((self._count, *plan.shape), plan.dtype, self._options.storage)
-                self._plan, self._places, self._array = plan, plan.places(array), array
-        self._plan.check(frame, rows[0], source)
-        for row in rows:
-            self._plan.copy(frame, self._places, row)
-
-    def take(
-        self,
-        rows: Sequence[int] | None = None,
-        zeros: Sequence[int] = (),
-        shape: Shape | None = None,
-    ) -> CPUBuffer:
-        """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
-        array = self._array
-        assert array is not None, "a frame was put into a row"
-        self.close()
-        if rows is not None:
-            for target, row in enumerate(rows):
-                # Rows only move towards the start, so none is overwritten before it has moved.
-                if target != row:
-                    array[target] = array[row]
-            array = array[: len(rows)]
-        if zeros:
-            array[list(zeros)] = 0
-        return self._plan.buffer(
-            array if shape is None else array.reshape(*shape, *array.shape[1:])
-        )
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._array, self._places = None, []
 
 
 class VideoRows:

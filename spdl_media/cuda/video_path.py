@@ -34,7 +34,10 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.rows import expected_frames, no_frames
+from spdl_media.rows import (
+    expected_frames,
+    no_frames,
+)
 
 # Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
 _CHUNK = 64
