@@ -27,11 +27,10 @@ from spdl_media.audio_clock import counted_starts, filled_in, straightened
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
-    muxed_matrix,
     read_audio_codec,
     read_video_codec,
 )
-from spdl_media.coded_units import mended
+from spdl_media.coded_units import display_matrix, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
@@ -446,8 +445,7 @@ class Container:
             first = next(iter(packets), None)
             return 1 if first is None else exif_orientation(memoryview(first))
         if index not in self._orientations:
-            is_stated = any(name in self.format for name in ("mp4", "matroska"))
-            matrix = muxed_matrix(self.av.streams[index]) if is_stated else None
+            matrix = display_matrix(self.av.streams[index], self.format, self._input)
             # In AVIF and HEIC it rotates before it mirrors, as MIAF demands (ISO/IEC 23000-22, 7.3.6.7).
             self._orientations[index] = matrix_orientation(matrix) if matrix else 1
         return self._orientations[index]

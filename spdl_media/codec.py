@@ -197,7 +197,7 @@ _CUT_INTO_BLOCKS = ("adpcm", "wma", "atrac", "g72", "gsm", "msgsm", "truespeech"
 def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
     """Return block size and bits per sample of a stream, which PyAV does not expose."""
     # WAVEFORMATEX has both. If WAV does not support the codec, its decoder does not need them either.
-    written = _muxed_header(stream, "wav")
+    written = muxed_header(stream, "wav")
     start = written.find(b"fmt ")
     if start < 0 or len(written) < start + 24:
         return 0, 0
@@ -205,7 +205,7 @@ def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
     return block_align, bits
 
 
-def _muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
+def muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:
     """Return the header that a muxer writes for a stream, to read parameters that PyAV does not expose.
 
     Returns:
@@ -220,20 +220,6 @@ def _muxed_header(stream: Any, format: str, options: dict[str, str] | None = Non
             return header.getvalue()
     except (av.FFmpegError, ValueError):
         return b""
-
-
-def muxed_matrix(stream: av.stream.Stream) -> tuple[int, ...] | None:
-    """Return the display matrix of a video stream, read from a QuickTime header that is written for it."""
-    # PyAV exposes a stream's side data only on decoded frames. A muxer writes it into the track header
-    # (tkhd), which takes about 0.1 ms, while decoding a frame takes up to 10 ms. MP4 supports VP9 and FFV1,
-    # which QuickTime does not, but not ProRes and DV.
-    options = {"movflags": "empty_moov", "strict": "-2"}
-    written = _muxed_header(stream, "mov", options) or _muxed_header(stream, "mp4", options)
-    start = written.find(b"tkhd") + 4
-    if start < 4:
-        return None
-    fixed = 20 if written[start] == 0 else 32  # times and duration, of 32 or 64 bits by version
-    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
 
 
 # Strict error detection, for codecs in which it refuses no good file. In H.264, HEVC and other video codecs,

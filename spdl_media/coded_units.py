@@ -1,16 +1,21 @@
-"""What coded packets say of themselves, where FFmpeg's demuxers say nothing of it, or something wrong."""
+"""What headers and packets say, where PyAV or FFmpeg's demuxers say nothing of it, or something wrong."""
 
 from __future__ import annotations
 
 import io
 import itertools
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.codec import VideoCodec
+from spdl_media.codec import VideoCodec, muxed_header
+from spdl_media.inputs import Input
+from spdl_media.parts import read_boxes
+from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
 
@@ -166,6 +171,70 @@ def is_hidden(packet: AvPacket, codec: str) -> bool:
     # A marker and a profile of two bits each, one more in profile 3; then: shows one again, type, is shown.
     bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
     return bits & 0x0A == 0
+
+
+# What demuxers state and PyAV does not show.
+
+_ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
+"""Codecs that MP4 takes and QuickTime does not; for ProRes, DV and others it is the other way round."""
+
+# Elements of Matroska. Names of codecs contain the second one as well, but their next letter begins no size.
+_CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
+# The matrix of an MP4 whose tracks are not turned.
+_STRAIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+
+
+def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | None:
+    """Return the display matrix that a container states of a video stream, by way of another header.
+
+    Args:
+        stream: Of the open file.
+        format: FFmpeg's names of the container's format.
+        input: What is read.
+    """
+    if not ("mp4" in format or "matroska" in format) or (input.is_local and _is_straight(input)):
+        return None
+    # PyAV exposes a stream's side data only on decoded frames. A muxer writes it into the track header
+    # (tkhd), which takes about 0.1 ms, while decoding a frame takes up to 10 ms.
+    is_in_mov = stream.codec_context.codec.canonical_name not in _ONLY_IN_MP4
+    options = {"movflags": "empty_moov", "strict": "-2"}
+    written = is_in_mov and muxed_header(stream, "mov", options)
+    written = written or muxed_header(stream, "mp4", options)
+    start = written.find(b"tkhd") + 4
+    if start < 4:
+        return None
+    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
+    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
+
+
+def _is_straight(input: Input) -> bool:
+    """Whether the header is short and states no matrix, which takes a tenth of the time to find out.
+
+    See:
+        ISO/IEC 14496-12, 8.2.2 and 8.3.2 (mvhd, tkhd). RFC 9559, 5.1.4.1.28.41 (Projection).
+    """
+    if input.head(4) == b"\x1a\x45\xdf\xa3":
+        tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
+        # An index in front may name the cluster, before the tracks and their codecs come.
+        return bool(cluster) and b"V_" in tracks and not _PROJECTION.search(tracks)
+    boxes: dict[bytes, tuple[int, int]] = {}
+    with suppress(struct.error):  # it may be cut short
+        for kind, start, end in read_boxes(input.read_at, 0, input.size(), 8):
+            boxes[kind] = start, end - start
+            if kind == b"moov":
+                break
+    start, size = boxes.get(b"moov", (0, 0))
+    # An image may stand beside the video, and be turned.
+    if b"meta" in boxes or size > HEAD_SIZE:
+        return False
+    moov = bytes(input.read_at(start, size))
+    # In version 1, times of 64 bits stand before the matrix.
+    headers = [
+        header.startswith(_STRAIGHT, place + 12 * (header[:1] == b"\1"))
+        for name, place in ((b"mvhd", 36), (b"tkhd", 40))
+        for header in moov.split(name)[1:]
+    ]
+    return len(headers) > 1 and all(headers)
 
 
 # What demuxers state wrongly, put right: times, key frames and padding.

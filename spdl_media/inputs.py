@@ -284,6 +284,11 @@ class Input:
         return file
 
     @property
+    def is_local(self) -> bool:
+        """Whether reading anywhere takes microseconds: it is memory or a local file."""
+        return self._reader is None
+
+    @property
     def has_size(self) -> bool:
         """Whether size() and read_at() work: for memory, regular files, and readers that can seek."""
         return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time
