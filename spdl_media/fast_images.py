@@ -67,7 +67,7 @@ class FastChain:
         flags: Scaler flags of the first conversion.
 
     Attributes:
-        is_scaled: Whether a size is requested.
+        converts_first: Whether the part around a box is converted before the box is cropped.
         plan: :meth:`_plan` with a cache of its last results.
 
     Thread safety: free to share; each thread has scalers of its own.
@@ -77,7 +77,7 @@ class FastChain:
         self.ops, self._formats, self._before = ops, formats, before
         self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
-        self.is_scaled = ops.is_scaled
+        self.converts_first = converts_first(ops)
         # Packed RGB of the right size, which planar RGB and back would not change.
         is_exact = formats[-1] in RGB_8BIT and formats[0] != _HALF_CHROMA
         self._kept_format = formats[-1] if is_exact else None
@@ -247,7 +247,7 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
     chain = fast_chain(ops.uncut if is_cut else ops)
     if chain is None or not chain.takes(frame):
         return None
-    if not chain.is_scaled and (part := part_to_convert(frame, ops)) is not None:
+    if chain.converts_first and (part := part_to_convert(frame, ops)) is not None:
         if carries_more(frame):
             return None
         outer, (x, y, w, h) = part
@@ -384,17 +384,12 @@ def part_to_convert(
 
     Args:
         frame: The image.
-        ops: The operations.
+        ops: The operations, which :func:`converts_first` has to allow.
         turn: Filters that turn it upright before the box is cropped.
 
     Returns:
         The part and the box; ``None``: the crop can come first, or the box exceeds the image.
     """
-    # First the most common case: images that are scaled. The other checks take microseconds.
-    if ops.is_scaled or ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
-        return None
-    if not ops.is_conversion or ops.uses_default_conversion:
-        return None
     name, width, height = frame.format.name, frame.width, frame.height
     is_cut = ops.box is not None or ops.mirror
     if not (turn or _has_cut_chroma(name, width, height)) and not (
@@ -403,11 +398,18 @@ def part_to_convert(
         return None
     # ops.box refers to the upright image, so a turned one is converted whole.
     x, y, w, h = (0, 0, width, height) if turn or ops.box is None else ops.box
-    if not fits((x, y, w, h), width, height):
+    if ops.box is not None and not fits((x, y, w, h), width, height):
         return None
     left, right = _around(x, x + w, width)
     top, bottom = _around(y, y + h, height)
     return (left, top, right - left, bottom - top), (x - left, y - top, w, h)
+
+
+def converts_first(ops: PictureOps) -> bool:
+    """Whether images are not scaled, but converted exactly to a format with full chroma."""
+    if ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
+        return False
+    return ops.is_conversion and not ops.uses_default_conversion
 
 
 def _around(start: int, end: int, side: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.fast_images import (
+    converts_first,
     full_range_gray,
     has_limited_gray,
     part_to_convert,
@@ -402,7 +403,7 @@ class PictureFilter:
         ops = self._ops
         if ops is None:
             return _joined(turn, str(self._desc)), None
-        part = part_to_convert(frame, ops, turn)
+        part = part_to_convert(frame, ops, turn) if converts_first(ops) else None
         if part is None:
             return _joined(turn, *filter_text(ops)) or "null", None
         outer, inner = part

@@ -71,6 +71,8 @@ class DecodedImage(NamedTuple):
         metadata = FrameMetadata.of(
             metadata_of(packets), orientation=self.orientation, is_corrupt=self.is_corrupt
         )
+        if not self.frame.time_base:
+            self.frame.time_base = packets.time_base
         return ImageFrames((self.frame,), metadata)
 
 
@@ -250,7 +252,6 @@ def _decode_plain_jpeg(
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # else a JPEG that states none would inherit it
         _at_rest.context = context
-    frame.time_base = _STILL_JPEG.time_base
     return frame
 
 
@@ -410,7 +411,6 @@ def _decode_downscaled(
     frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
     # PyAV does not set these for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
-    frame.time_base = packets.codec.time_base
     # Mirroring comes last, because the result is the smaller image.
     return chain.from_rgb().run(frame, placement, mirror=ops.mirror)
 

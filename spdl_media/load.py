@@ -72,6 +72,9 @@ _IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), So
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
 _NAMES = {field.name for field in fields(FrameRequest)}
 
+_ON_ERROR = get_args(OnError)
+_IMAGE_DECODERS, _VIDEO_DECODERS = get_args(ImageDecoder), get_args(VideoDecoder)
+
 
 @overload
 def load_image(src: Source, **arguments: Unpack[ImageArguments[None]]) -> CPUBuffer: ...
@@ -282,7 +285,7 @@ def _prepare_image_batch(
         TypeError: An option has the wrong type, or ``srcs`` is not a sequence.
     """
     # Checked before the sources are listed, which exhausts an iterator.
-    check_choice("on_error", arguments["on_error"], get_args(OnError))
+    check_choice("on_error", arguments["on_error"], _ON_ERROR)
     check_int("num_threads", arguments["num_threads"])
     inputs = as_list(srcs)
     if not inputs:
@@ -332,7 +335,7 @@ def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
 def _image_request(
     arguments: Any, count: int, purpose: str = "load_image_batch(cuda=)", **others: Any
 ) -> FrameRequest:
-    request = frame_request(arguments, _IMAGE_OPS, purpose, count, ImageDecoder, **others)
+    request = frame_request(arguments, _IMAGE_OPS, purpose, count, _IMAGE_DECODERS, **others)
     # Copied only if something changes: a copy takes as long as the check of five options.
     ops, changes = request.ops, dict[str, Any]()
     if request.is_plain and ops.pix_fmt is not None and is_yuv(ops.pix_fmt):
@@ -352,7 +355,7 @@ def frame_request(
     defaults: PictureOps,
     purpose: str,
     count: int = 1,
-    decoders: Any = VideoDecoder,
+    decoders: tuple[str, ...] = _VIDEO_DECODERS,
     **others: Any,
 ) -> FrameRequest:
     """Check the options of one load.
@@ -382,7 +385,7 @@ def frame_request(
         config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     if "decoder" in given:
         decoder = given["decoder"]
-        check_choice("decoder", decoder, get_args(decoders))
+        check_choice("decoder", decoder, decoders)
     if config is None and decoder not in ("auto", "cpu"):
         raise ValueError(
             f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "

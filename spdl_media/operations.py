@@ -32,6 +32,9 @@ Quality: TypeAlias = Literal["accurate", "auto", "fast"]
 ColorMatrix: TypeAlias = Literal["bt601", "bt709", "bt2020"]
 ColorRange: TypeAlias = Literal["tv", "pc"]
 
+_SCALE_ALGOS, _SCALE_MODES = get_args(ScaleAlgo), (*get_args(ScaleMode), None)
+_QUALITIES = get_args(Quality)
+
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 # "fast" scales chroma by a bilinear kernel under a bicubic one for luma: 13% less time, 0.03 levels more.
 _QUICK_ALGO = {"bicubic": "bicublin"}
@@ -78,9 +81,9 @@ class PictureOps:
     _uncut: PictureOps | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_choice("scale_algo", self.scale_algo, get_args(ScaleAlgo))
-        check_choice("scale_mode", self.scale_mode, (*get_args(ScaleMode), None))
-        check_choice("quality", self.quality, get_args(Quality))
+        check_choice("scale_algo", self.scale_algo, _SCALE_ALGOS)
+        check_choice("scale_mode", self.scale_mode, _SCALE_MODES)
+        check_choice("quality", self.quality, _QUALITIES)
         _make_positive(self, "width", "height", "crop_width", "crop_height", "num_frames")
         if self.pix_fmt is not None:
             format_name("pix_fmt", self.pix_fmt)
