@@ -1,8 +1,8 @@
-"""Arrays by name out of an npz file (a ZIP archive of npy files) in memory.
+"""Reader of npz files (ZIP archives of npy files) in memory.
 
-The directory that NumPy writes is read here, in a fourth of the time that :mod:`zipfile` takes; all other
-archives (with a comment, of more than 4 GiB, with names in old encodings) are read by :mod:`zipfile`. Either
-way no member may overlap what follows it.
+Directories that NumPy writes are parsed here, in a fourth of the time of :mod:`zipfile`. All other archives
+(with a comment, above 4 GiB, or with names in old encodings) are parsed by :mod:`zipfile`. In both cases, a
+member that overlaps the next one is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ("NpzFile", "load_npz")
 
-# Deflate cannot do better than 258 bytes out of two bits.
+# Maximum compression ratio of Deflate: 258 bytes from two bits.
 _MAX_RATIO = 1032
 
 _STORED, _DEFLATED = 0, 8
@@ -38,14 +38,14 @@ _ENCRYPTED = 0x0001 | 0x0040
 _UTF8 = 0x0800
 _IN_ZIP64, _COUNT_IN_ZIP64 = 0xFFFFFFFF, 0xFFFF
 
-# Records of the format, without versions, times and attributes.
+# Records of the ZIP format, without versions, times and attributes.
 _END = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s4x2H4x3L3H8xL")
 _LOCAL = struct.Struct("<4s2x2H16x2H")
 
 
 class _Member(NamedTuple):
-    """One file of the archive, as the directory describes it."""
+    """A file of the archive, as described by the directory. ``start`` is the offset of its own header."""
 
     name: str
     flags: int
@@ -54,10 +54,9 @@ class _Member(NamedTuple):
     compressed: int
     size: int
     start: int
-    """Where its own header begins."""
 
 
-# The same of zipfile's own values, in the same order.
+# The corresponding attributes of zipfile.ZipInfo, in the same order.
 _MEMBER_OF = attrgetter(
     *("orig_filename", "flag_bits", "compress_type", "CRC"),
     *("compress_size", "file_size", "header_offset"),
@@ -70,30 +69,30 @@ def load_npz(
     max_uncompressed_bytes: int = 1 << 30,
     verify: bool = True,
 ) -> NpzFile:
-    """Open an npz file, as ``numpy.savez`` and ``numpy.savez_compressed`` write it.
+    """Open an npz file that ``numpy.savez`` or ``numpy.savez_compressed`` has written.
 
     Only the directory is read here. Each access to an array checks its CRC-32, unless ``verify=False``, and
-    inflates it if it is deflated: keep the array rather than asking for it again.
+    inflates a compressed array. So keep an array that is needed again.
 
     Args:
         data: The file's content: bytes, any contiguous buffer, a 1-D uint8 array or CPU tensor. It is kept,
             not copied.
-        max_uncompressed_bytes: How much all deflated members together may inflate to. Arrays that are stored
-            take no memory and do not count.
-        verify: Compare each array with its CRC-32 when it is read. Without it stored arrays cost next to
-            nothing, and damage to their numbers goes unnoticed.
+        max_uncompressed_bytes: Maximum total size of all compressed members after decompression. Uncompressed
+            arrays are views and do not count.
+        verify: Whether to check the CRC-32 of each array when it is read. Without the check, uncompressed
+            arrays cost almost no time, and damage to their values is not detected.
 
     Returns:
-        The arrays by name.
+        A mapping from names to arrays.
 
     Raises:
-        ArrayFormatError: Not a ZIP archive, cut short, with members that are encrypted, overlap, have one
-            name, are compressed otherwise, lie about their sizes, or are larger than allowed.
+        ArrayFormatError: The data is not a ZIP archive or is cut short, or members are encrypted, overlap,
+            have the same name, use another compression, have contradictory sizes, or exceed the limit.
         TypeError: ``data`` is not memory (a path, for example).
-        ValueError: A negative limit.
+        ValueError: The limit is negative.
 
-    Thread safety: safe. CRC, inflating and copying of more than 64 KiB are done without the GIL; with isal
-    (``pip install ".[isal]"``) they take a fraction of the time.
+    Thread safety: safe. CRC, decompression and copies of more than 64 KiB run without the GIL. They are
+    several times as fast with isal (``pip install ".[isal]"``).
 
     See:
         https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
@@ -110,10 +109,10 @@ def load_npz(
 
 
 class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
-    """Arrays by name. Made by :func:`load_npz`.
+    """Arrays of an npz file by name. Made by :func:`load_npz`.
 
-    A mapping: ``len``, ``in``, ``keys()``, ``values()``, ``items()``. Names are those given to
-    ``numpy.savez``; with ``.npy`` behind them they are found as well.
+    It is a mapping with ``len``, ``in``, ``keys()``, ``values()`` and ``items()``. Names are those that were
+    given to ``numpy.savez``; names with the suffix ``.npy`` work as well.
 
     Attributes:
         files: The names, in the order of the archive's directory.
@@ -131,7 +130,7 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         self._verify = verify
         self._members = {member.name.removesuffix(".npy"): member for member in members}
         if len(self._members) < len(members):
-            # "a" beside "a.npy", which NumPy does not write: each is known by its whole name.
+            # An archive with "a" and "a.npy", which NumPy does not write: use the full names.
             self._members = {member.name: member for member in members}
         self.files = list(self._members)
 
@@ -139,14 +138,14 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         """Read an array.
 
         Returns:
-            Array of the shape, dtype and memory order that the file says. Of a stored member a view of the
-            archive's memory, read-only if that is, and most often not aligned for its type; of a
-            deflated one a new and writable array.
+            Array with the shape, dtype and memory order of the file. For an uncompressed member, it is a view
+            of the archive's memory, read-only if that is, and often not aligned for its dtype. For a
+            compressed member, it is a new and writable array.
 
         Raises:
-            KeyError: There is no such name.
-            ArrayFormatError: The member is damaged (by its CRC, or its own headers), is not an npy file, or
-                holds Python objects.
+            KeyError: There is no array with this name.
+            ArrayFormatError: The member is damaged (by its CRC or its own headers), is not an npy file, or
+                contains Python objects.
         """
         member = self._find(name)
         if member is None:
@@ -178,8 +177,8 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         return self._members.get(bare) or self._members.get(f"{bare}.npy")
 
     def _place_of(self, member: _Member) -> tuple[int, int]:
-        """Where the data begin and end, by the member's own header, which must agree with the directory."""
-        # Where the next member or the directory begins.
+        """Return begin and end of a member's data by its own header, which must agree with the directory."""
+        # Offset of the next member or of the directory.
         limit = self._limits[bisect_right(self._limits, member.start)]
         if member.start + _LOCAL.size > limit:
             raise ArrayFormatError("its header runs into what follows")
@@ -189,7 +188,7 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         if signature != b"PK\x03\x04":
             raise ArrayFormatError(f"has no header: {signature!r} stands there")
         name_start = member.start + _LOCAL.size
-        # By the member's own header, whose extra fields may differ from those in the directory.
+        # By the member's own header, because its extra fields may differ from those in the directory.
         begin = name_start + name_size + extra_size
         end = begin + member.compressed
         if end > limit:
@@ -197,7 +196,7 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
                 f"its {member.compressed} bytes would begin at {begin} and run into what follows at {limit}"
             )
         raw_name = bytes(self._content[name_start : name_start + name_size])
-        # Python's codec of cp437 takes 6 us, as long as all else that a stored array costs.
+        # Avoid Python's codec of cp437, which takes 6 us, as long as all other work for a stored array.
         is_utf8 = flags & _UTF8 or raw_name.isascii()
         name = raw_name.decode("utf-8" if is_utf8 else "cp437", "replace")
         if flags & _ENCRYPTED or method != member.method or name != member.name:
@@ -225,7 +224,7 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
 
 @functools.cache
 def _library() -> Any:
-    """The module with ``crc32`` and ``decompressobj``, chosen at first use.
+    """Return the module with ``crc32`` and ``decompressobj``: isal if it is installed, otherwise zlib.
 
     isal computes a CRC nine times as fast as zlib and inflates two to five times as fast.
     """
@@ -240,8 +239,8 @@ def _inflate(data: memoryview, size: int) -> memoryview:
     """Inflate a raw deflate stream of known size into new and writable memory.
 
     Raises:
-        ArrayFormatError: The stream is damaged or cut short, or holds more or less than ``size`` bytes.
-            Nothing is allocated if so many bytes cannot come out of the stream.
+        ArrayFormatError: The stream is damaged or cut short, or does not have exactly ``size`` bytes. No
+            memory is allocated if a stream of this length cannot have so many bytes.
     """
     most = _MAX_RATIO * len(data)
     if size > most:
@@ -250,10 +249,10 @@ def _inflate(data: memoryview, size: int) -> memoryview:
     # Negative window bits: the stream has no zlib header.
     stream = library.decompressobj(-15)
     try:
-        # One byte more than there is room for, so that a stream that goes on shows. All at once: each call
-        # hands the GIL over and copies the input that it leaves.
+        # Allow one byte more, to detect a stream that is too long. Decompress all at once: each call releases
+        # the GIL and copies the input that is left.
         out = stream.decompress(data, size + 1)
-        # isal holds back output with all input taken: only a call that gives nothing is the last.
+        # isal may hold back output after it has read all input, so call it until it returns nothing.
         while not stream.eof and len(out) <= size:
             more = stream.decompress(stream.unconsumed_tail, size + 1 - len(out))
             if not more:
@@ -267,26 +266,26 @@ def _inflate(data: memoryview, size: int) -> memoryview:
         raise ArrayFormatError(f"the deflated data end after {len(out)} of {size} bytes")
     if stream.unused_data:
         raise ArrayFormatError("the deflated data end before the bytes that are said to be theirs")
-    # Nobody else has these bytes: NumPy may write to them, and no copy is needed to make them writable.
+    # No other reference to these bytes exists, so a writable array can share their memory without a copy.
     address, _ = np.frombuffer(out, np.uint8).__array_interface__["data"]
     interface = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-    # The namespace keeps the bytes alive for as long as the array.
+    # The namespace keeps the bytes alive as long as the array exists.
     return np.asarray(SimpleNamespace(bytes=out, __array_interface__=interface)).data
 
 
 def _read_directory(content: Content) -> tuple[list[_Member], int]:
-    """The members in the order of the directory, and where it begins."""
+    """Return the members in the order of the directory, and the offset of the directory."""
     if (begin := bytes(content[:4])) not in (b"PK\x03\x04", b"PK\x05\x06"):
         raise ArrayFormatError(
             f"is not an npz file (a ZIP archive): it begins with {begin!r}", offset=0
         )
     end = len(content) - _END.size
     if end < 0 or bytes(content[end : end + 4]) != b"PK\x05\x06":
-        return _read_by_zipfile(content)  # with a comment, if it is an archive
+        return _read_by_zipfile(content)  # an archive with a comment, or no archive
     _, *parts, count, size, start, _ = _END.unpack_from(content, end)
     if _IN_ZIP64 in (size, start) or count == _COUNT_IN_ZIP64:
         return _read_by_zipfile(content)
-    # The numbers of both disks are 0 in an archive of one file.
+    # Both disk numbers are 0 in an archive of one file.
     if start + size != end or parts != [0, 0, count]:
         raise _damaged(f"{count} members in {size} bytes at {start} are not all before {end}", end)
     members = _read_entries(content, start, end, count)
@@ -294,7 +293,7 @@ def _read_directory(content: Content) -> tuple[list[_Member], int]:
 
 
 def _read_entries(content: Content, offset: int, stop: int, count: int) -> list[_Member] | None:
-    """Read the entries of a directory; ``None`` where one has a name in cp437 or sizes in 64 bits."""
+    """Parse the entries of a directory; ``None`` if one has a name in cp437 or 64-bit sizes."""
     members = []
     for _ in range(count):
         if offset + _ENTRY.size > stop:
@@ -322,7 +321,7 @@ def _damaged(what: str, offset: int) -> ArrayFormatError:
 
 
 def _read_by_zipfile(content: Content) -> tuple[list[_Member], int]:
-    """Read any directory that :mod:`zipfile` takes."""
+    """Read the directory by :mod:`zipfile`."""
     file: Any = io.BytesIO(content) if isinstance(content, bytes) else ViewReader(content)
     try:
         archive = zipfile.ZipFile(file)
@@ -332,16 +331,16 @@ def _read_by_zipfile(content: Content) -> tuple[list[_Member], int]:
 
 
 def _check_members(members: list[_Member], directory: int, allowed: int) -> list[int]:
-    """Refuse members that cannot be; give the places where members and the directory begin."""
+    """Check the members; return the sorted offsets of members and directory."""
     names: set[str] = set()
     limits = sorted([member.start for member in members])
     limits.append(directory)
-    if limits[0] != 0:  # a directory that is not all there leaves members out without a word
+    if limits[0] != 0:  # a damaged directory may omit members
         raise _damaged(f"the member at 0 is not in it, but the one at {limits[0]}", directory)
     total = 0
     for member in members:
         total += member.size if member.method == _DEFLATED else 0
-        # What its own header adds in fields is looked at when it is read.
+        # The extra fields of its own header are checked when the member is read.
         least = member.start + _LOCAL.size + member.compressed
         limit = limits[min(bisect_right(limits, member.start), len(members))]
         message = None

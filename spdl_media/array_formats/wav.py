@@ -1,4 +1,4 @@
-"""Samples out of a WAV file in memory, as views where their type allows."""
+"""Reader of WAV files in memory. Samples are views of the memory where their type allows it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
 
 PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
-# Formats whose samples are of one size each. What else there is comes in packets.
+# Formats with samples of a fixed size. All other formats store packets.
 _FORMATS = frozenset({PCM, _FLOAT, _A_LAW, _MU_LAW})
 
-# np.take needs eight bytes for each index, so not all at once; each piece hands the GIL over twice, so not in
-# small ones: with 16 Ki indices two threads get 1.2 times as much done as one, with these 1.8 times.
+# Number of codes that np.take converts at a time. It needs eight bytes per index, so not all at once. Each
+# call releases and takes the GIL, so pieces must not be small: with 16 Ki codes, two threads are 1.2 times as
+# fast as one, with 256 Ki codes 1.8 times.
 _BLOCK = 256 * 1024
 
 _CHUNK = struct.Struct("<4sI")
@@ -34,17 +35,18 @@ _FORMAT = struct.Struct("<HHIIHH")
 _LONG_SIZES = struct.Struct("<2Q")
 _WANTED = (b"fmt ", b"ds64", b"data")
 _EXTENSIBLE = 0xFFFE
-# The size of the extension, the bits that count, the mask of speakers, and the format as a GUID, of which all
-# but the first two bytes are the same for every code.
+# Size of the extension, valid bits, mask of speakers, and the format as a GUID, which consists of the code in
+# two bytes and a constant rest.
 _EXTENSION = struct.Struct("<HHIH14s")
 _GUID_END = bytes.fromhex("000000001000800000aa00389b71")
-# What is written where the size is not known yet (a pipe), or stands in "ds64" (RF64).
+# Sizes that mean "not known yet" (in a pipe), or "see the chunk ds64" (in RF64).
 _NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-# What some write instead, down to whole samples: SoX the first, ALSA's arecord the last.
+# Stand-ins of other programs for an unknown size, rounded down to whole samples: SoX writes the first, ALSA's
+# arecord the last.
 _STAND_INS = (0x7FFFF000, 0x7FFFFFFF, 0x80000000)
 SURE_BELOW = min(_STAND_INS) - 0xFFFF
 
-# Code of the format, channels, samples a second, bytes a second, bytes of a sample of all channels, bits.
+# Code of the format, channels, sample rate, bytes per second, bytes of one sample of all channels, bits.
 _Fields: TypeAlias = tuple[int, int, int, int, int, int]
 
 
@@ -52,16 +54,16 @@ class WAVHeader(NamedTuple):
     """Header of a WAV file. Made by :func:`parse_wav`.
 
     Attributes:
-        audio_format: The code of the format as it stands there: 1 is PCM, 3 float, 6 A-law, 7 mu-law,
-            65534 WAVE_FORMAT_EXTENSIBLE.
-        num_channels: Channels.
-        sample_rate: Samples a second, of each channel.
-        byte_rate: Bytes a second, as the file says; nothing depends on it.
+        audio_format: Code of the format in the file: 1 is PCM, 3 float, 6 A-law, 7 mu-law, 65534
+            WAVE_FORMAT_EXTENSIBLE.
+        num_channels: Number of channels.
+        sample_rate: Samples per second, of each channel.
+        byte_rate: Bytes per second according to the file; the value is not used.
         block_align: Bytes of one sample of all channels.
-        bits_per_sample: Bits of a sample, or of the room that it has.
+        bits_per_sample: Bits of a sample, or of the container of a sample.
         data_size: Bytes of all samples.
-        data_offset: Where they begin, in bytes from the start of the file.
-        sample_format: The code of what the samples are; differs from ``audio_format`` where that is
+        data_offset: Offset of the first sample in the file, in bytes.
+        sample_format: Code of the format of the samples. It differs from ``audio_format`` only if that is
             65534.
     """
 
@@ -77,7 +79,7 @@ class WAVHeader(NamedTuple):
 
     @property
     def num_samples(self) -> int:
-        """Samples of each channel."""
+        """Number of samples per channel."""
         return self.data_size // self.block_align
 
 
@@ -85,16 +87,17 @@ def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
     """Read the header of a WAV file (RIFF, RF64 or BW64).
 
     Args:
-        data: The file's content up to the first sample, at least: bytes, any contiguous buffer, a 1-D uint8
+        data: The file's content, at least up to the first sample: bytes, any contiguous buffer, a 1-D uint8
             array or CPU tensor.
 
     Returns:
-        The header. Of a file that was begun when its size was not known, and never finished,
-            ``data_size`` is what there is. Of formats that :func:`load_wav` does not read, such as MP3,
-            ``num_samples`` counts packets.
+        The header. If the file does not contain its size, because it was never finished, ``data_size`` is the
+        size of the existing data. For formats that :func:`load_wav` does not read, such as MP3,
+        ``num_samples`` counts packets.
 
     Raises:
-        ArrayFormatError: Not WAV, cut short before the first sample, or values that contradict each other.
+        ArrayFormatError: The data is not WAV, is cut short before the first sample, or has contradictory
+            values.
         TypeError: ``data`` is not memory (a path, for example).
 
     Thread safety: safe.
@@ -114,21 +117,21 @@ def load_wav(
 
     Args:
         data: The file's content: bytes, any contiguous buffer, a 1-D uint8 array or CPU tensor.
-        time_offset_seconds: Where to begin; sample ``k`` stands at ``k / sample_rate`` seconds. Windows that
-            touch share no sample and lose none.
-        duration_seconds: How long; to the end if the file has less.
+        time_offset_seconds: Start of the window; sample ``k`` is at ``k / sample_rate`` seconds. Adjacent
+            windows neither share nor lose a sample.
+        duration_seconds: Length of the window. The result is shorter if the file ends before.
 
     Returns:
-        Array ``(num_samples, num_channels)``. Views of ``data``, read-only if it is: uint8 (128 is silence),
-        int16, int32, int64, float32 or float64, little-endian, not scaled. New arrays: 24 bits as int32
-        with the low 8 bits 0, A-law and mu-law as the int16 that they stand for. Fewer bits in wider
-        samples are at the top of them.
+        Array of shape ``(num_samples, num_channels)``. PCM of 8, 16, 32 and 64 bits and float are views of
+        ``data``, read-only if that is: uint8 (128 is silence), int16, int32, int64, float32 or float64,
+        little-endian, not scaled. Other formats give new arrays: 24 bits int32 with the low 8 bits 0, A-law
+        and mu-law the decoded int16. If a sample has fewer valid bits than its type, they are the upper ones.
 
     Raises:
-        ArrayFormatError: Not WAV, cut short, of another sample format, or values that contradict each
-            other. No memory is allocated before the sizes are checked.
-        TypeError: ``data`` is not memory (a path, for example), or a time is no number.
-        ValueError: The offset is negative or past the end, the duration is negative, or one is NaN.
+        ArrayFormatError: The data is not WAV, is cut short, has another sample format or contradictory
+            values. Sizes are checked before memory is allocated.
+        TypeError: ``data`` is not memory (a path, for example), or a time is not a number.
+        ValueError: The offset is negative or past the end, the duration is negative, or one of them is NaN.
 
     Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
     """
@@ -154,7 +157,7 @@ def load_wav(
     shape = (stop - start, header.num_channels)
     try:
         return kind.read(content, offset, shape)
-    except ValueError as error:  # more channels and samples than NumPy can count
+    except ValueError as error:  # more channels and samples than NumPy supports
         raise _error(content, f"NumPy has no array of shape {shape}: {error}", offset) from error
 
 
@@ -163,7 +166,7 @@ def _error(content: Content, message: str, offset: int) -> ArrayFormatError:
 
 
 def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
-    """First sample and the one after the last."""
+    """Return the indices of the first sample and of the one after the last."""
     begin = _seconds("time_offset_seconds", 0 if offset is None else offset)
     if begin is None:
         raise ValueError(f"time_offset_seconds must be finite, not {offset!r}")
@@ -179,7 +182,7 @@ def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None)
 
 
 def _seconds(name: str, value: Seconds) -> Fraction | None:
-    """A time from 0 on; ``None`` is infinity."""
+    """Check and return a time of at least 0; ``None`` means infinity."""
     message = f"{name} must be a number of seconds, 0 or more, not {value!r}"
     try:
         seconds = parse_window((None, value)).end
@@ -194,10 +197,10 @@ class _File(NamedTuple):
     """Content of the chunks before the samples.
 
     Attributes:
-        header: The part of it that is public.
-        bits: Bits of a sample that count; others only take room.
-        mask: Speakers as bits, 0 if not stated.
-        stated: Bytes of samples as the chunk says, which may be a stand-in for an unknown size.
+        header: The public part.
+        bits: Valid bits of a sample; the others are padding.
+        mask: Bit mask of the speakers, 0 if unknown.
+        stated: Bytes of samples according to the chunk, which may be a stand-in for an unknown size.
     """
 
     header: WAVHeader
@@ -228,7 +231,7 @@ def parse_file(content: Content) -> _File:
     for name, start, size in find_chunks(content, 12):
         if name in _WANTED:
             chunks.setdefault(name, (start, size))
-        # Nothing behind the samples is needed to read them.
+        # Chunks after the samples are not needed.
         if name == b"data":
             break
     else:
@@ -243,7 +246,7 @@ def parse_file(content: Content) -> _File:
     size, riff_size = stated, int.from_bytes(content[4:8], "little")
     if head[:4] != b"RIFF" and b"ds64" in chunks:
         riff_size, long_size = _read_long_sizes(content, *chunks[b"ds64"])
-        # All ones stand for a size that only "ds64" has room for.
+        # A size of all ones means that the size is in the chunk "ds64".
         size = long_size if size == _NO_SIZE else size
     block_align = fields[4]
     if not 0 < size < SURE_BELOW and not _is_known(
@@ -261,16 +264,16 @@ def parse_file(content: Content) -> _File:
 
 
 def find_chunks(data: Content, offset: int) -> Iterator[tuple[bytes, int, int]]:
-    """Name, place and size of each chunk from a byte on."""
+    """Iterate over name, offset and size of the chunks from a byte on."""
     while offset + _CHUNK.size <= len(data):
         name, size = _CHUNK.unpack_from(data, offset)
         offset += _CHUNK.size
         yield name, offset, size
-        offset += size + size % 2  # chunks begin at even places
+        offset += size + size % 2  # chunks begin at even offsets
 
 
 def _read_format(content: Content, offset: int, size: int) -> tuple[_Fields, int, int, int]:
-    """The six fields of the format, the code of the samples, the bits that count and the mask of speakers."""
+    """Return the fields of the format, the code of the samples, the valid bits and the mask of speakers."""
     if size < _FORMAT.size or offset + size > len(content):
         raise ArrayFormatError(f"its chunk 'fmt ' of {size} bytes is cut short", offset=offset)
     fields: _Fields = _FORMAT.unpack_from(content, offset)
@@ -281,14 +284,14 @@ def _read_format(content: Content, offset: int, size: int) -> tuple[_Fields, int
             f"its format is extensible, and its chunk has only {size} bytes", offset=offset
         )
     _, bits, mask, code, guid_end = _EXTENSION.unpack_from(content, offset + _FORMAT.size)
-    # The GUID begins with the code; the rest is the same for all known formats.
+    # After the code, the GUID is the same for all known formats.
     if guid_end != _GUID_END:
         raise ArrayFormatError("its extensible format is none of the known ones", offset=offset)
     return fields, code, bits, mask
 
 
 def _check_format(fields: _Fields, code: int, offset: int) -> None:
-    """Refuse samples that do not take the room that the file says."""
+    """Check that channels, bits and bytes of a sample fit together."""
     _, num_channels, rate, _, block_align, bits = fields
     if not (num_channels and rate and block_align):
         raise ArrayFormatError(
@@ -300,7 +303,7 @@ def _check_format(fields: _Fields, code: int, offset: int) -> None:
     size, rest = divmod(block_align, num_channels)
     fits = bits == 8 * size
     if code == PCM:
-        # No more bytes than the bits need, but for 24 bits in 32, which some write.
+        # As many bytes as the bits need; 24 bits in 4 bytes also occur.
         fits = 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
     if rest or not fits:
         raise ArrayFormatError(
@@ -310,10 +313,10 @@ def _check_format(fields: _Fields, code: int, offset: int) -> None:
 
 
 def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, length: int) -> bool:
-    """Whether the writer has filled in the size of the samples, and not only begun the header.
+    """Whether the size of the samples is the final one, and not that of an unfinished file.
 
-    Some begin with 0, so that a file that was never finished looks empty; but so does its end, which would
-    be before the first sample.
+    Some programs first write 0, so that an unfinished file looks empty. They also write 0 as the size of the
+    file, which then ends before the first sample.
     """
     if size == 0:
         return riff_size not in (_NO_SIZE, _NO_LONG_SIZE) and riff_size + _CHUNK.size > offset
@@ -324,7 +327,7 @@ def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, lengt
 
 
 def _read_long_sizes(content: Content, offset: int, size: int) -> tuple[int, int]:
-    """Sizes of the file and the samples in RF64, which 32 bits cannot hold."""
+    """Return the 64-bit sizes of the file and of the samples in RF64."""
     if size < 28 or offset + 28 > len(content):
         raise ArrayFormatError(f"its chunk 'ds64' has {size} bytes, less than 28", offset=offset)
     riff_size, data_size = _LONG_SIZES.unpack_from(content, offset)
@@ -338,9 +341,9 @@ def _view(
 
 
 def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """24 bits at the top of 32."""
-    # Four bytes from the one before each sample on, of which the lowest is then cleared: one pass, where
-    # copying three bytes to their places takes six times as long. Before the first there is the header.
+    """Return samples of 24 bits as int32, in the upper 24 bits."""
+    # Read four bytes from the byte before each sample on, and clear the lowest: this is one pass, whereas
+    # copying three bytes takes six times as long. The byte before the first sample belongs to the header.
     size = shape[0] * shape[1]
     if not size:
         return np.empty(shape, np.int32)
@@ -356,7 +359,7 @@ def _read_by_table(
     offset: int,
     shape: tuple[int, int],
 ) -> np.ndarray[Any, Any]:
-    """Look the bytes up, two at a time, which is twice as fast as one by one."""
+    """Decode bytes by a table, two at a time, which is twice as fast as one by one."""
     size = shape[0] * shape[1]
     out = np.empty(shape, np.int16)
     table = _pairs_of(make_table)
@@ -364,7 +367,7 @@ def _read_by_table(
     pairs = out.reshape(-1)[: size // 2 * 2].view(np.uint32)
     for start in range(0, len(codes), _BLOCK):
         piece = slice(start, start + _BLOCK)
-        # Not mode "raise", for which NumPy would fill a buffer first.
+        # Not mode="raise", for which NumPy writes to a temporary buffer first.
         np.take(table, codes[piece], out=pairs[piece], mode="clip")
     if size % 2:
         out.reshape(-1)[-1] = make_table()[content[offset + size - 1]]
@@ -373,37 +376,37 @@ def _read_by_table(
 
 @functools.cache
 def _pairs_of(make_table: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Two samples for every two bytes: 256 KiB, made at first use."""
+    """Return the table of two samples for each pair of bytes: 256 KiB, made at first use."""
     table = make_table()
     return np.stack([np.tile(table, 256), table.repeat(256)], axis=1).view(np.uint32).reshape(-1)
 
 
 @functools.cache
 def _mu_law() -> np.ndarray[Any, Any]:
-    """ITU-T G.711, table 2: sign, three bits of exponent and four of mantissa, all inverted."""
+    """Return the table of mu-law (ITU-T G.711, table 2): sign, exponent and mantissa, all bits inverted."""
     codes = ~np.arange(256, dtype=np.uint8)
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
     size = ((2 * mantissa + 33) << exponent) - 33
-    # 14 bits, at the top of 16.
+    # 14 bits, in the upper bits of 16.
     return (4 * np.where(codes & 0x80, -size, size)).astype(np.int16)
 
 
 @functools.cache
 def _a_law() -> np.ndarray[Any, Any]:
-    """ITU-T G.711, table 1: the same fields with every second bit inverted; exponents 0 and 1 are linear."""
+    """Return the table of A-law (ITU-T G.711, table 1): alternate bits inverted, exponents 0, 1 linear."""
     codes = np.arange(256, dtype=np.uint8) ^ 0x55
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
     size = np.where(
         exponent == 0, 2 * mantissa + 1, (2 * mantissa + 33) << np.maximum(exponent - 1, 0)
     )
-    # 13 bits, at the top of 16.
+    # 13 bits, in the upper bits of 16.
     return (8 * np.where(codes & 0x80, size, -size)).astype(np.int16)
 
 
 class _Kind(NamedTuple):
-    """One kind of samples: FFmpeg's names of the codec and of the format, and how they are read.
+    """A sample format: FFmpeg's names of codec and sample format, and the function that reads it.
 
-    ``read`` makes the array of (content, offset of the first byte, shape).
+    ``read(content, offset of the first byte, shape)`` returns the array.
     """
 
     codec: str
@@ -411,7 +414,7 @@ class _Kind(NamedTuple):
     read: Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
 
 
-# By code of the format and bytes of a sample.
+# Keys: code of the format, and bytes of a sample.
 KINDS: Mapping[tuple[int, int], _Kind] = MappingProxyType(
     {
         (PCM, 1): _Kind("pcm_u8", "u8", partial(_view, np.dtype("u1"))),

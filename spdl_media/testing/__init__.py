@@ -1,13 +1,13 @@
-"""Media made in memory, for tests: pixels and samples that tell their own index.
+"""Media made in memory, for tests. Each frame and each sample contains its own index.
 
-What goes in is then the exact oracle for what must come out: a frame that was skipped, doubled,
-shifted, turned or taken from the wrong stream shows in its pixels. Everything here is
-deterministic; the same call gives the same bytes with the same version of PyAV.
+So the input is an exact oracle for the output: the pixels reveal a frame that was skipped, duplicated,
+shifted, rotated or taken from the wrong stream. Everything is deterministic: the same call returns the same
+bytes with the same version of PyAV.
 
     frames = index_planes(30, 64, 48, "yuv420p")
     data = make_video(frames, codec="libx264", format="mp4", pix_fmt="yuv420p", max_b_frames=2)
 
-Files of several streams are lists of tracks: ``make_media([VideoTrack(...), AudioTrack(...)],
+A file with several streams is made from a list of tracks: ``make_media([VideoTrack(...), AudioTrack(...)],
 format="mp4")``.
 """
 
@@ -44,20 +44,19 @@ __all__ = (
 )
 
 _GRID = 5
-# The first column and row of the grid hold the same seven marks in every frame; a blank image,
-# and one that was turned or mirrored, does not show them. The other cells are the bits of the
-# index.
+# Seven cells at the borders of the grid are the same marks in every frame. A blank, rotated or mirrored image
+# does not show them. The other cells are the bits of the index.
 _MARKS = {(0, 0): 1, (0, 1): 1, (1, 0): 0, (0, 4): 0, (4, 0): 0, (4, 4): 0, (2, 0): 1}
 _BITS = [(y, x) for y in range(_GRID) for x in range(_GRID) if (y, x) not in _MARKS]
-# With the ripple, dark cells average 56 and light ones 192; 124 is half way between them.
+# Including the ripple, the mean of dark cells is 56 and that of light cells 192; the threshold is 124.
 _DARK, _LIGHT, _RIPPLE = 24, 160, 64
 
 
 def index_frames(num_frames: int, width: int, height: int) -> NDArray[np.uint8]:
-    """Draw RGB frames, each of which holds its own index and a pattern of positions.
+    """Draw RGB frames, each with its own index and a pattern that depends on the position.
 
-    A grid of 5 x 5 light and dark cells spells the index; a ripple over it differs from pixel to
-    pixel and from channel to channel, so that crops, shifts, turns and swapped channels show.
+    A grid of 5 x 5 light and dark cells encodes the index. A ripple on top differs between pixels and between
+    channels, so that crops, shifts, rotations and swapped channels are visible.
 
     Args:
         num_frames: Number of frames, up to 262144.
@@ -68,7 +67,7 @@ def index_frames(num_frames: int, width: int, height: int) -> NDArray[np.uint8]:
         New array of uint8, shape ``(num_frames, height, width, 3)``, values 24 to 223.
 
     Raises:
-        ValueError: The frames are too small, or too many to be told apart.
+        ValueError: The frames are too small, or there are more than can be distinguished.
     """
     _check_index_size(num_frames, width, height)
     y, x = np.mgrid[:height, :width]
@@ -82,19 +81,18 @@ def index_planes(
 ) -> list[tuple[NDArray[Any], ...]]:
     """Draw frames as :func:`index_frames` does, but plane by plane in a planar pixel format.
 
-    The first plane is the luma (or green, or gray) that :func:`frame_index` reads; the others hold
-    ripples that move with the index, near neutral, so that the index survives a conversion to RGB.
+    :func:`frame_index` reads the index from the first plane, which is luma, green or gray. Chroma planes have
+    near-neutral ripples that depend on the index, so that the index survives a conversion to RGB.
 
     Args:
         num_frames: Number of frames, up to 262144.
         width: At least 5; odd sizes round chroma up, as FFmpeg does.
         height: At least 5.
-        pix_fmt: Any planar format of integers: ``gray``, ``yuv420p``, ``yuv444p10le``, ``gbrp``,
-            ...
+        pix_fmt: Any planar integer format: ``gray``, ``yuv420p``, ``yuv444p10le``, ``gbrp``, ...
 
     Returns:
-        For each frame a tuple of new arrays, one a plane, each of the plane's own shape ``(h, w)``,
-        uint8, or uint16 for formats of more than 8 bits (full scale of the format's own depth).
+        For each frame a tuple of new arrays, one per plane, of the plane's own shape ``(h, w)`` and dtype
+        uint8, or uint16 for formats of more than 8 bits (values use the full range of the format's depth).
 
     Raises:
         ValueError: The format is not planar, or the frames are too small or too many.
@@ -107,10 +105,9 @@ def index_planes(
         planes = []
         for number, (rows, columns) in enumerate(shapes):
             y, x = np.mgrid[:rows, :columns]
-            # The ripple of plane 0 is the same in all frames, so that the grid alone tells them
-            # apart.
+            # The ripple of plane 0 is the same in all frames, so they differ only in the grid.
             ripple = (5 * x + 11 * y + number * (13 * index + 17 * x)) % _RIPPLE
-            # The planes of GBR are all as luma is; chroma stays near its neutral 128.
+            # All planes of GBR are drawn like luma; chroma stays near its neutral value 128.
             full = number == 0 or pix_fmt.startswith("gbr")
             values = _cells(index, columns, rows) + ripple if full else 112 + ripple // 2
             planes.append((values << shift).astype(dtype))
@@ -119,17 +116,17 @@ def index_planes(
 
 
 def frame_index(array: NDArray[Any]) -> int:
-    """Read back the index that :func:`index_frames` or :func:`index_planes` drew.
+    """Read the index that :func:`index_frames` or :func:`index_planes` has drawn.
 
-    Works on exact pixels, and on scaled, recompressed or colour-converted ones as long as the grid
-    of 5 x 5 cells can be told.
+    It also works on scaled, recompressed or colour-converted images, as long as the grid of 5 x 5 cells is
+    recognizable.
 
     Args:
         array: ``(H, W, 3)`` or ``(H, W, 4)`` RGB, or ``(H, W)`` luma, uint8.
 
     Raises:
-        ValueError: No such image: the marks are not where they should be (blank, turned,
-            mirrored, cropped), or the array is no image of uint8.
+        ValueError: The marks are not at their places, because the image is blank, rotated, mirrored or
+            cropped, or the array is not a uint8 image.
     """
     array = np.asarray(array)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or min(array.shape[:2]) < _GRID:
@@ -151,13 +148,13 @@ def frame_index(array: NDArray[Any]) -> int:
 
 
 def index_samples(num_samples: int, num_channels: int = 1, *, start: int = 0) -> NDArray[np.int16]:
-    """Make samples whose value is their own index: a ramp over all of int16.
+    """Make samples whose value is their own index: a ramp over the range of int16.
 
-    Channel ``c`` at sample ``k`` is ``(k + 7919 * c) mod 65536``, as a signed number, so any 65536
-    successive samples differ and no two channels are alike.
+    Channel ``c`` at sample ``k`` is ``(k + 7919 * c) mod 65536``, as a signed number. So any 65536
+    consecutive samples differ, and no two channels are equal.
 
     Args:
-        num_samples: Number of samples a channel.
+        num_samples: Number of samples per channel.
         num_channels: Number of channels.
         start: Index of the first sample.
 
@@ -165,14 +162,14 @@ def index_samples(num_samples: int, num_channels: int = 1, *, start: int = 0) ->
         New array of int16, shape ``(num_samples, num_channels)``.
     """
     ramp = np.arange(start, start + num_samples, dtype=np.int64)[:, None]
-    # A prime: channels stay apart for any shift that a mistake could make.
+    # A prime, so that no likely shift makes one channel equal to another.
     return (ramp + 7919 * np.arange(num_channels)).astype(np.uint16).view(np.int16)
 
 
 def make_tone(
     num_samples: int, sample_rate: int, frequencies: Sequence[float] = (440.0,)
 ) -> NDArray[np.int16]:
-    """Make sine waves at half of full scale, one a channel, for codecs made for audio.
+    """Make sine waves at half of full scale, one per channel, for lossy audio codecs.
 
     Returns:
         New array of int16, shape ``(num_samples, len(frequencies))``.
@@ -190,12 +187,12 @@ def _check_index_size(num_frames: int, width: int, height: int) -> None:
 
 
 def _edges(size: int) -> list[int]:
-    # Whole pixels: cells differ by one where the size is no multiple of 5.
+    # Whole pixels: the sizes of cells differ by one if the size is not a multiple of 5.
     return [size * cell // _GRID for cell in range(_GRID + 1)]
 
 
 def _cells(index: int, width: int, height: int) -> NDArray[np.int64]:
-    """An image of the index alone, without the ripple."""
+    """Draw the grid of an index, without the ripple."""
     light = dict(_MARKS) | {cell: index >> bit & 1 for bit, cell in enumerate(_BITS)}
     grid = np.array([[light[y, x] for x in range(_GRID)] for y in range(_GRID)], np.int64)
     rows, columns = (np.diff(_edges(size)) for size in (height, width))

@@ -1,4 +1,4 @@
-"""Files made in memory, of one or several streams, and what encoders need to be exact."""
+"""Makes media files in memory, with one or several streams and lossless encoder options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from spdl_media.image_frames import av_frames
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
-# Options that make an encoder exact, or as good as it gets, or work at all; the caller's win.
+# Options that make an encoder lossless, as good as possible, or work at all. The caller's options override
+# them.
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "libx264": {"qp": "0", "preset": "ultrafast"},
     "libx264rgb": {"qp": "0", "preset": "ultrafast"},
@@ -47,7 +48,7 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
 
 _SAMPLE_FORMATS = {"uint8": "u8", "int16": "s16", "int32": "s32", "float32": "flt"}
 
-# Encoders that can leave a group of pictures open, and the option that holds their parameters.
+# Encoders that can make open GOPs, and the option for their private parameters.
 _OPEN_GOP_CODECS = {"libx264": "x264-params", "libx265": "x265-params"}
 
 
@@ -56,10 +57,10 @@ Image: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]]"
 
 
 def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int, int]], int]:
-    """The shape of each plane, and the bits that each value has beyond 8.
+    """Return the shape ``(h, w)`` of each plane, and the number of bits per value minus 8.
 
     Raises:
-        ValueError: The format is packed, or not of integers of 8 to 16 bits.
+        ValueError: The format is packed, or its values are not integers of 8 to 16 bits.
     """
     format = av.VideoFormat(pix_fmt, width, height)
     components = sorted(format.components, key=lambda component: component.plane)
@@ -73,10 +74,10 @@ def plane_shapes(pix_fmt: str, width: int, height: int) -> tuple[list[tuple[int,
 
 
 def _video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
-    """An image as a frame of ``pix_fmt``; luma and planes go in as they are.
+    """Convert an image to a frame of ``pix_fmt``; luma and planes are not converted.
 
     Raises:
-        ValueError: Its shape or type does not fit.
+        ValueError: Shape or dtype of the image does not fit.
     """
     if not isinstance(image, np.ndarray):
         return _frame_of(tuple(image), pix_fmt)
@@ -90,10 +91,10 @@ def _video_frame(image: Image, pix_fmt: str) -> av.VideoFrame:
 
 
 def _frame_of(image: Any, pix_fmt: str | None = None) -> av.VideoFrame:
-    """One of FFmpeg's frames.
+    """Make an FFmpeg frame of one image.
 
     Raises:
-        ValueError: It is several, or its shape or type does not fit.
+        ValueError: There are several images, or shape or dtype does not fit.
     """
     (frame,) = av_frames(frames_from_array(image, pix_fmt))  # type: ignore[arg-type]
     return frame
@@ -101,29 +102,27 @@ def _frame_of(image: Any, pix_fmt: str | None = None) -> av.VideoFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoTrack:
-    """One video stream of a file to be made.
+    """One video stream of a file.
 
     Attributes:
-        frames: Images: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or luma ``(H, W)`` arrays, or tuples
-            of planes. Planes and luma go into the encoder as they are (luma gets neutral chroma);
-            RGB is exact for RGB formats, and converted by swscale for all others.
-        codec: FFmpeg encoder. ``ffv1``, ``libx264`` and ``libx264rgb`` without B frames,
-            ``libx265`` also with them, ``libvpx-vp9``, ``huffyuv``, ``utvideo``, ``png`` and
-            ``rawvideo`` are lossless here. ``libx264`` with B frames is within a few levels of
-            exact (x264 has no lossless B frames); the rest, such as ``mpeg4`` and ``mpeg2video``,
-            keeps only the index readable.
+        frames: Images: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or luma ``(H, W)`` arrays, or tuples of planes.
+            Planes and luma are encoded without conversion (luma gets neutral chroma). RGB is exact for RGB
+            formats, and converted by swscale for all others.
+        codec: FFmpeg encoder. ``ffv1``, ``libx264`` and ``libx264rgb`` without B-frames, ``libx265`` with or
+            without B-frames, ``libvpx-vp9``, ``huffyuv``, ``utvideo``, ``png`` and ``rawvideo`` are lossless
+            here. ``libx264`` with B-frames differs by a few levels (x264 has no lossless B-frames). With
+            other codecs, such as ``mpeg4`` and ``mpeg2video``, only the index stays readable.
         pix_fmt: Pixel format of the stream.
-        frame_rate: Frames a second; also what ``time_base`` is made from.
-        gop_size: Frames from one key frame to the next, at most.
-        max_b_frames: B frames between two other frames, for encoders that have them.
-        open_gop: Let the B frames before a key frame (not the first) refer across it, for
-            ``libx264`` and ``libx265``. ``gop_size`` should not be one more than a multiple of
-            ``max_b_frames + 1``, which leaves no B frame before the key frame.
-        pts: Time of each frame in ticks of ``time_base``, rising; default 0, 1, 2, ...
-        time_base: Seconds a tick; default ``1 / frame_rate``.
-        orientation: EXIF's 1 to 8: how the file says the frames are to be turned. MP4 and MOV
-            only.
-        options: More options of the encoder.
+        frame_rate: Frames per second; also the default of ``time_base``.
+        gop_size: Maximum number of frames from one key frame to the next.
+        max_b_frames: Maximum number of B-frames between two other frames, for encoders that support them.
+        open_gop: Whether the B-frames shown before a key frame (not the first) may refer to the GOP before;
+            for ``libx264`` and ``libx265``. ``gop_size`` should not be one more than a multiple of
+            ``max_b_frames + 1``, which leaves no B-frame before the key frame.
+        pts: Presentation time of each frame in ticks of ``time_base``, rising; default 0, 1, 2, ...
+        time_base: Seconds per tick; default ``1 / frame_rate``.
+        orientation: EXIF orientation from 1 to 8, which the file asks players to apply. MP4 and MOV only.
+        options: Further options of the encoder.
     """
 
     frames: Sequence[Image]
@@ -141,13 +140,13 @@ class VideoTrack:
     def __post_init__(self) -> None:
         if len(self.frames) == 0:
             raise ValueError("frames is empty: a video stream needs at least one frame")
-        # A wrong name is an error of the track, not of the file that it is put into.
+        # Report a wrong codec here, not when the file is made.
         find_encoder(self.codec, "video")
         if self.frame_rate <= 0:
             raise ValueError(f"frame_rate must be above 0, not {self.frame_rate!r}")
         if self.open_gop and self.codec not in _OPEN_GOP_CODECS:
             raise ValueError(f"open_gop needs codec {list(_OPEN_GOP_CODECS)}, not {self.codec!r}")
-        rotation(self.orientation)  # refuses what is none
+        rotation(self.orientation)  # raises if it is invalid
         if self.pts is not None and len(self.pts) != len(self.frames):
             raise ValueError(f"{len(self.frames)} frames need as many pts, got {len(self.pts)}")
         if self.pts is not None and any(a >= b for a, b in pairwise(self.pts)):
@@ -156,18 +155,17 @@ class VideoTrack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioTrack:
-    """One audio stream of a file to be made.
+    """One audio stream of a file.
 
     Attributes:
-        samples: ``(num_samples, num_channels)`` of uint8, int16, int32 or float32. One to eight
-            channels.
-        sample_rate: Samples a second.
-        codec: FFmpeg encoder. ``pcm_*``, ``flac``, ``alac`` and ``wavpack`` are lossless here;
-            ``aac``, ``ac3``, ``mp2``, ``libmp3lame``, ``libopus`` and ``vorbis`` (stereo only) are
-            not.
+        samples: Array of shape ``(num_samples, num_channels)`` and dtype uint8, int16, int32 or float32, with
+            one to eight channels.
+        sample_rate: Samples per second.
+        codec: FFmpeg encoder. ``pcm_*``, ``flac``, ``alac`` and ``wavpack`` are lossless here; ``aac``,
+            ``ac3``, ``mp2``, ``libmp3lame``, ``libopus`` and ``vorbis`` (stereo only) are not.
         start: Time of the first sample, in samples.
-        bit_rate: Bits a second, for lossy encoders; the default is the encoder's.
-        options: More options of the encoder.
+        bit_rate: Bits per second, for lossy encoders; the default is the encoder's.
+        options: Further options of the encoder.
     """
 
     samples: NDArray[Any]
@@ -193,15 +191,15 @@ class AudioTrack:
 
 
 def _options(track: VideoTrack | AudioTrack) -> dict[str, str]:
-    """Options of the encoder of a stream."""
-    # FFmpeg would ignore those that the encoder does not have.
+    """Return the encoder options of a track."""
+    # Check them, because FFmpeg ignores options that the encoder does not have.
     check_codec_options(track.codec, track.options, "w")
     options = dict(_OPTIONS.get(track.codec, {}))
     if isinstance(track, VideoTrack) and track.codec in _OPEN_GOP_CODECS:
         if track.codec == "libx264" and track.max_b_frames:
-            # x264 makes no B frames when it is lossless; at 1 it is off by a level or two.
+            # x264 makes no B-frames in lossless mode; with qp=1, it is off by a level or two.
             options["qp"] = "1"
-        # Where key frames and B frames stand must follow from the arguments, not from the images.
+        # The positions of key frames and B-frames must depend on the arguments, not on the images.
         name = _OPEN_GOP_CODECS[track.codec]
         fixed = f"scenecut=0:b-adapt=0:open-gop={int(track.open_gop)}"
         structure = f"{fixed}:keyint={track.gop_size}:min-keyint={track.gop_size}"
@@ -219,18 +217,17 @@ def make_video(
     """Make a file with one video stream.
 
     Args:
-        frames: As for :class:`VideoTrack`.
+        frames: Images, as for :class:`VideoTrack`.
         format: FFmpeg container format.
-        faststart: As for :func:`make_media`.
+        faststart: Whether to put the index of an MP4 or MOV file in front of the data.
         **track: The other arguments of :class:`VideoTrack`: ``codec``, ``pix_fmt``, ``options``, ...
 
     Returns:
         The file's content.
 
     Raises:
-        ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
-            why.
-        TypeError: Planes are not of the pixel format's depth.
+        ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
+        TypeError: The dtype of planes does not fit the depth of the pixel format.
     """
     return make_media([VideoTrack(frames=frames, **track)], format=format, faststart=faststart)
 
@@ -245,8 +242,8 @@ def make_audio(
     """Make a file with one audio stream.
 
     Args:
-        samples: As for :class:`AudioTrack`.
-        sample_rate: Samples a second.
+        samples: Array of shape ``(num_samples, num_channels)``, as for :class:`AudioTrack`.
+        sample_rate: Samples per second.
         format: FFmpeg container format.
         **track: The other arguments of :class:`AudioTrack`: ``codec``, ``bit_rate``, ``start``, ``options``.
 
@@ -254,8 +251,7 @@ def make_audio(
         The file's content.
 
     Raises:
-        ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
-            why.
+        ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
     """
     return make_media(
         [AudioTrack(samples=samples, sample_rate=sample_rate, **track)], format=format
@@ -269,36 +265,34 @@ def make_media(
     faststart: bool = False,
     options: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Make a file of several streams, in the order of ``tracks``, interleaved by time.
+    """Make a file with several streams, in the order of ``tracks``, interleaved by time.
 
     Args:
         tracks: The streams.
-        format: FFmpeg muxer: ``mp4``, ``mov``, ``matroska``, ``webm``, ``mpegts``, ``avi``,
-            ``nut``, ...
-        faststart: Put the index of an MP4 or MOV in front; by default it is at the end.
+        format: FFmpeg muxer: ``mp4``, ``mov``, ``matroska``, ``webm``, ``mpegts``, ``avi``, ``nut``, ...
+        faststart: Whether to put the index of an MP4 or MOV file in front; by default it is at the end.
         options: Options of the muxer, such as ``{"muxdelay": "0"}``.
 
     Returns:
         The file's content.
 
     Raises:
-        ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
-            why.
+        ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
     """
     if not tracks:
         raise ValueError("tracks is empty: a file needs at least one stream")
     oriented = any(isinstance(track, VideoTrack) and track.orientation != 1 for track in tracks)
-    # Both are changes of an index such as only these two have.
+    # Both options change the index ("moov"), which only these two formats have.
     if (oriented or faststart) and format not in ("mp4", "mov"):
         raise ValueError(f"orientation and faststart need format 'mp4' or 'mov', not {format!r}")
-    # Dates, version numbers and random ids would differ from run to run.
+    # Without dates, version numbers and random ids, which would differ from run to run.
     muxing = {"fflags": "+bitexact", **(options or {})}
     if faststart:
         muxing["movflags"] = "+faststart" + muxing.get("movflags", "")
     codecs = "+".join(track.codec for track in tracks)
     file = io.BytesIO()
     try:
-        # Not into memory at once: to move the index to the front, FFmpeg opens the file again, by name.
+        # Write to a file first: to move the index to the front, FFmpeg opens the file again by name.
         with (
             Draft(file) as draft,
             av.open(str(draft.path), "w", format=format, options=muxing) as container,
@@ -319,31 +313,29 @@ def make_image(
     """Make a file with one still image.
 
     Args:
-        image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or gray ``(H, W)``, uint8 or uint16, or
-            planes.
-        codec: FFmpeg encoder. ``png``, ``bmp``, ``tiff``, ``ppm``, ``pgm``, ``pam``, ``qoi``,
-            ``targa``, ``jpeg2000`` and ``libwebp`` are lossless here. ``gif`` is for gray images,
-            and takes RGB to 256 fixed colours. ``mjpeg`` is JPEG, and ``libsvtav1`` AVIF.
-        pix_fmt: Pixel format of the file; by default the encoder's own that loses least.
-        options: More options of the encoder, such as ``{"qmin": "5", "qmax": "5"}``.
+        image: RGB ``(H, W, 3)``, RGBA ``(H, W, 4)`` or gray ``(H, W)``, uint8 or uint16, or planes.
+        codec: FFmpeg encoder. ``png``, ``bmp``, ``tiff``, ``ppm``, ``pgm``, ``pam``, ``qoi``, ``targa``,
+            ``jpeg2000`` and ``libwebp`` are lossless here. ``gif`` is meant for gray images, and reduces RGB
+            to 256 fixed colours. ``mjpeg`` makes JPEG, and ``libsvtav1`` AVIF.
+        pix_fmt: Pixel format of the file; the default is the encoder's format that loses least.
+        options: Further options of the encoder, such as ``{"qmin": "5", "qmax": "5"}``.
 
     Returns:
         The file's content.
 
     Raises:
-        ValueError: An argument does not fit, or FFmpeg cannot make such a file; the message says
-            why.
+        ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
     """
     if pix_fmt is None:
         if not isinstance(image, np.ndarray):
             raise ValueError("planes need a pix_fmt that says what they are")
         given, encoder = _frame_of(image).format.name, find_encoder(codec, "video")
-        # The list of JPEG's begins with 4:2:0, which loses most of the chroma.
+        # The first format of the JPEG encoder is 4:2:0, which loses most of the chroma.
         pix_fmt = "yuvj444p" if codec == "mjpeg" else best_pix_fmt(encoder, given, exact=True)
     track = VideoTrack(
         frames=[image], codec=codec, pix_fmt=pix_fmt, frame_rate=1, options=options or {}
     )
-    # The packets of most encoders are files by themselves.
+    # The packets of most image encoders are complete files.
     return make_media([track], format=_STILL_FORMATS.get(codec, "image2pipe"))
 
 
@@ -357,12 +349,12 @@ def _write(container: OutputContainer, tracks: Sequence[VideoTrack | AudioTrack]
         else _encode_audio(container, track)
         for track in tracks
     ]
-    # The first step of each adds its stream; a header can only be written when all are there.
+    # The first step of each generator adds its stream; the header needs all streams.
     for encoder in encoders:
         next(encoder)
     container.start_encoding()
     packets = [packet for encoder in encoders for packet in encoder if packet is not None]
-    # Muxers want the packets of all streams in the order of decoding.
+    # Muxers need the packets of all streams in decoding order.
     packets.sort(key=lambda packet: packet.dts * Fraction(packet.time_base))
     for packet in packets:
         container.mux(packet)
@@ -381,7 +373,7 @@ def _encode_video(container: OutputContainer, track: VideoTrack) -> Iterator[Any
         time_base=time_base,
         gop_size=track.gop_size,
         max_b_frames=track.max_b_frames,
-        # The same bytes on every machine, whatever its number of cores.
+        # One thread, so that the bytes do not depend on the number of cores.
         thread_count=1,
     )
     if track.orientation != 1:
@@ -408,7 +400,7 @@ def _encode_audio(container: OutputContainer, track: AudioTrack) -> Iterator[Any
     sample_fmt = best_sample_fmt(find_encoder(track.codec, "audio"), given)
     set_all(stream.codec_context, format=sample_fmt, bit_rate=track.bit_rate)
     yield None
-    # One frame a second; the encoder cuts them to its own size.
+    # Frames of one second, which are then cut to the frame size of the encoder.
     for first in range(0, len(track.samples), track.sample_rate):
         block = track.samples[first : first + track.sample_rate]
         frames: Any = frames_from_array(
