@@ -1,1 +1,1 @@
-"""Work on a CUDA device: colour, images and videos. Nothing here is imported before it is used."""
+"""Work on CUDA devices: colour conversion, images and videos. Modules are imported at first use."""

@@ -1,9 +1,9 @@
-"""Images with ``cuda=``: which way a batch takes to the device.
+"""Loading of images with ``cuda=``: by DALI on the device, or on the CPU followed by a copy.
 
-``decoder="auto"`` takes DALI for batches, where it is installed and can make what is asked for: the files go
-to nvJPEG and the GPU's own JPEG engine. All else, single images too, is finished on the CPU and copied, and
-so is a batch with a file that DALI does not decode, or not to the same image (GIF, AVIF, TIFF and others):
-FFmpeg may manage it, and otherwise says what is wrong with it.
+``decoder="auto"`` uses DALI for batches if it is installed and supports the request: files are decoded by
+nvJPEG and the GPU's JPEG engine. Everything else, including single images, is decoded on the CPU and copied.
+So is a whole batch if DALI does not decode one of its files, or not to the same image (GIF, AVIF, TIFF and
+others): FFmpeg may decode it, or its error tells what is wrong.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg
 
 
 class CPUFallbackWarning(UserWarning):
-    """What a GPU was to decode was decoded on the CPU and copied to the device. The message says why."""
+    """Media was decoded on the CPU and copied to the device, instead of on the GPU. The message says why."""
 
 
 def warn_of_fallback(refusal: str, what: str = "this video") -> None:
-    """Warn that the CPU decodes, and why."""
+    """Warn that the CPU decodes, with the reason."""
     message = f"{refusal}. The CPU decodes {what}, and the result is copied to the device"
     warn_caller(message, CPUFallbackWarning)
 
 
 DeviceLike: TypeAlias = "SupportsIndex | CUDAConfig"
 CPU: TypeAlias = Literal["cpu"]
-"""The same operators without a GPU, in the place of a device."""
+"""Stands for a device: DALI's operators run on the CPU."""
 
 SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 
@@ -49,10 +49,10 @@ SPDL_COLORS = {"rgb": "rgb24", "bgr": "bgr24"}
 def device_steps(
     srcs: Sequence[Source], request: FrameRequest, config: CUDAConfig
 ) -> Callable[[Callable[[], bool] | None], Buffer]:
-    """Check the request, and give what loads images to a device.
+    """Check the request, and return a function that loads the images to a device.
 
     Raises:
-        ValueError: The decoder that is asked for cannot make such images.
+        ValueError: The requested decoder does not support the request.
     """
     is_forced, refusal = request.decoder == "dali", _why_not_dali(request)
     if is_forced and refusal:
@@ -60,19 +60,19 @@ def device_steps(
 
     def steps(stopped: Callable[[], bool] | None) -> Buffer:
         unusable: Exception | None = None
-        # DALI pays for batches alone: one picture takes 1.6 ms of CPU time with it.
+        # DALI is worth it for batches only: a single image takes 1.6 ms of CPU time with it.
         if refusal is None and (is_forced or (not request.is_single and _has_dali())):
             check_stream(config)
             try:
                 check_device(config.device_index)
             except (MissingDependencyError, TransferError) as error:
-                # PyTorch or CuPy may find the device all the same, and then a copy will do.
+                # PyTorch or CuPy may still find the device; then decode on the CPU and copy.
                 if is_forced:
                     raise
                 unusable = error
             else:
                 return _load_by_dali(srcs, request, config, stopped)
-        # The device is opened in the thread that does the work, whose own stream it is.
+        # Open the device in the thread that does the work, because the default stream is the thread's own.
         device = open_device(config, request.purpose)
         if unusable is not None:
             warn_of_fallback(str(unusable), "the pictures")
@@ -86,7 +86,7 @@ def _has_dali() -> bool:
 
 
 def _why_not_dali(request: FrameRequest) -> str | None:
-    """Why DALI is not to make such images, or cannot; ``None``: it can."""
+    """Return why DALI is not used for the request, or ``None`` if it can be."""
     decode, ops = request.decode_config, request.ops
     if request.decoder == "cpu":
         return "decoder='cpu'"
@@ -112,24 +112,24 @@ def _load_by_dali(
     stopped: Callable[[], bool] | None = None,
     hw_decoder_load: float | None = None,
 ) -> Buffer:
-    """Load images through DALI's operators, or on the CPU with a warning if there is one not for DALI.
+    """Load images by DALI; if it does not support one of them, load all on the CPU with a warning.
 
     Args:
         srcs: The images.
-        request: How to load them.
-        config: The device; ``None``: DALI's operators on the CPU.
-        stopped: As for :func:`load_images`, as is the next argument.
-        hw_decoder_load: Share of the JPEG engine.
+        request: Options of the load.
+        config: The device; ``None`` means DALI's operators on the CPU.
+        stopped: Checked before each image is read; ``True`` cancels the load.
+        hw_decoder_load: Share of the images for the GPU's JPEG engine; ``None`` means DALI's default.
 
     Raises:
         Exception: As :func:`load_images`.
     """
-    # A list of its own: what was read stands in the place of its source, which may be read once.
+    # A copy of the list: packets replace sources that were read, because some can be read only once.
     index, inputs = None if config is None else config.device_index, list(srcs)
     try:
         return load_images(inputs, request, index, stopped, hw_decoder_load)
     except NotForDaliError as found:
-        # All of it, so that no two pictures of a batch were decoded in different ways.
+        # Load the whole batch on the CPU, so that all its images are decoded the same way.
         buffer = load_rows(inputs, request, stopped)
         warn_of_fallback(str(found), "the pictures")
     return (
@@ -153,21 +153,22 @@ def decode_image_nvjpeg(
     ``load_image_batch(cuda=0, decoder="dali")`` does the same with more options.
 
     Args:
-        src: As for :func:`~spdl_media.load_image`, or a list or tuple of such.
-        cuda: Number of the device, a ``CUDAConfig``, or ``"cpu"``: the same operators without a GPU. The work
-            is done on a stream of DALI's own.
-        cuda_config: The same by another name; one of the two is needed.
+        src: The source, as for :func:`~spdl_media.load_image`, or a list or tuple of sources.
+        cuda: Number of the device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU. The
+            work is done on a stream of DALI's own.
+        cuda_config: The same as ``cuda``; give exactly one of the two.
         scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept; with it, the
             image is stretched.
         scale_height: Height to scale to.
         pix_fmt: ``"rgb"`` or ``"bgr"``.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        hw_decoder_load: Share of the JPEGs that goes to the GPU's JPEG engine, where it has one: 0 to 1. The
-            default is DALI's.
+        hw_decoder_load: Share of the JPEGs for the GPU's JPEG engine, if it has one, from 0 to 1. The default
+            is DALI's.
 
     Returns:
-        uint8, 0 to 255, ``(3, height, width)``; of a list, ``(B, 3, height, width)``. DALI owns the memory.
-        It is complete when this returns, so it may be read from any stream.
+        uint8 array ``(3, height, width)``, or ``(B, 3, height, width)`` for a list, values 0 to 255; channels
+        are last for ``"NHWC"``. DALI owns the memory. The array is complete when this returns, so it can be
+        read on any stream.
 
     Raises:
         MediaError: As for :func:`~spdl_media.load_image_batch`.
@@ -176,7 +177,7 @@ def decode_image_nvjpeg(
             was forked after CUDA had been used.
         RuntimeError: DALI fails in another way.
         ValueError: An option is invalid, or there is no such device.
-        TypeError: An input that is no source, or no device.
+        TypeError: An input is not a source, or the device is neither a number nor a config.
 
     Thread safety: safe.
     """
@@ -208,17 +209,20 @@ def load_image_batch_nvjpeg(
 
     Args:
         srcs: The images, each as for :func:`~spdl_media.load_image`.
-        cuda: As in :func:`decode_image_nvjpeg`, as are the next and the last argument.
-        cuda_config: The same by another name.
+        cuda: Number of the device, a ``CUDAConfig``, or ``"cpu"`` for the same operators without a GPU. The
+            work is done on a stream of DALI's own.
+        cuda_config: The same as ``cuda``; give exactly one of the two.
         width: Width of the result.
         height: Height of the result.
         pix_fmt: ``"rgb"`` or ``"bgr"``.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        on_error: As for :func:`~spdl_media.load_image_batch`.
-        hw_decoder_load: As in :func:`decode_image_nvjpeg`.
+        on_error: Handling of images that fail, as for :func:`~spdl_media.load_image_batch`.
+        hw_decoder_load: Share of the JPEGs for the GPU's JPEG engine, if it has one, from 0 to 1. The default
+            is DALI's.
 
     Returns:
-        uint8, 0 to 255, ``(B, 3, height, width)``. DALI owns the memory. It is complete when this returns.
+        uint8 array ``(B, 3, height, width)`` or ``(B, height, width, 3)``, values 0 to 255. DALI owns the
+        memory. The array is complete when this returns, so it can be read on any stream.
 
     Raises:
         Exception: As :func:`decode_image_nvjpeg`.
@@ -238,8 +242,8 @@ def _as_spdl(
     hw_decoder_load: float | None,
     **options: Any,
 ) -> Buffer:
-    """Load images as SPDL does, with these further options of a request."""
-    # DALI does not use the stream, which must be of the device all the same.
+    """Check the arguments of SPDL's functions, and load the images."""
+    # DALI does not use the stream of a config, but it must belong to the device.
     config = None if "cpu" in devices else one_device(*devices)
     check_choice("pix_fmt", pix_fmt, tuple(SPDL_COLORS))
     check_array_layout(options["layout"])
@@ -247,7 +251,7 @@ def _as_spdl(
         raise ValueError(
             f"hw_decoder_load must be a share from 0 to 1, or None for DALI's own, not {hw_decoder_load!r}"
         )
-    # SPDL stretches to the size.
+    # SPDL stretches images to the size.
     ops = PictureOps(*size, SPDL_COLORS[pix_fmt], scale_mode=None)
     inputs = as_list(srcs, one="decode_image_nvjpeg")
     if not inputs:
@@ -257,12 +261,12 @@ def _as_spdl(
 
 
 def one_device(cuda: Any, cuda_config: Any) -> CUDAConfig:
-    """The device that one of the two arguments names.
+    """Return the config that is given by one of the two arguments.
 
     Raises:
-        ValueError: Neither does, or both.
-        TypeError: It is neither a number nor a config.
-        TransferError: The stream is of another device.
+        ValueError: Neither or both arguments are given.
+        TypeError: The argument is neither a number nor a config.
+        TransferError: The stream belongs to another device.
     """
     config = one_cuda_config(cuda, cuda_config)
     if config is None:

@@ -1,4 +1,4 @@
-"""Packets to frames on a device, and these to arrays: the CPU path with another decoder and other rows."""
+"""Decodes packets to arrays on a device. It is the CPU path with NVDEC as decoder and rows on the device."""
 
 from __future__ import annotations
 
@@ -39,23 +39,25 @@ from spdl_media.rows import (
     no_frames,
 )
 
-# Packets that are read at once. Few enough to hold, many enough that reading costs nothing.
+# Number of packets to read at once: little memory, and almost no overhead per packet.
 _CHUNK = 64
 
 
 class DevicePath(PicturePath):
-    """Packets to frames on a device: cut to the window, and at their rate; the rows turn them.
+    """Decodes packets to frames on a device, and cuts them to the window and to a frame rate.
+
+    Frames are not rotated here but by :class:`DeviceRows`.
 
     Args:
-        device: Where they are decoded.
-        codec: As for :class:`PicturePath`, as are the next arguments.
-        metadata: Of the packets.
-        ops: Of which the frame rate counts.
-        config: How to decode.
-        makes_room: Decoders that wait for clips go, if one is opened.
+        device: The device that decodes.
+        codec: Codec parameters of the stream.
+        metadata: Metadata of the packets.
+        ops: Operations on frames, of which only the frame rate is used.
+        config: Options of the decoder.
+        makes_room: Whether to close idle decoders before a new one is opened.
 
     Raises:
-        NotOnDeviceError: The hardware does not take the stream, or does not open.
+        NotOnDeviceError: The hardware does not support the stream, or the decoder cannot be opened.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class DevicePath(PicturePath):
         if found is None:
             if makes_room:
                 device.decoders.clear()
-            # Headers come with the packets, so that the next clip may have others.
+            # Headers are sent with the packets, so that the next clip may have other headers.
             coded = replace(codec, extradata=None) if has_lengths(codec) else codec
             try:
                 context = device.open_decoder(coded, config, metadata.source)
@@ -85,26 +87,26 @@ class DevicePath(PicturePath):
         found.begin(codec, metadata.source)
         self._lent: DeviceDecoder | None = found
         self.decoder = PictureDecoder(codec, metadata, config, found)
-        self._filter = _Moments(codec, ops, config, metadata)
-        # As in PicturePath, whose __init__ would open a decoder of the CPU's.
+        self._filter = _DeviceFrames(codec, ops, config, metadata)
+        # As in PicturePath.__init__, which is not called because it opens a CPU decoder.
         self.decoder.gives_lead_in = self._filter.has_rate
 
     def close(self) -> None:
-        """Give the decoder back for the next clip."""
+        """Return the decoder to the pool, for the next clip."""
         lent, self._lent = self._lent, None
         if lent is None:
             return
-        del self.decoder._context  # or it would flush what another clip has by then
+        del self.decoder._context  # or it would flush a decoder that another clip uses
         if lent.is_sound:
             lent.flush_buffers()
             self._device.decoders.give(self._key, lent)
 
 
-class _Moments(PictureFilter):
-    """Puts frames at the moments of a constant rate, and says how they stand."""
+class _DeviceFrames(PictureFilter):
+    """Drops or repeats frames for a constant rate, and adds orientation and width to each frame."""
 
     def _push(self, frame: Any, orientation: int) -> list[Any]:
-        # FFmpeg makes surfaces of even width.
+        # FFmpeg rounds the width of surfaces up to an even number.
         width = self._codec.width if self._codec.width == frame.width - 1 else frame.width
         turned = orientation if self._orient else 1
         return [Shown(frame, frame.pts, turned, width, self._time_base)]
@@ -120,24 +122,25 @@ def decode_clip(
     """Decode packets to an array on a device.
 
     Args:
-        packets: Of a window.
-        device: Where they are decoded.
-        output: What is made of frames.
-        config: How to decode.
-        num_frames: At most so many frames; ``None``: all.
+        packets: Packets of a window.
+        device: The device that decodes.
+        output: Operations on frames, and layout and dtype of the array.
+        config: Options of the decoder.
+        num_frames: Maximum number of frames; ``None`` means all.
 
     Returns:
-        The array, the times of its frames, which are those of the CPU path, and their unit in seconds.
+        The array, the presentation times of its frames (the same as on the CPU path), and the unit of these
+        times in seconds.
 
     Raises:
-        NotOnDeviceError: NVDEC does not decode them.
+        NotOnDeviceError: NVDEC does not decode this stream.
         DecodeError: The data is damaged.
-        ConvertError: No frame lies in the window, or they make no one array.
+        ConvertError: No frame lies in the window, or the frames do not fit into one array.
         TransferError: The device has no memory or no decoder left, or is gone.
     """
-    # There is more room if there are more.
+    # An estimate: the rows grow if there are more frames.
     room, _ = expected_frames(packets, None, num_frames)
-    # The rows do all else that is asked for.
+    # The rows do all other operations.
     ops = PictureOps(frame_rate=output.ops.frame_rate)
 
     def decoded() -> tuple[Buffer, list[int | None], Fraction]:
@@ -151,14 +154,14 @@ def decode_clip(
     try:
         return decoded()
     except TransferError:
-        # Decoders that wait for other clips take memory, too.
+        # Idle decoders take memory, too: close them and try once more.
         if not device.decoders.clear():
             raise
     return decoded()
 
 
 def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
-    """The error for a stream that NVDEC does not decode, where nothing else may."""
+    """Return the error for a stream that NVDEC does not decode when no other decoder is allowed."""
     return DecodeError(
         f"{found}. load_video(cuda=, decoder='auto') decodes it on the CPU and copies its frames there",
         source=source,
@@ -166,7 +169,7 @@ def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
 
 
 class _Batches(DeviceRows):
-    """Rows that become an array whenever there are so many."""
+    """Rows that are collected into a batch of a fixed number of frames."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -175,7 +178,7 @@ class _Batches(DeviceRows):
     def put(self, shown: Shown) -> bool:
         if super().put(shown):
             self.ready.append(self.take())
-        # The loop over the packets takes what is full, and goes on.
+        # Never full: the loop over the packets takes ready batches and continues.
         return False
 
 
@@ -187,12 +190,13 @@ def decode_batches(
     num_frames: int,
     stream_index: int | None,
 ) -> Iterator[Buffer]:
-    """Decode a whole stream, so many frames an array.
+    """Decode a whole stream into arrays of ``num_frames`` frames; the last one may be shorter.
 
     Raises:
         DecodeError: The data is damaged or cut short, or NVDEC does not decode it.
-        TransferError: As for :func:`decode_clip`, as is ConvertError.
-        TypeError: The stream is no video.
+        ConvertError: The frames of a batch do not fit into one array.
+        TransferError: The device has no memory or no decoder left, or is gone.
+        TypeError: The stream is not video.
     """
     index = demuxer.video_stream_index if stream_index is None else stream_index
     path: Any = None
@@ -204,7 +208,8 @@ def decode_batches(
                 metadata, source = metadata_of(packets), packets.source
                 if path is None:
                     rows: Any = _Batches(device, output(packets), num_frames, source, num_frames)
-                    # A stream cannot begin again where it lacks room, as a clip does.
+                    # Close idle decoders now: a stream cannot start again when memory is short, as a clip
+                    # can.
                     path = DevicePath(
                         device, packets.codec, metadata, None, config, makes_room=True
                     )
@@ -215,24 +220,24 @@ def decode_batches(
                 yield from _full_batches(path, rows, [None])
                 if rows.pts:
                     yield rows.take()
-                # All frames that there are have come out.
+                # After all frames that could be decoded.
                 if missing is not None:
                     raise missing
         except NotOnDeviceError as found:
             raise not_on_nvdec(found, source) from found.__cause__
         finally:
             if path is not None:
-                # Also where whoever iterates stops half way.
+                # Also when the consumer stops before the end.
                 path.close()
 
 
 def _full_batches(path: DevicePath, rows: _Batches, packets: Iterable[Any]) -> Iterator[Buffer]:
-    """Decode packets, and give each batch when it is full."""
+    """Decode packets, and yield each batch when it is full."""
     sink: Any = rows
     left, is_full = iter(packets), True
     while is_full:
         with ffmpeg_log():  # one for all packets of a batch; see current_log
             is_full = any(path.push(packet, sink) or rows.ready for packet in left)
-        # Taken out of the block: whoever gets them may take its time, or go on in another thread.
+        # Yield outside of the block: the consumer may wait long, or continue in another thread.
         ready, rows.ready = rows.ready, []
         yield from ready

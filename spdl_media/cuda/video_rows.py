@@ -1,4 +1,4 @@
-"""Frames that lie on a device into one array there, several at a launch: cut, size, place and colours."""
+"""Writes frames on a device into one array, several per launch: crop, scaling, placement and colours."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from spdl_media.row_plan import (
 from spdl_media.transfer import buffer_on_stream
 from spdl_media.values import Values
 
-# Frames of a launch: so many that its cost does not count, as long as they leave memory to others.
+# Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is made of each frame.
+    """Conversion of each frame.
 
     Attributes:
-        ops: Its cut, size and format: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
+        ops: Crop, size and format: ``"rgb24"``, ``"bgr24"``, or ``"nv12"`` for the decoder's own planes.
         layout: Order of the axes of RGB.
-        values: The numbers that RGB becomes; ``None``: it stays as it is.
+        values: Normalisation of RGB; ``None`` means uint8 levels.
     """
 
     ops: PictureOps
@@ -55,12 +55,12 @@ class Output:
 
     @property
     def is_yuv(self) -> bool:
-        """Whether planes stay planes."""
+        """Whether the output is YUV planes instead of RGB."""
         return self.ops.pix_fmt == "nv12"
 
 
 class Kind(NamedTuple):
-    """What frames of a launch have in common: as they are coded, but for the crop and what follows."""
+    """Properties that all frames of a launch have in common."""
 
     stored: str
     size: Size
@@ -69,10 +69,10 @@ class Kind(NamedTuple):
     range: int
 
     def box(self, ops: PictureOps) -> Box:
-        """What is cut out of the upright frame.
+        """Return the crop box in the upright frame.
 
         Raises:
-            ConvertError: It does not lie inside.
+            ConvertError: The crop does not lie inside the frame.
         """
         size = self.size[::-1] if swaps_sides(self.orientation) else self.size
         box = ops.box or (0, 0, *size)
@@ -84,7 +84,7 @@ class Kind(NamedTuple):
         return box
 
     def placement(self, ops: PictureOps) -> Placement:
-        """Where it goes, upright.
+        """Return size and position of the crop on the canvas, upright.
 
         Raises:
             ConvertError: The crop does not lie inside the frame.
@@ -92,13 +92,13 @@ class Kind(NamedTuple):
         return place(self.box(ops)[2:], ops.width, ops.height, ops.scale_mode)
 
     def views(self, planes: Planes, ops: PictureOps) -> Planes:
-        """What is cut out of the planes of a frame, upright and mirrored or not.
+        """Return views of the crop in the planes of a frame, upright and mirrored if ``ops`` says so.
 
         Raises:
             ConvertError: The crop does not lie inside the frame.
         """
         x, y, w, h = box = self.box(ops)
-        # A sample of chroma at the edge counts, even where the box has only a part of its pixels.
+        # Include a chroma sample at the edge even if only a part of its pixels is in the box.
         half = x // 2, y // 2, -(-w // 2), -(-h // 2)
         luma, u, v = planes
         return self._view(luma, box, ops), self._view(u, half, ops), self._view(v, half, ops)
@@ -114,7 +114,7 @@ class Kind(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_of(kind: Kind, output: Output) -> Plan:
-    """The conversion of what :func:`source_of` cuts out to the part of the canvas that it fills.
+    """Return the conversion of the crop by :func:`source_of` to the part of the canvas that it fills.
 
     Raises:
         ConvertError: The crop does not lie inside the frame.
@@ -124,7 +124,7 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     left, top = max(0, -placement.left), max(0, -placement.top)
     algo: Any = ops.scale_algo
     if not ops.is_scaled:
-        # The whole frame is converted, and of its tables those of the box are taken.
+        # Plan the conversion of the whole frame, and take the part of the box.
         x, top, w, _ = kind.box(ops)
         size, algo = source, None
         left = source[0] - x - w if ops.mirror else x
@@ -133,18 +133,18 @@ def plan_of(kind: Kind, output: Output) -> Plan:
     plan = make_plan(
         kind.stored, source, size, *colors, algo=algo, values=output.values, bgr=is_bgr
     )
-    # What the canvas cuts off of the scaled frame is not computed.
+    # Do not compute parts of the scaled frame outside of the canvas.
     return plan.part(left, top, *map(min, placement.scaled, placement.canvas))
 
 
 def source_of(ops: PictureOps) -> PictureOps:
-    """What is cut out of frames before they are converted."""
-    # The box of what the whole frame becomes, as on the CPU, where chroma at its edges has neighbours.
+    """Return ``ops`` with the crop that is applied before the conversion."""
+    # Without scaling, crop after the conversion, as the CPU does: chroma at the edges then has neighbours.
     return ops if ops.is_scaled else replace(ops, box=None)
 
 
 class Shown(NamedTuple):
-    """A frame at its place: of PyAV, on a device."""
+    """A PyAV frame on a device, with its presentation time and orientation."""
 
     frame: Any
     pts: int | None
@@ -160,10 +160,10 @@ def _kind_of(shown: Shown) -> Kind:
 
 
 def frame_planes(shown: Shown) -> Planes:
-    """Y, U and V of a frame of NVDEC's, each ``(1, rows, samples)``, as :func:`in_place` has them.
+    """Return Y, U and V of an NVDEC frame as device views ``(1, rows, samples)``, as :func:`in_place` does.
 
-    They keep the frame, whose memory FFmpeg else uses again for a later one. PyAV's own DLPack export cuts
-    the chroma of odd sizes and has fewer formats.
+    The views keep the frame alive; otherwise FFmpeg would reuse its memory for a later frame. PyAV's own
+    DLPack export is not used, because it truncates the chroma of odd sizes and supports fewer formats.
     """
     dtype, *_ = SEMI_PLANAR[format_name(shown.frame)]
     frame, wide, size = shown.frame, shown.width, np.dtype(dtype).itemsize
@@ -187,17 +187,17 @@ class VideoDevice(Device):
     decoders: DecoderPool = DECODERS
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
-        """FFmpeg's decoder on this device; see :func:`open_on_device`, whose errors it raises."""
+        """Open FFmpeg's decoder on this device; see :func:`open_on_device`, also for the errors."""
         with current(self.index):
             return open_on_device(codec, config, source, self.index)
 
     @contextmanager
     def after_decoder(self) -> Iterator[None]:
-        """A context whose work follows the decoder's, and which the decoder's later work follows.
+        """Return a context manager for work between earlier and later work of the decoder.
 
-        FFmpeg puts frames on the device's default stream, and uses their memory again once they are let go.
-        So the device's stream waits for the default one on the way in, and the other way round on the way
-        out; the host waits for nothing.
+        FFmpeg writes frames on the device's default stream, and reuses their memory after they are released.
+        So on entry, the device's stream waits for the default stream, and on exit the default stream waits
+        for it. The host does not wait.
         """
         wait_for(self.index, self.stream, [LEGACY_DEFAULT])
         try:
@@ -206,18 +206,18 @@ class VideoDevice(Device):
             wait_for(self.index, LEGACY_DEFAULT, [self.stream])
 
     def memory(self, shape: Sequence[int], row: Array, *, fill: bool) -> Block:
-        """Memory for rows like this one, and with ``fill`` of its values.
+        """Allocate memory for rows with the dtype of ``row``; with ``fill``, copy ``row`` to each of them.
 
         Raises:
-            TransferError: There is not enough; the message has the sizes.
+            TransferError: There is not enough memory; the message has the sizes.
         """
         block = self.empty(shape, row.dtype)
         if fill:
             array = in_place(block.array)
             self.copy("HtoD", array[0], row)
-            # The copy reads the row in the background, if the memory is pinned.
+            # If the row is pinned, the copy reads it in the background.
             KEEPER.keep((self.index, self.stream), self.record(), row)
-            # Copies on the device, since an upload of all rows would cross the bus for each.
+            # Copy on the device, because an upload of all rows would use the bus for each of them.
             for other in array[1:]:
                 self.copy("DtoD", other, array[0])
         return block
@@ -225,7 +225,7 @@ class VideoDevice(Device):
     convert = convert_on_device
 
     def buffer(self, block: Block, colors: Colors) -> Buffer:
-        """The buffer over an array that is ready when the stream gets where it is now.
+        """Return the buffer of an array. It is ready when the stream has done the work queued so far.
 
         Raises:
             TransferError: The device has failed.
@@ -234,18 +234,18 @@ class VideoDevice(Device):
 
 
 class DeviceRows:
-    """A sink that writes frames into rows of an array on their device, some at a launch.
+    """A sink that writes frames into rows of an array on their device, several per launch.
 
     Args:
-        device: Where they are, and where the array is made.
-        output: What is made of them.
-        room: Rows that are made at first.
-        source: What they were decoded from, for messages.
-        limit: How many frames are wanted; ``None``: all.
+        device: The device of the frames and of the array.
+        output: Conversion of the frames.
+        room: Initial number of rows.
+        source: Name of the decoded source, for messages.
+        limit: Maximum number of frames; ``None`` means all.
 
     Attributes:
-        pts: Of the frames since the last array was taken.
-        time_base: Seconds in one unit of these.
+        pts: Presentation times of the frames since the last array was taken.
+        time_base: Unit of ``pts`` in seconds.
 
     Thread safety: one thread at a time.
     """
@@ -264,23 +264,23 @@ class DeviceRows:
         self._written = 0
 
     def put(self, shown: Shown) -> bool:
-        """Take a frame, which is kept until it is written.
+        """Add a frame, which is kept until it is written. Return whether the limit is reached.
 
         Raises:
-            ConvertError: Its size or depth makes another array than the first one's, its YUV means other
-                colours, or its crop lies outside.
+            ConvertError: Size, depth or YUV colours of the frame differ from the first one's, or the crop
+                does not lie inside the frame.
         """
         self._pending.append(shown)
         self.pts.append(shown.pts)
         self.time_base = shown.time_base
-        # Of the frames that wait, by the pitch of their rows, which is larger than their width.
+        # Memory of the pending frames, computed from the pitch of their rows, which exceeds the width.
         nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
         if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):
             self._write()
         return len(self.pts) == self._limit
 
     def take(self) -> Buffer:
-        """The array of the frames, and a new start for those that follow.
+        """Return the array of the frames so far, and start a new one.
 
         Raises:
             ConvertError: As for :meth:`put`.
@@ -292,13 +292,13 @@ class DeviceRows:
         return self._device.buffer(block.first(count), colors)
 
     def _write(self) -> None:
-        """Write what waits, and let go of the frames."""
+        """Write the pending frames, and release them."""
         if self._pending:
             with self._device.after_decoder():
-                # A stream may change its size or its colours, which is another plan.
+                # A stream may change its size or colours, which needs another plan.
                 for kind, alike in groupby(self._pending, _kind_of):
                     self._write_alike(kind, list(alike))
-            # FFmpeg may write to their memory again: its stream waits for ours.
+            # FFmpeg may reuse their memory now, because its stream waits for ours.
             self._pending.clear()
 
     def _write_alike(self, kind: Kind, frames: Sequence[Shown]) -> None:
@@ -316,23 +316,23 @@ class DeviceRows:
         if found != self._first:
             first = "frame 0", self._first
             raise kinds_differ(first, (f"frame {start}", found), self._source)
-        # Made at the first frame, whose kind tells the shape.
+        # Allocated at the first frame, whose kind determines the shape.
         rows = self._memory(placement, kind.stored, stop)[start:stop]
         if is_yuv:
             self._write_planes(rows, kind, frames, placement.canvas)
         else:
-            # The conversion reads and writes in any strides, so views turn frames and order the axes.
+            # The kernel reads and writes any strides, so views rotate frames and reorder axes without copies.
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
             planes = [kind.views(frame_planes(shown), source_of(ops)) for shown in frames]
             self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
         self._written = stop
 
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
-        """The array, which has room for so many rows."""
+        """Return the array, enlarged to at least ``count`` rows."""
         before = None if self._block is None else in_place(self._block.array)
         if before is not None and count <= len(before):
             return before
-        # Doubled, so that each row is moved about once however many come.
+        # Double it, so that each row is copied about once on average.
         while self._room < count:
             self._room *= 2
         row, fill = self._black(placement, stored)
@@ -344,15 +344,15 @@ class DeviceRows:
         return array
 
     def _black(self, placement: Placement, stored: str) -> tuple[Array, bool]:
-        """A row of the array without a frame, and whether frames leave some of it to see."""
+        """Return an empty row of the array, and whether frames leave parts of it uncovered."""
         (width, height), values = placement.canvas, self._output.values
         if self._output.is_yuv:
-            # Luma, and below it U and V in turn, in half as many rows.
+            # Luma, and below it interleaved U and V in half as many rows.
             shape = height + -(-height // 2), width + width % 2
             return np.zeros(shape, SEMI_PLANAR[stored].dtype), bool(width % 2)
         row = np.zeros((height, width, 3), np.uint8)
         if values is not None and values.is_float:
-            # Black is what a level of 0 becomes.
+            # Black is the normalised value of level 0.
             row = row + normalization(values)[1]
         if self._output.layout == "NCHW":
             row = np.ascontiguousarray(row.transpose(2, 0, 1))

@@ -2,8 +2,9 @@
 
     packets -> FFmpeg's decoder in PyAV, on the device -> rows of an array there
 
-Window, times, lead-in and damage are those of the CPU path, by the same code; the decoder and the rows alone
-are others. What NVDEC does not decode the CPU does, with a warning, unless the decoder was named.
+Window, times, lead-in and damage are handled by the same code as on the CPU path; only the decoder and the
+rows differ. Streams that NVDEC does not support are decoded on the CPU, with a warning, unless the caller
+chose the decoder.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ DeviceLike: TypeAlias = SupportsIndex | CUDAConfig | VideoDevice
 def device_frame_steps(
     request: FrameRequest, config: CUDAConfig
 ) -> Callable[[VideoPackets], TimedFrames]:
-    """Check the request, and give what makes frames in an array on a device of packets.
+    """Check the request, and return a function that decodes packets to an array on a device.
 
     Raises:
-        ValueError: An option is invalid, or the decoder cannot make such frames.
-        MissingDependencyError: A decoder is asked for that is not there.
+        ValueError: An option is invalid, or the decoder does not support the request.
+        MissingDependencyError: The requested decoder is not installed.
         TransferError: There is no device.
     """
     finish, on_cpu = request.staged()
@@ -74,11 +75,11 @@ def device_frame_steps(
                 buffer, timestamps = _by_nvdec(packets, config, request)
         except NotOnDeviceError as refusal:
             if request.decoder != "auto":
-                # Whoever named the decoder wants no other.
+                # A decoder that the caller chose is not replaced.
                 raise not_on_nvdec(refusal, packets.source) from refusal.__cause__
             warn_of_fallback(f"{packets.source}: {refusal}")
             return by_cpu(packets)
-        # The CPU path has checked this by itself.
+        # The CPU path checks this itself.
         found, wanted, on_short = buffer.shape[0], request.num_frames or 0, request.on_short
         check_enough(found, wanted, on_short, "frames", packets.window, packets.source)
         return buffer, timestamps
@@ -99,10 +100,10 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: FrameRequest) 
 
 
 def _takes_nvdec(request: FrameRequest) -> bool:
-    """Whether NVDEC is to decode; under ``"auto"`` a warning says what is missing for it.
+    """Whether to decode on the device. For ``"auto"``, warn if a library is missing.
 
     Raises:
-        ValueError: A decoder is asked for that cannot make such frames.
+        ValueError: The requested decoder does not support the request.
     """
     if request.decoder == "cpu":
         return False
@@ -113,7 +114,7 @@ def _takes_nvdec(request: FrameRequest) -> bool:
         )
     if refusal or request.decoder != "auto":
         return not refusal
-    # A decoder that was named is not replaced; its own error says what is missing.
+    # A decoder that the caller chose is not replaced; its own error says what is missing.
     missing = missing_library()
     if missing:
         warn_of_fallback(str(missing))
@@ -121,7 +122,7 @@ def _takes_nvdec(request: FrameRequest) -> bool:
 
 
 def _refusal(request: FrameRequest) -> str | None:
-    """Why no decoder of the device makes such frames, as far as the arguments say."""
+    """Return why decoders of the device do not support the request, judged by the arguments, or ``None``."""
     options = request.ops
     if not request.is_plain or options.quality == "fast":
         return "filter_desc= and quality='fast' are for the CPU"
@@ -130,7 +131,7 @@ def _refusal(request: FrameRequest) -> str | None:
     if options.scale_algo not in ("bicubic", "bilinear"):
         return f"it scales with 'bicubic' or 'bilinear', not with {options.scale_algo!r}"
     if request.on_short not in (None, "error"):
-        # It would fill up rows that the device has not made.
+        # It would have to fill rows on the device.
         return f"on_short={request.on_short!r} is for the CPU"
     if request.values is not None and request.values.dtype == "float16":
         # The kernel writes uint8 and float32.
@@ -170,32 +171,32 @@ def decode_packets_nvdec(
     num_frames: int | None = None,
     decode_config: DecodeConfig | None = None,
 ) -> Buffer:
-    """Decode video packets on a GPU, cut to their window and upright.
+    """Decode video packets on a GPU to upright frames of their window.
 
     Args:
         packets: From :func:`~spdl_media.demux_video`. Not consumed.
-        cuda: Number of the device, or a config, of which the allocator does not count.
-        cuda_config: The same by another name; one of the two is needed.
-        pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bit.
-        crop_left: Pixels to cut off the upright frame before it is scaled; even.
-        crop_top: The same.
-        crop_right: The same.
-        crop_bottom: The same.
+        cuda: Number of the device, or a config, whose allocator is ignored.
+        cuda_config: The same as ``cuda``; give exactly one of the two.
+        pix_fmt: ``"rgb"`` or ``"bgr"``, 8 bits per channel.
+        crop_left: Pixels to crop from the left of the upright frame, before it is scaled; even.
+        crop_top: Pixels to crop from the top; even.
+        crop_right: Pixels to crop from the right; even.
+        crop_bottom: Pixels to crop from the bottom; even.
         scale_width: Width to scale to. Without ``scale_height`` the aspect ratio is kept.
         scale_height: Height to scale to.
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        num_frames: At most so many frames, and no more are decoded than they need.
-        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
+        num_frames: Maximum number of frames. Decoding stops after them.
+        decode_config: Options of the decoder. Decoder options are those of FFmpeg's own decoders.
 
     Returns:
-        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)``, values 0 to 255, on the device, ready when its
-        stream gets there.
+        uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)`` on the device, values 0 to 255. It is ready when its
+        stream has done its work.
 
     Raises:
         DecodeError: The data is damaged, or NVDEC does not decode it.
         ConvertError: No frame lies in the window, or frames differ in size.
-        MissingDependencyError: The driver, or its video library, is missing.
+        MissingDependencyError: The driver or its video library is missing.
         ValueError: There is no such device, or an option is invalid.
         TransferError: The device has no memory or no decoder left, or is gone; the driver is too old.
 
@@ -236,39 +237,41 @@ def streaming_load_video_nvdec(
     decode_config: DecodeConfig | None = None,
     name: str | None = None,
 ) -> Iterator[Buffer]:
-    """Decode a whole video on a GPU, batch by batch, as the decoder's own planes.
+    """Decode a whole video on a GPU, batch by batch, to the YUV planes of the decoder.
 
-    :func:`~spdl_media.nv12_to_rgb` converts those of 8 bits. The source is read as the batches are asked for.
+    :func:`~spdl_media.nv12_to_rgb` converts planes of 8 bits. The source is read lazily, as batches are
+    taken.
 
     Args:
-        src: As for :func:`~spdl_media.load_video`.
-        cuda: Number of the device, or a config, of which the allocator does not count.
-        cuda_config: The same by another name; one of the two is needed.
-        num_frames: Frames of each batch; the last one may be shorter.
-        crop_left: Pixels to cut off the upright frame before it is scaled; even.
-        crop_top: The same.
-        crop_right: The same.
-        crop_bottom: The same.
+        src: The source, as for :func:`~spdl_media.load_video`.
+        cuda: Number of the device, or a config, whose allocator is ignored.
+        cuda_config: The same as ``cuda``; give exactly one of the two.
+        num_frames: Number of frames per batch; the last one may be shorter.
+        crop_left: Pixels to crop from the left of the upright frame, before it is scaled; even.
+        crop_top: Pixels to crop from the top; even.
+        crop_right: Pixels to crop from the right; even.
+        crop_bottom: Pixels to crop from the bottom; even.
         scale_width: Width to scale to, even. Without ``scale_height`` the aspect ratio is kept.
         scale_height: Height to scale to, even.
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        decode_config: How to decode. Options of the decoder are those of FFmpeg's own.
-        name: What to call the source in messages.
+        stream_index: Index of the stream in its container. The default is FFmpeg's best stream.
+        demux_config: Options for opening the source.
+        decode_config: Options of the decoder. Decoder options are those of FFmpeg's own decoders.
+        name: Name of the source in messages.
 
     Returns:
-        An iterator of arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it U and V in turn.
-        uint8 (NV12); uint16 with the value in the high bits (P010, P016) for 10 and 12 bit. An odd width is
-        rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of a batch say what its
-        values mean. Each batch is memory of its own, ready when its stream gets there.
+        An iterator over arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it interleaved U
+        and V. The dtype is uint8 (NV12), or for 10 and 12 bits uint16 with the value in the high bits (P010,
+        P016). An odd width is rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of
+        a batch are those of its values. Each batch has its own memory, and is ready when its stream has done
+        its work.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is no media, or has no such stream.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not media, or has no such stream.
         DecodeError: While iterating: the data is damaged, or NVDEC does not decode it.
         ConvertError: While iterating: frames differ in size.
-        MissingDependencyError: The driver, or its video library, is missing.
+        MissingDependencyError: The driver or its video library is missing.
         TransferError: While iterating: the device has no memory or no decoder left, or is gone.
         ValueError: There is no such device, or an option is invalid.
 
@@ -276,15 +279,15 @@ def streaming_load_video_nvdec(
     """
     check_int("num_frames", num_frames)
     sides = crop_left, crop_top, crop_right, crop_bottom
-    # Planes keep chroma for two pixels each way.
+    # Chroma is stored for 2 x 2 pixels.
     for side, value in (("width", scale_width), ("height", scale_height)):
         _check_even(f"scale_{side}", value or 0)
-    # Checked now, and cut out of frames whose size the first packets tell.
+    # Only check here: the size of frames is not known before the first packets.
     _box(sides, None)
     ops = _spdl_ops("nv12", scale_width, scale_height, scale_algo)
     config = as_decode_config(decode_config)
     device = _video_device(cuda, cuda_config)
-    # Opened here and not in the generator, so that a bad source is an error of this call.
+    # Opened here and not in the generator, so that this call raises the error of a bad source.
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
 
     def output(first: VideoPackets) -> Output:
@@ -301,11 +304,11 @@ def _spdl_ops(
 
 
 def _box(sides: tuple[int, int, int, int], size: Size | None) -> Box | None:
-    """What is left of an upright frame of this size without so many pixels of each side.
+    """Return the box that is left of an upright frame after cropping its sides, or ``None`` for all of it.
 
     Raises:
-        TypeError: They are no whole numbers.
-        ValueError: They are odd or negative, or nothing is left.
+        TypeError: A number of pixels is not an integer.
+        ValueError: A number of pixels is odd or negative, or nothing is left.
     """
     for name, value in zip(("left", "top", "right", "bottom"), sides, strict=True):
         _check_even(f"crop_{name}", check_int(f"crop_{name}", value, at_least=0))
@@ -329,14 +332,14 @@ def _check_even(name: str, value: int) -> None:
 
 
 def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
-    """The device that one of the two arguments names, of which the allocator does not count.
+    """Open the device that is given by one of the two arguments. The allocator of a config is ignored.
 
     Raises:
-        MissingDependencyError: The driver, or its video library, is missing.
-        TypeError: It is neither a number nor a config.
-        ValueError: There is no such device, or neither or both are given.
+        MissingDependencyError: The driver or its video library is missing.
+        TypeError: The argument is neither a number nor a config.
+        ValueError: There is no such device, or neither or both arguments are given.
         TransferError: Neither PyTorch nor CuPy finds a device; this process was forked from one that had used
-            CUDA; the stream is of another device.
+            CUDA; or the stream belongs to another device.
     """
     if isinstance(cuda, VideoDevice):
         return cuda
@@ -344,5 +347,5 @@ def _video_device(cuda: Any, cuda_config: Any = None) -> VideoDevice:
     if missing := missing_library():
         raise missing
     device = open_device(config, "decoding video on the GPU")
-    # With the stream, which is the thread's own if none was given.
+    # Use the device's stream, which is the thread's own if none was given.
     return VideoDevice(device.torch, device.index, device.stream)
