@@ -1,4 +1,4 @@
-"""Files of video and audio, from frames that are encoded or from packets as they are."""
+"""Write files of video and audio: encode frames, or copy packets without encoding."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ from spdl_media.packets import (
 
 __all__ = ("Muxer",)
 
-# Numbers of the operating system's that encoders and muxers give for arguments, and not for the disk.
+# Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
 _OF_ARGUMENTS = frozenset({errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE})
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
-"""Formats that say how frames are turned. Matroska cannot mirror them."""
+"""Formats that store the orientation. Matroska cannot store a mirrored one."""
 _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
-"""Formats that say matrix and range. MOV has no place for the range."""
+"""Formats that store matrix and range. MOV cannot store the range."""
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
-"""Codecs that say it themselves."""
+"""Codecs whose data states matrix and range."""
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
-"""Codecs that FFmpeg refuses for MOV only when the file is begun."""
+"""Codecs that FFmpeg refuses for MOV, but only when it writes the header."""
 _IN_MPEGTS = frozenset(
     "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc jpeg2000 mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m "
     "truehd vc1 vvc".split()
 )
-"""FFmpeg writes all others into MPEG-TS as data, and readers find no video or audio."""
+"""Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio."""
 _EDITED = _ORIENTED - {"matroska"}
-"""Formats that hide what is shown before second 0."""
+"""Formats with edit lists, which hide frames before second 0."""
 _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
-"""What an encoder's context and a codec of ours call by one name."""
+"""Attributes that PyAV's codec context and our codec classes have under the same name."""
 
 
 class _Track(NamedTuple):
-    """A stream: PyAV's, the kinds of data that it takes, and what encodes them, if anything."""
+    """An output stream: PyAV's stream, the types that :meth:`Muxer.write` takes, and the encoder, if any."""
 
     stream: Any
     takes: tuple[type, ...]
@@ -72,26 +72,26 @@ class _Track(NamedTuple):
 
 
 class Muxer:
-    """Writes one file of video and audio streams: frames are encoded, packets stay as they are.
+    """Writes one file of video and audio streams: encodes frames, and copies packets.
 
-    Use it as a context manager. A file gets its name at the end of the ``with`` block, when it is complete:
-    until then it is a hidden file in the same folder. When the block raises, on Ctrl-C, and when the disk is
-    full, that one is removed, and what had the name before is untouched. A file object gets the complete
-    file, too, which until then is a temporary one.
+    Use it as a context manager. The file appears at its path at the end of the ``with`` block, when it is
+    complete; until then it is a hidden file in the same folder. If the block raises, on Ctrl-C, and if the
+    disk is full, the hidden file is removed and an existing file at the path is untouched. A file object
+    also gets only the complete file, from a temporary file.
 
     Args:
         dst: A path, or a binary file object with ``write``.
         format: FFmpeg's name of the file format, such as ``"mp4"``, ``"matroska"`` or ``"webm"``. The default
             follows from the suffix of the path.
         format_options: Options of the format, such as ``{"movflags": "+faststart"}``, which puts the index of
-            an MP4 in front, for reading over a network. PyAV logs a warning for those that it does not know.
+            an MP4 at its start, for reading over a network. PyAV logs a warning for unknown options.
 
     Raises:
-        ValueError: There is no such format, or the name has no suffix that says one.
+        ValueError: There is no such format, or the path has no suffix of a format.
         TypeError: ``dst`` is neither a path nor a file object.
-        WriteError: There is a folder of this name; or no temporary file can be made for a file object.
+        WriteError: The path is a folder, or no temporary file can be created for a file object.
 
-    Thread safety: one thread at a time; a second one gets a RuntimeError.
+    Thread safety: one thread at a time; a concurrent call raises RuntimeError.
 
     Example::
 
@@ -113,7 +113,7 @@ class Muxer:
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
         self._failure: MediaError | None = None
-        # FFmpeg would otherwise write what is ten seconds ahead of the other streams.
+        # 0 is no limit: by default FFmpeg stops interleaving once a stream is ten seconds ahead of others.
         options = {"max_interleave_delta": "0"}
         options |= string_options("format_options", format_options or {})
         self._draft = Draft(dst)
@@ -127,7 +127,7 @@ class Muxer:
             lacks = f"{self._name}: no format follows from the name; give format='mp4'"
             raise ValueError(what if format else lacks) from error
         if self._format in _EDITED:
-            # It otherwise leaves the matrix out where primaries and transfer are not known as well.
+            # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
         if self._container.format.no_file:
             raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
@@ -146,9 +146,9 @@ class Muxer:
             The index of the stream, for :meth:`write`.
 
         Raises:
-            ValueError: This FFmpeg has no such encoder, or it has no such option, pixel or sample format.
-            EncodeError: The file format does not take the codec, or the encoder not these values.
-            RuntimeError: Something was written already, or another thread is inside.
+            ValueError: FFmpeg has no such encoder, or the encoder no such option, pixel or sample format.
+            EncodeError: The file format does not take the codec, or the encoder refuses the values.
+            RuntimeError: Something was written already, or another thread is using the muxer.
         """
         with self._guard:
             self._check_can_add()
@@ -163,7 +163,7 @@ class Muxer:
                 )
             encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
             refused = self._refused(encoder.canonical_name, "encoder= or format=")
-            # FFmpeg would write it as data, without an error.
+            # FFmpeg would write a data stream without an error.
             if self._loses(encoder.canonical_name):
                 raise refused
             try:
@@ -177,7 +177,7 @@ class Muxer:
                 self._turn(stream, config.orientation)
             else:
                 track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
-            # Not left to PyAV, which opens all at the first write: nobody would know whose values are wrong.
+            # PyAV would open all encoders at the first write, and the error would not tell which one failed.
             with self._errors():
                 open_encoder(stream.codec_context)
             self._tracks.append(track)
@@ -186,19 +186,19 @@ class Muxer:
     def add_remux_stream(
         self, source: Codec | VideoPackets | AudioPackets, *, orientation: int | None = None
     ) -> int:
-        """Add a stream of packets that are written as they are. All streams are added before :meth:`write`.
+        """Add a stream of packets to copy. All streams are added before the first :meth:`write`.
 
         Args:
             source: Packets of the stream, or their codec, such as ``demuxer.video_codec``.
-            orientation: EXIF's number of how players are to turn the frames. The default is that of the
-                packets.
+            orientation: EXIF orientation, which tells players how to turn the frames. The default is that of
+                the packets.
 
         Returns:
             The index of the stream, for :meth:`write`.
 
         Raises:
             EncodeError: The file format does not take the codec or the orientation.
-            RuntimeError: Something was written already, or another thread is inside.
+            RuntimeError: Something was written already, or another thread is using the muxer.
         """
         with self._guard:
             self._check_can_add()
@@ -217,8 +217,8 @@ class Muxer:
 
     def _remux_stream(self, codec: Codec) -> Any:
         kind = "video" if isinstance(codec, VideoCodec) else "audio"
-        # PyAV makes streams that are not encoded of other streams alone. A filter that does nothing writes
-        # the codec over that of the model, and the context, which is never opened, has the parameters.
+        # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
+        # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
         model = av.open(io.BytesIO(), "w", format="nut").add_stream(self.default_codec(kind))
         stream: Any = self._container.add_stream_from_template(model, opaque=True)
         BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
@@ -234,22 +234,22 @@ class Muxer:
         return stream
 
     def write(self, index: int, data: Any) -> None:
-        """Encode frames, or write packets, to a stream.
+        """Encode frames, or copy packets, to a stream.
 
-        Streams may be written in any order: what is ahead of the others waits in memory, encoded.
+        Streams may be written in any order: encoded data that is ahead of other streams waits in memory.
 
         Args:
-            index: Of the stream, as ``add_*_stream`` gave it.
-            data: Frames for a stream that is encoded; samples follow those before them. Packets for one that
-                is not: they keep their times on the container's clock, and must not be those of several
-                windows that overlap.
+            index: Index of the stream, as returned by ``add_*_stream``.
+            data: Frames for a stream that is encoded; audio is appended to the previous samples. Packets for
+                a stream that is copied: they keep their times on the container's clock, and must not come
+                from overlapping windows.
 
         Raises:
-            EncodeError: A frame's size differs from the stream's, times do not rise, packets have no times,
-                or the encoder or the file format refuse them.
+            EncodeError: A frame's size differs from the stream's, times do not increase, packets have no
+                times, or the encoder or the file format refuses the data.
             WriteError: The disk is full, or the file object fails.
-            TypeError: The data are of another kind than the stream.
-            RuntimeError: After :meth:`flush` or :meth:`close`, or while another thread is inside.
+            TypeError: The data has another kind than the stream.
+            RuntimeError: After :meth:`flush` or :meth:`close`, or while another thread is using the muxer.
         """
         with self._guard:
             if self._flushed or self._container is None:
@@ -268,7 +268,7 @@ class Muxer:
             self._mux(coder.encode(data) if coder else self._moved(data, track.stream))
 
     def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
-        """Packets as those of a stream of ours, with second 0 at 0."""
+        """Yield copies of packets for an output stream, shifted so that the container's second 0 is at 0."""
         hidden = discarded_pts(packets) if isinstance(packets, VideoPackets) else frozenset()
         zero = round(metadata_of(packets).zero / packets.time_base)
         if hidden and not (self._format in _EDITED and max(hidden) < zero):
@@ -284,18 +284,18 @@ class Muxer:
                     "files need. Decode and encode them",
                     source=packets.source,
                 )
-            # Muxers change what they are given.
+            # A copy, because muxers change packets.
             moved = with_data(packet, memoryview(packet))
             moved.pts, moved.dts, moved.stream = packet.pts - zero, packet.dts - zero, stream
             yield moved
 
     def flush(self) -> None:
-        """Write what the encoders hold back. Nothing can be written afterwards; :meth:`close` does it, too.
+        """Write what the encoders hold back. Nothing can be written afterwards. :meth:`close` flushes, too.
 
         Raises:
             EncodeError: An encoder fails.
             WriteError: The disk is full, or the file object fails.
-            RuntimeError: After :meth:`close`, or while another thread is inside.
+            RuntimeError: After :meth:`close`, or while another thread is using the muxer.
         """
         with self._guard:
             if self._container is None:
@@ -311,24 +311,24 @@ class Muxer:
         self._flushed = True
 
     def close(self) -> None:
-        """Complete the file, and give it its name.
+        """Complete the file and move it to its path.
 
         Raises:
             EncodeError: Nothing was written, or an encoder fails.
-            WriteError: The disk is full, or the file object fails. There is no file then.
-            RuntimeError: Another thread is inside.
+            WriteError: The disk is full, or the file object fails. No file is left then.
+            RuntimeError: Another thread is using the muxer.
         """
         with self._guard:
             if self._container is None:
                 return
             try:
-                # The caller may have caught it, but the file lacks what was to be written then.
+                # The caller may have caught the error of a write, but the file lacks that data.
                 if self._failure is not None:
                     raise self._failure
                 if not self._started:
                     raise EncodeError("nothing was written, so there is no file", source=self._name)
                 self._flush()
-                # First, so that nobody closes it twice when that fails.
+                # Cleared first, so that it is not closed again if closing fails.
                 container, self._container = self._container, None
                 with self._errors():
                     container.close()
@@ -337,11 +337,11 @@ class Muxer:
                 self._abort()
 
     def _abort(self) -> None:
-        """Leave nothing behind; without effect on a file that is complete."""
+        """Close and remove an incomplete file; no effect on a complete one."""
         container, self._container = self._container, None
         try:
             if container is not None:
-                # What it writes at its end is removed with the file.
+                # Errors of the trailer do not matter, because the file is removed.
                 with contextlib.suppress(Exception):
                     container.close()
         finally:
@@ -358,7 +358,7 @@ class Muxer:
                 self._abort()
 
     def __del__(self) -> None:
-        # Without the attribute when __init__ refused an argument.
+        # The attribute is missing if __init__ refused an argument.
         if getattr(self, "_container", None) is not None:
             self._abort()
 
@@ -366,24 +366,24 @@ class Muxer:
         return f"<Muxer: {self._name}{', closed' if self._container is None else ''}>"
 
     def default_codec(self, kind: str) -> str:
-        """The file format's usual codec, for modules of this package.
+        """Return the default codec of the file format. Used within this package.
 
         Raises:
-            EncodeError: It holds no streams of the kind.
+            EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        if name == "ac3":  # of Matroska; it takes three sample rates alone
+        if name == "ac3":  # Matroska's default, which takes only three sample rates
             name = "aac"
         if name == "none":
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
 
     def states_colors(self, codec: str) -> bool:
-        """Whether the file tells matrix and range of video of a codec, for modules of this package."""
+        """Whether the file stores matrix and range for video of a codec. Used within this package."""
         return self._format in _STATES_COLORS or codec in _STATE_COLORS
 
     def takes(self, codec: str) -> bool:
-        """Whether the file format takes a codec, as far as FFmpeg knows, for modules of this package."""
+        """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
         if self._loses(codec) or (self._format == "mov" and codec in _MP4_ONLY):
             return False
         names = self._container.supported_codecs
@@ -418,7 +418,7 @@ class Muxer:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Translate errors of FFmpeg, of the disk and of the file object."""
+        """Translate FFmpeg's errors to WriteError (disk, file object) or EncodeError (all others)."""
         with ffmpeg_log() as lines:
             mark = len(lines)
             try:
@@ -430,7 +430,7 @@ class Muxer:
                         f"cannot be written: {text}", source=self._name, errno=error.errno
                     )
                 else:
-                    # x264 and x265 say so of odd sides in 4:2:0.
+                    # The message of x264 and x265 for odd sides in 4:2:0.
                     odd = "divisible by 2" in text
                     remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
                     text = f"cannot be encoded: {text}{remedy}"

@@ -1,4 +1,4 @@
-"""Operations on images and audio as values, and the filters of FFmpeg's that perform them."""
+"""Operations on images and audio as values, and the FFmpeg filters that perform them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SCALE_ALGOS, _SCALE_MODES = get_args(ScaleAlgo), (*get_args(ScaleMode), None)
 _QUALITIES = get_args(Quality)
 
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
-# "fast" scales chroma by a bilinear kernel under a bicubic one for luma: 13% less time, 0.03 levels more.
+# quality="fast": a bilinear kernel for chroma with a bicubic one for luma. 13% less time, error +0.03 levels.
 _QUICK_ALGO = {"bicubic": "bicublin"}
 _COLOR = re.compile(
     r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
@@ -46,14 +46,14 @@ _RGB = re.compile("rgb|bgr|gbr")
 
 @dataclass(frozen=True, slots=True)
 class PictureOps:
-    """Operations on images, in this order: cut, rate, window, scale, crop, count, own filters, format.
+    """Operations on images, in this order: cut, rate, window, scale, crop, count, custom filters, format.
 
-    The values are checked when they are made. :func:`get_video_filter_desc` explains those that it takes.
+    Values are checked on construction. :func:`get_video_filter_desc` documents those that are not below.
 
     Attributes:
-        box: ``(x, y, width, height)`` in the upright image, cut out before anything else.
-        mirror: Exchange left and right of what was cut out.
-        window: Frames with ``start <= t < end``, on the stream's own clock.
+        box: ``(x, y, width, height)`` in the upright image, cropped before all other operations.
+        mirror: Mirror the box, or the whole image, left to right.
+        window: Keep frames with ``start <= t < end`` on the stream's own clock.
 
     Raises:
         ValueError: A size, rate or count is not positive, a name is unknown, or RGB has a matrix or range.
@@ -100,51 +100,51 @@ class PictureOps:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a size is given to scale to."""
+        """Whether the image is scaled."""
         return self.width is not None or self.height is not None
 
     @property
     def is_conversion(self) -> bool:
-        """Whether nothing but a cut comes before the conversion to ``pix_fmt``."""
+        """Whether only a cut comes before the conversion to ``pix_fmt``."""
         is_cropped = (self.crop_width, self.crop_height) != (None, None)
         return self.gives_one and not (self.is_scaled or is_cropped)
 
     @property
     def keeps_frames(self) -> bool:
-        """Whether frames stay as they are."""
+        """Whether frames are not changed at all."""
         asked = (self.pix_fmt, self.box, self.color_matrix, self.color_range)
         return self.is_conversion and not self.mirror and asked == (None,) * 4
 
     @property
     def gives_one(self) -> bool:
-        """Whether each frame gives one, at once."""
+        """Whether each input frame gives one output frame without delay."""
         in_time = (self.num_frames, self.frame_rate, self.filter_desc)
         return not self.window and in_time == (None, None, None)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Pixel formats through which the scaler leads to packed RGB; none for other results."""
+        """Pixel formats of the scaler on the way to packed RGB; empty for other results."""
         planar = PLANAR.get(self.pix_fmt or "")
         if planar is None or self.pix_fmt is None:
             return ()
-        # RGB with alpha or more than 8 bits would lose them in yuv420p. Not yuv422p, though from JPEG it
-        # would be 0.2 levels truer: RGB would come back with other colours, as FFmpeg mistakes its range.
+        # yuv420p only for 8-bit RGB without alpha, which it cannot hold. yuv422p would be 0.2 levels more
+        # exact for JPEG, but FFmpeg confuses the range of RGB input, whose colours would change.
         return ("yuv420p", self.pix_fmt) if self._is_fast and planar == "gbrp" else (planar,)
 
     @property
     def flags(self) -> str:
-        """Flags of the scaler that changes the size, or of the one that converts without that."""
+        """Flags of the scaler: with ``scale_algo`` if the image is scaled, else for a conversion only."""
         algo = self.scale_algo if self.is_scaled else "bilinear"
         return _QUICK_ALGO.get(algo, algo) if self._is_fast else f"{algo}+{ACCURATE}"
 
     @property
     def uses_default_conversion(self) -> bool:
-        """Whether FFmpeg converts by itself, as for a graph of ``format=`` alone."""
+        """Whether FFmpeg's default conversion is used, as for a graph of ``format=`` only."""
         # 1920x1280 4:2:0 to rgb24, microseconds and mean (largest) difference from the exact equations:
         #     format=rgb24                              640    0.85-1.28 (38)
         #     scale to rgb24, accurate flags           7000    0.25 (1)
         #     scale to gbrp, accurate flags, rgb24     4080    0.25 (1)
-        # Only towards packed RGB of 8 bits has FFmpeg a quick conversion; that to rgb48 overflows.
+        # FFmpeg has a fast conversion only to packed 8-bit RGB; the one to rgb48 overflows.
         is_packed = PLANAR.get(self.pix_fmt or "") in ("gbrp", "gbrap")
         return self.quality != "accurate" and not self.is_scaled and is_packed
 
@@ -153,8 +153,8 @@ class PictureOps:
         return self.quality == "fast" and self.is_scaled
 
     def with_cut(self, box: Box | None, *, mirror: bool) -> PictureOps:
-        """The same operations after another cut, of a box that is checked."""
-        # Each image of a batch has its own box: dataclasses.replace would check all values again.
+        """Return the same operations with another cut. The box must be valid; it is not checked."""
+        # Each image of a batch has its own box, and dataclasses.replace would check all values again.
         ops = object.__new__(PictureOps)
         for name in PictureOps.__slots__:
             object.__setattr__(ops, name, getattr(self, name))
@@ -163,9 +163,9 @@ class PictureOps:
         return ops
 
     def in_planes(self) -> PictureOps:
-        """The same operations, with packed RGB left in planes where those have the same numbers."""
-        # RGB is scaled to planes on its way: an image of 224x224 gets to an array of planes in 0.1 ms less,
-        # in floats or not. Planes are cropped at other places, and converted otherwise by other qualities.
+        """Return operations for NCHW arrays: planar instead of packed RGB, if the values are the same."""
+        # The scaler produces planar RGB first, so a 224x224 image in NCHW takes 0.1 ms less, as uint8 or
+        # float. In planar RGB, crops have other offsets, and other qualities convert differently.
         is_same = self.pix_fmt == "rgb24" and self.quality == "accurate"
         if is_same and None not in (self.width, self.height) and self.scale_mode != "crop":
             return replace(self, pix_fmt="gbrp")
@@ -173,7 +173,7 @@ class PictureOps:
 
     @property
     def uncut(self) -> PictureOps:
-        """The same operations without a cut: one value for all images of a batch."""
+        """The same operations without box and mirroring: one value for all images of a batch."""
         if self.box is None and not self.mirror:
             return self
         return self._uncut or replace(self, box=None, mirror=False)
@@ -181,9 +181,9 @@ class PictureOps:
 
 @dataclass(frozen=True, slots=True)
 class SoundOps:
-    """Operations on audio, in this order: channels, rate, window, count, own filters, format.
+    """Operations on audio, in this order: channels, rate, window, count, custom filters, format.
 
-    The values are checked when they are made; :func:`get_audio_filter_desc` explains them.
+    Values are checked on construction; :func:`get_audio_filter_desc` documents them.
 
     Raises:
         ValueError: A rate or count is not positive, or a name is unknown.
@@ -206,14 +206,14 @@ class SoundOps:
 
 
 def picture_ops(desc: object) -> PictureOps | None:
-    """The values that a description carries; ``None``: it is a graph of the caller's own, or for audio."""
-    # Operations stand for themselves: those of single images of a batch are never written as text.
+    """Return the operations of a description; ``None``: it is a custom graph, or for audio."""
+    # `desc` may also be operations, which are not written as text for single images of a batch.
     ops = getattr(desc, "ops", desc)
     return ops if isinstance(ops, PictureOps) else None
 
 
 def sound_ops(desc: object) -> SoundOps | None:
-    """The values that a description carries; ``None``: it is a graph of the caller's own, or for images."""
+    """Return the operations of a description; ``None``: it is a custom graph, or for images."""
     ops = getattr(desc, "ops", desc)
     return ops if isinstance(ops, SoundOps) else None
 
@@ -231,7 +231,7 @@ def _check_matrix_and_range(ops: PictureOps) -> None:
     check_choice("color_range", ops.color_range, (*get_args(ColorRange), None))
     for name in ("color_matrix", "color_range"):
         value = getattr(ops, name)
-        # gbr formats are RGB in planes.
+        # _RGB includes gbr formats, which are planar RGB.
         if value is not None and ops.pix_fmt is not None and _RGB.search(ops.pix_fmt):
             raise ValueError(
                 f"{name}={value!r} is for YUV, such as pix_fmt='yuv420p', and not for {ops.pix_fmt}, whose "
@@ -255,7 +255,7 @@ def _check_color(argument: str, color: str) -> None:
 
 
 def filter_text(ops: PictureOps | SoundOps) -> list[str]:
-    """The filters that perform operations, as text for FFmpeg's graph."""
+    """Return the filters that perform operations, as text for FFmpeg's graph."""
     own = [ops.filter_desc] if ops.filter_desc else []
     count = ops.num_frames
     if isinstance(ops, SoundOps):
@@ -263,14 +263,14 @@ def filter_text(ops: PictureOps | SoundOps) -> list[str]:
             *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
             *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
             *_trim("atrim", ops.window),
-            # apad only adds and atrim only cuts; together they give the exact count.
+            # apad only adds samples and atrim only drops them; together they give the exact count.
             *([f"apad=whole_len={count}", f"atrim=end_sample={count}"] if count else []),
             *own,
             *([f"aformat=sample_fmts={ops.sample_fmt}"] if ops.sample_fmt else []),
         ]
     formats = ops.formats if ops.is_scaled else ()
     is_converted = ops.is_scaled and (bool(formats) or not own)
-    # tpad adds without end and trim cuts: how many are missing is not known beforehand.
+    # tpad adds frames without end and trim drops the excess: the number of missing frames is not known.
     added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
     return [
         *cut_filters(ops.box, mirror=ops.mirror),
@@ -285,18 +285,18 @@ def filter_text(ops: PictureOps | SoundOps) -> list[str]:
 
 
 def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
-    """Cut a box out and mirror it."""
+    """Return the filters that crop a box and mirror it."""
     filters = []
     if box is not None:
         x, y, w, h = box
-        # FFmpeg's crop filter moves a box that reaches over the edge back inside; a size of 0 is an error.
+        # FFmpeg's crop filter would move a box that exceeds the image inside; a size of 0 makes it an error.
         sides = f"'if(gt({x}+{w},iw),0,{w})':'if(gt({y}+{h},ih),0,{h})'"
         filters.append(f"crop={sides}:{x}:{y}:exact=1")
     return [*filters, "hflip"] if mirror else filters
 
 
 def conversion_filters(ops: PictureOps) -> list[str]:
-    """Convert to the final format without a change of size."""
+    """Return the filters that convert to the final format without scaling."""
     colors = _colors(ops)
     if not (ops.pix_fmt or colors) or ops.uses_default_conversion:
         return _formats(ops.pix_fmt)
@@ -311,15 +311,15 @@ def _formats(*names: str | None) -> list[str]:
 
 
 def _colors(ops: PictureOps) -> str:
-    """Matrix and range of the result, to be put behind the flags of a scaler."""
+    """Return the scaler options for matrix and range of the result, to append to its flags."""
     matrix = f":out_color_matrix={ops.color_matrix}" if ops.color_matrix else ""
     return f"{matrix}:out_range={ops.color_range}" if ops.color_range else matrix
 
 
 def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
-    """Scale by way of these formats, if any, and give the exact size.
+    """Return the filters that scale to the exact size, through these pixel formats if there are any.
 
-    The last of the formats has no chroma planes of another size, so that borders are exact.
+    The last of the formats has no subsampled chroma, so that borders can start at any pixel.
     """
     width, height = ops.width, ops.height
     if width is None and height is None:
@@ -338,35 +338,35 @@ def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
     return [f"scale={size}:{flags}", *_formats(*formats), *after]
 
 
-# FFmpeg's own ways to keep the aspect ratio (-1 and force_original_aspect_ratio) round a side of a thin
-# image to 0, and then refuse it: a line 2000 pixels long and 3 high would not go into 224x224.
+# Sizes are computed by expressions, because FFmpeg's options that keep the aspect ratio (-1 and
+# force_original_aspect_ratio) round a side of a thin image to 0 and then fail, as for 2000x3 into 224x224.
 
 
 def _sides(width: int | None, height: int | None) -> str:
-    """The size; a side that is not given keeps the aspect ratio, and has one pixel at least."""
+    """Write the size; a side that is ``None`` keeps the aspect ratio and is at least one pixel."""
     if width is None:
         return f"'max(1,round({height}*iw/ih))':{height}"
     return f"{width}:'max(1,round({width}*ih/iw))'" if height is None else f"{width}:{height}"
 
 
 def _fitted(width: int, height: int) -> str:
-    """The largest size of the image's aspect ratio that fits, one pixel at least on each side."""
-    # In quotes below: a comma would end the filter.
+    """Write the largest size with the image's aspect ratio that fits, at least one pixel on each side."""
+    # Quoted below, because a comma would end the filter.
     across = f"max(1,min({width},round({height}*iw/ih)))"
     return f"'{across}':'max(1,min({height},round({width}*ih/iw)))'"
 
 
 def _fitted_samples(width: int, height: int) -> str:
-    """The same in whole samples of the result's chroma: FFmpeg's pad filter cuts off what is left over."""
+    """Write the same in whole chroma samples of the result, because FFmpeg's pad filter crops the rest."""
     across = f"min(floor({width}/ohsub),round({height}*iw/ih/ohsub))*ohsub"
     down = f"min(floor({height}/ovsub),round({width}*ih/iw/ovsub))*ovsub"
     return f"'max(ohsub,{across})':'max(ovsub,{down})'"
 
 
 def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
-    # FFmpeg's pad filter rounds sizes down to whole samples.
+    # FFmpeg's pad filter rounds sizes down to whole chroma samples.
     step = CHROMA_GRID if exact else 1
-    # Rounded up to whole chroma samples, which pad asks for; crop takes the rest off again.
+    # So the size is rounded up to whole chroma samples for pad, and crop removes the excess.
     outer = [-(-side // step) * step for side in (width, height)]
     place = f"({width}-iw)/2:({height}-ih)/2"
     pad = f"pad={outer[0]}:{outer[1]}:{place}:color={color}"
@@ -374,28 +374,28 @@ def _border(width: int, height: int, color: str, *, exact: bool) -> list[str]:
 
 
 def _crop(width: int | None, height: int | None, *, exact: bool) -> list[str]:
-    """Cut out the middle; ``exact``: chroma may have its own size, and FFmpeg would round to it."""
+    """Return the filter that crops the centre, at any pixel or, if ``exact``, keeping chroma in place."""
     if width is None and height is None:
         return []
     sides = f"{'iw' if width is None else width}:{'ih' if height is None else height}"
     if not exact:
         return [f"crop={sides}"]
-    # The size is not rounded to whole chroma samples, but the position is, so that chroma stays in place.
+    # The size is not rounded to whole chroma samples, but the offset is, so that chroma does not shift.
     step = CHROMA_GRID
     left, top = (f"trunc(({side}-o{side[1]})/{2 * step})*{step}" for side in ("iw", "ih"))
     return [f"crop={sides}:{left}:{top}:exact=1"]
 
 
 def _trim(name: Literal["trim", "atrim"], window: Window) -> list[str]:
-    """Cut in time."""
+    """Return the filter that keeps a window of time."""
     sides = (("start", window.start), ("end", window.end))
     options = [f"{side}={_seconds(value)}" for side, value in sides if value is not None]
     return [f"{name}={':'.join(options)}"] if options else []
 
 
 def _seconds(value: Fraction) -> str:
-    # FFmpeg reads times to the microsecond; a frame that stands at a third of a second is in the window
-    # that begins there, so times are rounded to the nearest, as it rounds them to ticks afterwards.
+    # FFmpeg parses times in microseconds and rounds them to the nearest tick. Rounding to nearest here keeps
+    # a frame at 1/3 s in the window that begins at 1/3 s.
     count = math.floor(value * 1_000_000 + Fraction(1, 2))
     return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
 

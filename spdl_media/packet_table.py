@@ -1,10 +1,10 @@
-"""What the packets of a video stream say of themselves, by the tables of an MP4 or when they are read.
+"""Timestamps and flags of the packets of a video stream, from the tables of an MP4 or from reading packets.
 
-FFmpeg's own list of the packets of an MP4 has the times of decoding alone, and of a fragmented file the first
-fragments, so its tables are read here. No packet is read for that.
+FFmpeg's index of an MP4 has only decode timestamps, and for a fragmented file only the first fragments, so
+the tables are parsed here. No packet is read for that.
 
 See:
-    ISO/IEC 14496-12, 8.6 (times, sync samples), 8.7 (sizes and places), 8.8 (fragments).
+    ISO/IEC 14496-12, 8.6 (times, sync samples), 8.7 (sizes and offsets), 8.8 (fragments).
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ Ticks: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 NO_TIME = -(1 << 63)
-"""Stands for a timestamp that the file does not state."""
+"""Value for a timestamp that the file does not state."""
 
-# Of these codecs writers leave out the list of key frames, as if all were, and the packets tell.
+# For these codecs some writers omit the list of key frames, which means that all are. The packets then tell.
 _TOLD_BY_PACKETS = frozenset("av1 h264 hevc mpeg1video mpeg2video vp8 vp9".split())
 
-# Packets of MPEG-4 as small as this repeat the frame before, and no frame comes out.
+# MPEG-4 packets below this size repeat the previous frame and output none.
 _REPEATS = 16
 
-# No frame is shown so many packets later than it is coded, so what an edit list hides at one end of a video
-# is seen in so many packets there.
+# Frames are reordered by fewer than this many packets, so an edit list that hides frames at one end of the
+# video shows in so many packets there.
 _EDGE = 32
 _NUM_SPOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PacketTable:
-    """Packets of a video stream in the order of decoding.
+    """Packets of a video stream in decoding order.
 
     Attributes:
-        pts: Ticks of presentation, or :data:`NO_TIME`.
-        dts: Ticks of decoding, likewise.
-        is_key: Whether decoding can begin there.
-        is_shown: Whether a frame comes out: no edit list hides it, nor does its own header.
-        last_duration: Ticks of the packet that is shown last; 0: not stated.
-        repeats: Some packets may only repeat the frame before.
+        pts: Presentation timestamps in ticks, or :data:`NO_TIME`.
+        dts: Decode timestamps in ticks, or :data:`NO_TIME`.
+        is_key: Whether decoding can begin at the packet.
+        is_shown: Whether the packet outputs a frame, hidden neither by an edit list nor by its header.
+        last_duration: Duration in ticks of the packet that is shown last; 0: not stated.
+        repeats: Some packets may only repeat the previous frame.
     """
 
     pts: Ticks
@@ -66,7 +66,7 @@ class PacketTable:
 
 
 def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
-    """Note what packets say. Their data are read, and not decoded.
+    """Make the table of packets by reading them. They are not decoded.
 
     Raises:
         SourceError: The source of the packets cannot be read.
@@ -79,7 +79,7 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
         rows.append((pts, dts, packet.duration or 0, packet.size, packet.is_keyframe, is_shown))
     all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 6).T
     is_key, shown = (column.astype(np.bool_) for column in columns)
-    # FFmpeg's parser says so of every packet.
+    # FFmpeg's parser marks every packet of H.261 as a key frame.
     if codec.name == "h261":
         is_key[1:] = False
     repeats = codec.name == "mpeg4" and bool((sizes < _REPEATS).any())
@@ -90,23 +90,23 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
 def mp4_table(
     container: Container, index: int, codec: VideoCodec, read: Any, size: int
 ) -> PacketTable | None:
-    """The same by the tables of an MP4 or MOV, without reading a packet.
+    """Make the table of packets from the tables of an MP4 or MOV, without reading a packet.
 
     Args:
         container: The open container.
-        index: Of the stream.
-        codec: Of the stream.
-        read: Gives ``(start, size)`` bytes of the file.
-        size: Of the file.
+        index: Index of the stream.
+        codec: Codec of the stream.
+        read: Called as ``read(start, size)``; returns bytes of the file.
+        size: Size of the file.
 
     Returns:
-        The table; ``None``: it is no such file, or the packets have to be looked at.
+        The table; ``None``: the file is not MP4 or MOV, or its packets have to be read.
 
     Raises:
         SourceError: ``read`` cannot read the file.
     """
     stream = container.av.streams[index]
-    # Cameras state key frames of these wrongly, and FFmpeg looks into the packets.
+    # Cameras mark key frames of these codecs wrongly; FFmpeg parses the packets instead.
     if not container.format.startswith("mov") or codec.name in ("mpeg4", "h263"):
         return None
     samples = read_samples(read, size, stream.id)
@@ -117,28 +117,28 @@ def mp4_table(
     table = _placed(samples, stream)
     if table is None:
         return None
-    # FFmpeg knows when a stream starts, from the same tables by its own rules: inside of its first frame,
-    # where an edit may begin. With another frame there, FFmpeg has shifted the times in another way.
+    # FFmpeg computes the start time from the same tables. It must lie in the first frame, where an edit may
+    # begin; otherwise FFmpeg has shifted the timestamps differently.
     start = stream.start_time
     is_right = start is None or np.count_nonzero(table.pts[table.is_shown] <= start) == 1
-    # Of frames that are reordered, times of presentation that are those of decoding are none.
+    # If frames are reordered, pts that equal dts are not valid.
     is_unset = codec.reorder_depth > 0 and bool((table.pts == table.dts)[:17].all())
     return table if is_right and not is_unset else None
 
 
 def _placed(samples: Samples, stream: Any) -> PacketTable | None:
-    """Samples on FFmpeg's clock, as edit lists move and hide them; ``None``: FFmpeg has others."""
+    """Put samples on FFmpeg's clock, with edit lists applied; ``None`` if FFmpeg's index disagrees."""
     entries, total = stream.index_entries, len(samples.dts)
     count = len(entries)
     if not count:
         return None
-    # FFmpeg shifts times of decoding so that none is later than that of presentation.
+    # FFmpeg shifts timestamps so that no dts is later than its pts.
     shifts = samples.offsets + max(0, -int(samples.offsets.min()))
     last = int(samples.durations[np.argmax(samples.dts + samples.offsets)])
     first = entries[0].timestamp - int(samples.dts[0])
     edges = *range(min(_EDGE, count)), *range(max(0, count - _EDGE), count)
     spots = [(i, entries[i]) for i in {*edges, *range(0, count, max(1, count // _NUM_SPOTS))}]
-    # Of fragments FFmpeg has listed the first ones alone.
+    # For a fragmented file, FFmpeg's index has only the first fragments.
     if (count == total or (count < total and not samples.is_listed)) and all(
         (one.is_discard, one.pos, one.timestamp)
         == (False, samples.places[i], samples.dts[i] + first)
@@ -148,7 +148,7 @@ def _placed(samples: Samples, stream: Any) -> PacketTable | None:
         return PacketTable(dts + shifts, dts, samples.is_key, shown, last)
     if not samples.is_listed:
         return None
-    # What an edit list has left of the samples, and what it repeats.
+    # An edit list was applied: find the sample of each entry, as samples may be left out or repeated.
     rows = np.array([(one.timestamp, one.pos, one.is_discard) for one in entries])
     order = np.argsort(samples.places)
     nearest = np.searchsorted(samples.places, rows[:, 1], sorter=order).clip(max=total - 1)
@@ -161,11 +161,11 @@ def _placed(samples: Samples, stream: Any) -> PacketTable | None:
 
 # The tables of an MP4.
 
-# A file of many hours in fragments of a second has some ten thousand of them.
+# For comparison: a file of many hours in fragments of a second has some ten thousand of them.
 _MAX_FRAGMENTS = 1 << 18
 
 _IS_NO_KEY = 0x01010000
-"""Flags of a sample in a fragment: it is no sync sample, or it depends on others."""
+"""Flags of a sample in a fragment: not a sync sample, or it depends on others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +173,12 @@ class Samples:
     """The samples of a track in decoding order, before edit lists.
 
     Attributes:
-        dts: Ticks of decoding, from the first sample or the fragments' own zero.
-        offsets: What is added to them for the ticks of presentation.
-        places: Byte in the file at which each begins.
-        durations: Ticks from each to the next in decoding order.
-        is_key: Whether decoding can begin there.
-        is_listed: They stand in the tables of the track, and not in fragments.
+        dts: Decode timestamps in ticks, counted from the first sample, or as fragments state them.
+        offsets: Presentation minus decode timestamps.
+        places: Offset of each sample in the file, in bytes.
+        durations: Ticks to the next sample in decoding order.
+        is_key: Whether decoding can begin at the sample.
+        is_listed: The samples are from the tables of the track, not from fragments.
     """
 
     dts: Ticks
@@ -190,28 +190,28 @@ class Samples:
 
 
 def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
-    """Read the tables of the track with this number.
+    """Read the tables of a track.
 
     Args:
-        read: Gives ``(start, size)`` bytes of the file.
-        size: Of the file.
-        track_id: As the header of the track has it.
+        read: Called as ``read(start, size)``; returns bytes of the file.
+        size: Size of the file.
+        track_id: ID in the header of the track.
 
     Returns:
-        The samples; ``None``: there is not one such track, its tables contradict each other, or it has
-        samples both in tables and in fragments.
+        The samples; ``None``: there is no such track or more than one, its tables contradict each other, or
+        it has samples both in tables and in fragments.
 
     Raises:
         SourceError: ``read`` cannot read the file.
     """
     try:
         moov, runs, defaults = memoryview(b""), [], b""
-        # The walk over the boxes of the file reads their headers alone; a fragment is two boxes.
+        # Walking the boxes reads only their headers; a fragment is two boxes.
         for kind, start, end in read_boxes(read, 0, size, 2 * _MAX_FRAGMENTS):
             if kind == b"moov":
                 moov = memoryview(read(start, end - start))
                 if next(_boxes(moov, "mvex"), None) is None:
-                    break  # then no fragments follow, and what follows is not walked over
+                    break  # no fragments follow, so the rest of the file is not walked
                 defaults = _track_defaults(moov, track_id)
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
@@ -221,13 +221,13 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
         if not runs:
             return samples
         return None if len(samples.dts) else _joined(runs)
-    # Boxes that are missing end a search, and others are too short or have impossible numbers.
+    # Boxes are missing, too short, or have impossible values.
     except (StopIteration, struct.error, ValueError, IndexError, OverflowError):
         return None
 
 
 def _boxes(view: memoryview, path: str) -> Iterator[memoryview]:
-    """The contents of the boxes at a path below this one, such as ``"mdia/minf/stbl"``."""
+    """Yield the contents of the boxes at a path below this one, such as ``"mdia/minf/stbl"``."""
     name, _, rest = path.partition("/")
     for kind, start, end in boxes(view):
         if kind == name.encode():
@@ -236,7 +236,7 @@ def _boxes(view: memoryview, path: str) -> Iterator[memoryview]:
 
 
 def _table(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
-    """The rows behind the version and the count of a table; none, if it is not there."""
+    """Return the rows of a table, which follow its version and count; empty if the table is missing."""
     content = next(_boxes(view, path), None)
     if content is None:
         return np.empty(0, dtype)
@@ -251,7 +251,7 @@ def _track_id(track: memoryview) -> int:
 
 
 def _tabled(track: memoryview, size: int) -> Samples:
-    """The samples that the tables of a track list, in a file of this size."""
+    """Return the samples in the tables of a track, in a file of this size."""
     stbl = next(_boxes(track, "mdia/minf/stbl"))
     same, count = struct.unpack_from(">II", next(_boxes(stbl, "stsz")), 4)
     _check_fits(count, same, size)
@@ -268,7 +268,7 @@ def _tabled(track: memoryview, size: int) -> Samples:
 
 
 def _check_fits(count: int, sample_size: int, size: int) -> None:
-    # Before an array of so many samples is made: a damaged count may ask for any amount of memory.
+    # Called before arrays of so many samples are made: a damaged count could request any amount of memory.
     if count * sample_size > size:
         raise ValueError("more samples than the file can hold")
 
@@ -280,7 +280,7 @@ def _repeated(values: Any, counts: Any, total: int) -> Ticks:
 
 
 def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
-    """Where samples begin, by the chunks in which they lie one behind the other."""
+    """Return the file offsets of samples, which are contiguous in chunks."""
     chunks = _table(stbl, "stco", ">u4")
     if not len(chunks):
         chunks = _table(stbl, "co64", ">u8")
@@ -294,8 +294,8 @@ def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
 
 
 def _laid(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
-    """Where things of these lengths begin, so many behind each of the starts."""
-    # Where they would begin without gaps between the runs, and the gap before each run.
+    """Return the start of each item: runs of ``counts`` consecutive items begin at ``starts``."""
+    # Starts without gaps between the runs, and the gap before each run.
     closed = np.cumsum(lengths) - lengths
     gaps = starts - closed[np.cumsum(counts) - counts]
     places: Ticks = closed + np.repeat(gaps, counts)
@@ -303,19 +303,19 @@ def _laid(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
 
 
 def _track_defaults(moov: memoryview, track_id: int) -> bytes:
-    """Duration, size and flags of samples in fragments that do not say so themselves."""
+    """Return the default duration, size and flags of samples in fragments, as raw bytes."""
     for content in _boxes(moov, "mvex/trex"):
         if struct.unpack_from(">I", content, 4)[0] == track_id:
             return bytes(content[12:24])
     return b""
 
 
-# Start of decoding as stated, and of each sample: duration, size, flags, offset; and the first place.
+# Stated decode timestamp of the first sample; duration, size, flags and offset of each sample; file offset.
 _Run: TypeAlias = tuple[int | None, Any, int]
 
 
 def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes, size: int) -> list[_Run]:
-    """The runs of samples of a track in a box ``moof`` that begins at this byte of a file of this size."""
+    """Return the runs of samples of a track in a box ``moof`` at this offset of a file of this size."""
     runs: list[_Run] = []
     for traf in _boxes(view, "traf"):
         header = next(_boxes(traf, "tfhd"))
@@ -341,7 +341,7 @@ def _fragment(view: memoryview, moof: int, track_id: int, defaults: bytes, size:
 
 
 def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | None]:
-    """Duration, size, flags and offset of each sample, and where the first one begins."""
+    """Return duration, size, flags and offset of each sample, and the position of the first, if stated."""
     flags, count = struct.unpack_from(">II", run)
     start, position, first = 8, None, None
     if flags & 1:
@@ -349,14 +349,14 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
     if flags & 4:
         ((first,), start) = struct.unpack_from(">I", run, start), start + 4
     columns = [column for column in range(4) if flags & 0x100 << column]
-    # Without a column of sizes all have the usual one, and none has no bytes.
+    # Without a column of sizes, all samples have the default size, and at least one byte.
     _check_fits(count, 4 * len(columns) if 1 in columns else max(usual[1], 1), size)
     rows = np.empty((count, 4), np.int64)
     rows[:] = [*usual, 0]
     if columns:
         found = np.frombuffer(run, ">u4", count * len(columns), start).reshape(count, -1)
         rows[:, columns] = found
-        # Offsets of version 0 are unsigned by the letter, and negative in files all the same.
+        # Offsets of version 0 are unsigned in the standard, but files have negative ones.
         rows[:, 3] = rows[:, 3].astype(np.int32)
     if first is not None and count and not flags & 0x400:
         rows[0, 2] = first
@@ -364,7 +364,7 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
 
 
 def _joined(runs: list[_Run]) -> Samples:
-    """The samples of all runs, in the order of the file."""
+    """Concatenate the samples of all runs, in the order of the file."""
     starts, now = [], 0
     for start, rows, _ in runs:
         starts.append(now if start is None else start)

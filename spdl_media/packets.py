@@ -1,7 +1,7 @@
-"""Coded packets as plain values: decode them twice, share them, send them to another process.
+"""Coded packets as plain values that can be decoded twice, shared between threads, and pickled.
 
-They hold FFmpeg's own buffers without copying, and beside them everything that decoding needs as values of
-ours: the codec's parameters, side data, orientation, window and clock. Nothing of the file stays open.
+They reference FFmpeg's buffers without copying, and hold everything else that decoding needs: codec
+parameters, side data, orientation, window and clock. No file stays open.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class _Metadata:
 
 @dataclass(frozen=True, slots=True)
 class PacketMetadata(_Metadata):
-    """Metadata of packets, beside the codec.
+    """Metadata of packets besides the codec.
 
     Attributes:
-        source: What they were read from, for messages.
+        source: Name of the source, for messages.
         zero: Second 0 of the container on the stream's own clock.
-        window: What the user asked for; the packets before it are there because decoding needs them.
-        orientation: EXIF number of the coded frames' orientation.
-        continues: The packets follow others, so the first need not be a key frame.
-        goes_on: The stream has packets behind the end of the window.
-        incomplete: What is missing from a file that is cut short, or wrong in it, where its decoder would
-            not notice.
-        jpeg: What the header of a still JPEG says; ``None``: it is no such file, or not a plain one.
-        pillow: Why Pillow decodes it and FFmpeg does not; ``None``: FFmpeg does.
+        window: The requested window; earlier packets are included because decoding needs them.
+        orientation: EXIF orientation of the coded frames.
+        continues: The packets follow others, so the first one need not be a key frame.
+        goes_on: The stream has packets after the end of the window.
+        incomplete: What is missing from a truncated file, or is wrong in it, where the decoder would not
+            notice; ``None`` if nothing is known to be.
+        jpeg: Header of a still JPEG; ``None``: not a JPEG, or not a plain one.
+        pillow: Why Pillow has to decode the image; ``None``: FFmpeg decodes it.
     """
 
     continues: bool = False
@@ -63,14 +63,14 @@ class PacketMetadata(_Metadata):
 
 @dataclass(frozen=True, slots=True)
 class FrameMetadata(_Metadata):
-    """Metadata of frames that FFmpeg's own structures do not hold, beside that of their packets.
+    """Metadata of frames that FFmpeg's frames do not hold.
 
     Attributes:
-        orientation: EXIF number of the frames' orientation, 1 once they are upright.
-        num_skipped: Frames that could not be decoded yet, at the start of a stream cut in mid-group.
-        num_dropped: Damaged packets and frames that ``on_corrupt`` left out.
-        is_corrupt: The data is damaged in a way that FFmpeg's frame does not say.
-        corrupt_pts: Timestamps of video frames of which the same is true.
+        orientation: EXIF orientation of the frames, 1 once they are upright.
+        num_skipped: Number of frames skipped at the start of a stream that begins inside a group of pictures.
+        num_dropped: Number of damaged packets and frames that ``on_corrupt`` dropped.
+        is_corrupt: The data has damage that FFmpeg's frame does not report.
+        corrupt_pts: Timestamps of video frames with such damage.
     """
 
     source: str = "frames"
@@ -81,7 +81,7 @@ class FrameMetadata(_Metadata):
 
     @classmethod
     def of(cls, packets: PacketMetadata, **more: Any) -> FrameMetadata:
-        """Metadata of frames of packets with this metadata."""
+        """Make the metadata of frames from that of their packets."""
         return cls(packets.source, packets.zero, packets.window, **more)
 
 
@@ -101,11 +101,11 @@ class _Packets(Generic[C]):
         self._packets = tuple(packets)
         self._codec = codec
         self._metadata = metadata or PacketMetadata()
-        # An edit list hides these. FFmpeg marks the packets so, but the mark cannot be set again on a
-        # copy in another process, so their pts are kept and the frames left out by pts.
+        # Timestamps that an edit list hides. FFmpeg flags the packets, but PyAV cannot set the flag on a copy
+        # in another process, so frames are dropped by pts instead.
         if discarded is None:
             hidden = {p.pts for p in self._packets if p.is_discard and p.pts is not None}
-            # Lists of several edits hide frames at times at which they show others.
+            # A list of several edits can hide one frame and show another one at the same time.
             shown = {p.pts for p in self._packets if not p.is_discard} if hidden else set()
             discarded = frozenset(hidden - shown)
         self._discarded = discarded
@@ -122,7 +122,7 @@ class _Packets(Generic[C]):
 
     @property
     def window(self) -> Window:
-        """The window that was asked for, in seconds on the container's clock."""
+        """The requested window, in seconds on the container's clock."""
         return self._metadata.window
 
     @property
@@ -133,32 +133,32 @@ class _Packets(Generic[C]):
 
     @property
     def time_base(self) -> Fraction:
-        """Seconds in one unit of the packets' timestamps."""
+        """Seconds per tick of the packets' timestamps."""
         return self._codec.time_base
 
     @property
     def nbytes(self) -> int:
-        """Bytes of coded data."""
+        """Size of the coded data in bytes."""
         return sum(packet.size for packet in self._packets)
 
     @property
     def is_key(self) -> tuple[bool, ...]:
-        """Of each packet, whether the file says that decoding can begin there."""
+        """For each packet, whether the file marks it as a key frame."""
         return tuple(packet.is_keyframe for packet in self._packets)
 
     def get_timestamps(self, *, raw: bool = False) -> tuple[float, ...]:
-        """Presentation times of the packets in seconds on the container's clock, in display order.
+        """Return the presentation times of the packets in seconds on the container's clock, in display order.
 
-        Packets to which the file gives no time at all are left out, and so are frames of VP8 and VP9 that are
-        not shown. Those of raw streams are counted at the stated rate. Where each field is a packet (H.264 in
-        MPEG-TS), each has its time.
+        Packets without any time in the file are omitted, and so are hidden frames of VP8 and VP9. Times of
+        raw streams follow from the stated frame rate. If each field is a packet (H.264 in MPEG-TS), each
+        field has its time.
 
         Args:
-            raw: Also those that an edit list hides, and those outside the window, which are there
+            raw: Include packets that an edit list hides, and those outside the window, which are present
                 because decoding needs them.
         """
         stated = self._shown_at([p for p in self._packets if raw or not p.is_discard])
-        # Whole numbers compare faster than fractions.
+        # In ticks, because integers compare faster than fractions.
         first, stop = self.window.ticks(self.time_base, self._metadata.zero)
         return tuple(
             float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
@@ -167,20 +167,19 @@ class _Packets(Generic[C]):
         )
 
     def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
-        """Timestamps of what packets decode to, in their order."""
-        # Where the file has no presentation times (H.264 in AVI), those of decoding are the same
-        # moments in another order.
+        """Return the timestamps of the frames of packets, in the order of the packets."""
+        # If the file has no presentation times (H.264 in AVI), decode times are the same set of times.
         return [p.dts if p.pts is None else p.pts for p in packets]
 
     def __len__(self) -> int:
-        """Number of packets, of a window with those before it that decoding needs.
+        """Number of packets, including those before the window that decoding needs.
 
-        ``len(packets.get_timestamps())`` leaves these out.
+        ``len(packets.get_timestamps())`` is the number of frames in the window.
         """
         return len(self._packets)
 
     def __getitem__(self, key: slice) -> Self:
-        """A run of the packets in decoding order, sharing their memory."""
+        """Slice the packets in decoding order; the result shares their memory."""
         if not isinstance(key, slice):
             raise TypeError(f"packets are cut by a slice, such as [10:20], not {key!r}")
         if key.step not in (None, 1):
@@ -193,7 +192,7 @@ class _Packets(Generic[C]):
             self._codec,
             continues=self._metadata.continues or start > 0,
             goes_on=self._metadata.goes_on and stop == len(self),
-            # What is missing is missing behind the last packet.
+            # The missing data follows the last packet.
             incomplete=self._metadata.incomplete if stop == len(self) else None,
         )
 
@@ -202,16 +201,16 @@ class _Packets(Generic[C]):
         return type(self)(packets, codec, metadata, self._discarded)
 
     def with_metadata(self, **changes: Any) -> Self:
-        """The same packets with other metadata, for modules of this package."""
+        """Return the same packets with other metadata. Used within this package."""
         return self._with(self._packets, self._codec, **changes)
 
     def with_packets(self, packets: Sequence[AvPacket], codec: C) -> Self:
-        """Other packets with the same metadata, for modules of this package."""
-        # The header of the JPEG was that of other data.
+        """Return other packets with the same metadata. Used within this package."""
+        # The JPEG header described the old data.
         return self._with(packets, codec, jpeg=None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Packets of PyAV cannot be pickled.
+        # PyAV's packets cannot be pickled.
         rows = [_to_row(packet) for packet in self._packets]
         return _unpickle, (type(self), rows, self._codec, self._metadata, self._discarded)
 
@@ -223,7 +222,7 @@ class _Packets(Generic[C]):
 
 
 class VideoPackets(_Packets[VideoCodec]):
-    """Packets of a video stream. Made by :func:`~spdl_media.demux_video`.
+    """Packets of a video stream, as returned by :func:`~spdl_media.demux_video`.
 
     Picklable and reusable; ``packets[a:b]`` shares memory.
 
@@ -237,14 +236,14 @@ class VideoPackets(_Packets[VideoCodec]):
         stated = [p.dts if p.pts is None else p.pts for p in shown]
         step = usual_duration(self._codec)
         if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:
-            # Raw streams have no times. Their frames are counted, as those are that they decode to.
+            # Raw streams have no times: frames are counted at the frame rate, as when decoding.
             start = round(self._metadata.zero / self._codec.time_base)
             return [start + number * (shown[0].duration or step) for number in range(len(shown))]
         return stated
 
     @property
     def pix_fmt(self) -> str | None:
-        """FFmpeg's name of the pixel format as coded; ``None``: known once a frame is decoded."""
+        """FFmpeg's name of the coded pixel format; ``None`` if it is known only once a frame is decoded."""
         return self._stated.pix_fmt
 
     @property
@@ -259,17 +258,17 @@ class VideoPackets(_Packets[VideoCodec]):
 
     @property
     def _stated(self) -> VideoCodec | StillHeader:
-        """What states size and pixel format."""
+        """The object that states size and pixel format."""
         return self._codec
 
     @property
     def frame_rate(self) -> Fraction | None:
-        """Average frames in a second; ``None``: the file does not say."""
+        """Average frames per second; ``None`` if the file does not state it."""
         return self._codec.frame_rate
 
     @property
     def orientation(self) -> int:
-        """EXIF number, 1 to 8, of the coded frames' orientation."""
+        """EXIF orientation of the coded frames, 1 to 8."""
         return self._metadata.orientation
 
     @property
@@ -279,10 +278,10 @@ class VideoPackets(_Packets[VideoCodec]):
 
 
 class ImagePackets(VideoPackets):
-    """The packet of one image. Made by :func:`~spdl_media.demux_image`.
+    """The packet of one image, as returned by :func:`~spdl_media.demux_image`.
 
-    Size and pixel format are those of the container, or of the header of a JPEG, PNG, WebP or BMP, which is
-    read when they are asked for. Of other formats that open no container they are 0 and ``None``.
+    Size and pixel format come from the container, or from the header of a JPEG, PNG, WebP or BMP, which is
+    parsed at the first access. For other formats without a container they are 0 and ``None``.
 
     Thread safety: immutable, free to share.
     """
@@ -298,7 +297,7 @@ class ImagePackets(VideoPackets):
 
 
 class AudioPackets(_Packets[AudioCodec]):
-    """Packets of an audio stream. Made by :func:`~spdl_media.demux_audio`.
+    """Packets of an audio stream, as returned by :func:`~spdl_media.demux_audio`.
 
     Picklable and reusable; ``packets[a:b]`` shares memory.
 
@@ -309,7 +308,7 @@ class AudioPackets(_Packets[AudioCodec]):
 
     @property
     def sample_rate(self) -> int:
-        """Samples of one channel in a second."""
+        """Samples per second and channel."""
         return self._codec.sample_rate
 
     @property
@@ -322,21 +321,21 @@ Packets: TypeAlias = AudioPackets | VideoPackets | ImagePackets
 
 
 def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
-    """FFmpeg's packets behind ours. They are shared between threads: decoders read them only."""
-    # A still is the caller's own memory, without the padding that decoders need; it is copied, which takes
-    # one part in a hundred of the time that decoding does.
+    """Return PyAV's packets. Threads share them, so decoders must only read them."""
+    # An image is the caller's memory without the padding that decoders need. It is copied, which takes 1% of
+    # the time of decoding.
     if isinstance(packets, ImagePackets):
         return tuple(with_data(packet, _padded(packet)) for packet in packets._packets)
     return packets._packets
 
 
 def coded_image(packets: ImagePackets) -> memoryview:
-    """The data of the first packet of an image, without a copy and without padding."""
+    """Return the data of the first packet of an image, without a copy and without padding."""
     return memoryview(packets._packets[0])
 
 
 def padded_image(packets: ImagePackets) -> AvPacket | None:
-    """The data of an image as decoders may read it, without times; ``None``: it is not one packet."""
+    """Return the packet of an image with padding for decoders, without times; ``None``: not one packet."""
     if len(packets._packets) != 1:
         return None
     return av.Packet(_padded(packets._packets[0]))  # type: ignore[arg-type]  # any buffer will do
@@ -347,7 +346,7 @@ def metadata_of(packets: Packets) -> PacketMetadata:
 
 
 def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
-    """The error for packets whose file is known to be cut short, if these options call for one."""
+    """Return the error for packets of a truncated or damaged file, if ``config`` asks for one."""
     clause = packets._metadata.incomplete
     if clause is None or config.on_corrupt != "raise":
         return None
@@ -360,28 +359,28 @@ def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | Non
 
 
 def discarded_pts(packets: Packets) -> frozenset[int]:
-    """Timestamps of frames that an edit list hides."""
+    """Return the timestamps of frames that an edit list hides."""
     return packets._discarded
 
 
-# FFmpeg's decoders read up to 64 bytes past the end of a packet and want zeros there. PyAV adds none to
-# the memory that it is given: MPEG-4 then reports damage in one run and not in the next, and lossless
-# WebP that ends with a page of memory crashes.
+# FFmpeg's decoders read up to 64 bytes past the end of a packet and expect zeros there. PyAV adds no padding
+# to memory that it wraps: MPEG-4 then reports damage at random, and lossless WebP crashes if it ends at the
+# end of a memory page.
 _PADDING = bytes(64)
 
 
 def _padded(data: AvPacket | bytes) -> memoryview:
-    """A copy of a packet's data that can be read past its end."""
+    """Copy a packet's data to memory with zeros after its end."""
     return memoryview(b"".join((data, _PADDING)))[: -len(_PADDING)]
 
 
-# What a packet has beside its data and side data, and its time base, which is that of the stream.
+# Fields of a packet besides its data, its side data, and its time base, which is that of the stream.
 _FIELDS = ("pts", "dts", "duration", "is_keyframe", "is_corrupt")
 
-# One picklable row a packet: data, the fields above, side data by type.
+# One picklable row per packet: data, the fields above, side data by type.
 _Row: TypeAlias = tuple[bytes, list[Any], list[tuple[str, bytes]]]
 
-# PyAV lists their names in the order of FFmpeg's numbers.
+# PyAV lists the names in the order of FFmpeg's numbers.
 _SIDE_DATA_TYPES = get_args(PktSideDataT)
 
 
@@ -395,7 +394,7 @@ def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
     packet = make_packet(_padded(data), time_base)
     for name, value in zip(_FIELDS, values, strict=True):
         setattr(packet, name, value)
-    # Palettes, skipped samples and the like come with packets, and decoders need them.
+    # Decoders need side data such as palettes and skipped samples.
     for kind, content in side_data:
         entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
         entry.update(content)
@@ -404,7 +403,7 @@ def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
 
 
 def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
-    """One packet over the given memory, which it keeps alive and does not copy."""
+    """Make a packet over the given memory, which it keeps alive and does not copy."""
     packet: AvPacket = av.Packet(data)  # type: ignore[arg-type]  # any buffer will do
     packet.time_base = time_base
     packet.is_keyframe = True
@@ -412,12 +411,12 @@ def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
 
 
 def copy_packet(packet: AvPacket) -> AvPacket:
-    """A packet of its own: filters move the data out of what they are given, and some write into it."""
+    """Copy a packet for a bitstream filter, which takes the packet's data away and may write to it."""
     return with_data(packet, bytes(packet))
 
 
 def with_data(packet: AvPacket, data: bytes | memoryview) -> AvPacket:
-    """A packet that differs in its data alone, which it keeps alive and does not copy."""
+    """Return a packet with other data, which it keeps alive and does not copy."""
     copy = make_packet(data, packet.time_base)
     for name in _FIELDS:
         setattr(copy, name, getattr(packet, name))

@@ -1,7 +1,7 @@
-"""The parts of files (boxes, chunks, segments, directories), and what is missing from a container cut short.
+"""Walk the parts of files (boxes, chunks, segments, directories), and detect truncated containers.
 
-Readers of parts yield where the payload of a part starts and ends, as the file declares it; an end may lie
-past the data. A header that is itself cut off raises ``struct.error``. Nothing is copied.
+Readers yield the start and end of each part's payload as declared in the file; the end may lie past the data.
+A truncated header raises ``struct.error``. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-# What the functions for stills read: anything one byte wide and contiguous is accepted.
+# Data of a still image: any contiguous memory of bytes.
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 # Kind, first byte of the payload, first byte after it.
 Part: TypeAlias = tuple[bytes, int, int]
 
-# Gives up to so many bytes from a position of the file: ``read(position, size)``.
+# ``read(position, size)`` returns up to ``size`` bytes of the file from a position.
 Read: TypeAlias = Callable[[int, int], Bytes]
 
 
-# A file made of empty parts must cost milliseconds, not minutes.
+# Limit of parts, so that a file made of empty parts takes milliseconds, not minutes.
 MAX_PARTS = 1 << 16
 
 
-# FFmpeg asks all of its demuxers whether they know a file, which takes 0.1 ms and for MP3 0.3 ms. Signatures
-# that belong to one format, with their offsets; its name for opening, and FFmpeg's list of its names.
+# Offset, signature, name for opening, and FFmpeg's list of names of formats with a unique signature. Naming
+# the format saves FFmpeg's probing of all demuxers: 0.1 ms, or 0.3 ms for MP3.
 _SIGNATURES = (
     (0, b"fLaC", "flac", "flac"),
     (0, b"OggS", "ogg", "ogg"),
@@ -38,7 +38,7 @@ _SIGNATURES = (
 
 
 def signed_format(head: Bytes) -> tuple[str, str] | None:
-    """The format whose signature stands in the first bytes: its name for opening, and all of its names."""
+    """Find a format by its signature in the first bytes: its name for opening, and all its names."""
     for offset, signature, name, names in _SIGNATURES:
         if head[offset : offset + len(signature)] == signature:
             return name, names
@@ -46,13 +46,13 @@ def signed_format(head: Bytes) -> tuple[str, str] | None:
 
 
 class Chunks(NamedTuple):
-    """How the chunks of a family of formats follow each other.
+    """Layout of the chunks in a family of formats.
 
     Attributes:
-        start: Where the first one begins.
-        header: Layout of its kind and the length of its payload, in the order of the file.
-        padding: Payloads fill a multiple of so many bytes.
-        trailer: Bytes behind each payload.
+        start: Offset of the first chunk.
+        header: Layout of kind and payload length, in the order of the file.
+        padding: Payloads are padded to a multiple of so many bytes.
+        trailer: Bytes after each payload.
     """
 
     start: int
@@ -61,7 +61,7 @@ class Chunks(NamedTuple):
     trailer: int = 0
 
     def of(self, view: memoryview) -> Iterator[Part]:
-        """The chunks of a whole file.
+        """Yield the chunks of a file in memory.
 
         Raises:
             struct.error: The file ends inside the header of a chunk.
@@ -69,7 +69,7 @@ class Chunks(NamedTuple):
         return self.read(lambda start, size: view[start : start + size], len(view))
 
     def read(self, read: Read, size: int) -> Iterator[Part]:
-        """The chunks of a file of this size, of which nothing but their headers is read.
+        """Yield the chunks of a file of this size; only their headers are read.
 
         Raises:
             struct.error: The file ends inside the header of a chunk.
@@ -80,7 +80,7 @@ class Chunks(NamedTuple):
                 return
             first, second = self.header.unpack(read(position, self.header.size))
             kind, length = (first, second) if isinstance(first, bytes) else (second, first)
-            # A negative length means an unknown one in CAF; the walk must still advance.
+            # A negative length means "unknown" in CAF; the walk must still advance.
             position += self.header.size
             end = position + max(0, length)
             yield kind, position, position + length
@@ -94,7 +94,7 @@ CAF = Chunks(8, struct.Struct(">4sq"))
 
 
 def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator[Part]:
-    """Boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
+    """Yield the boxes of an ISO base media file (AVIF, HEIF, JPEG 2000) between two positions.
 
     Raises:
         struct.error: The data ends inside the header of a box.
@@ -104,7 +104,7 @@ def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator
 
 
 def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
-    """The same of a file of which nothing but the headers of the boxes is read, so many at most.
+    """Yield at most ``most`` boxes between two positions of a file; only their headers are read.
 
     Raises:
         struct.error: The data ends inside the header of a box.
@@ -115,10 +115,10 @@ def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> I
         header = read(position, 16)
         length, kind = struct.unpack_from(">I4s", header)
         start = position + 8
-        # The length does not fit into 32 bits and follows the kind.
+        # 1 means that a 64-bit length follows the kind.
         if length == 1:
             (length,), start = struct.unpack_from(">Q", header, 8), position + 16
-        end = stop if length == 0 else position + length  # 0: up to the end
+        end = stop if length == 0 else position + length  # 0 means up to the end
         if end < start:
             return
         yield kind, start, end
@@ -127,13 +127,13 @@ def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> I
 
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 
-# Inside coded data 0xFF is followed by 0x00 or a restart marker (0xD0-0xD7); in JPEG-LS by anything
-# below 0x80. What is left are the markers that begin a segment or end the image.
+# Markers that begin a segment or end the image. Inside coded data, 0xFF is followed by 0x00 or a restart
+# marker (0xD0-0xD7), in JPEG-LS by anything below 0x80.
 _JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 
 
 def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Markers of a JPEG with their payloads, past coded data and stray bytes between them.
+    """Yield the markers of a JPEG with their payloads, skipping coded data and stray bytes.
 
     Raises:
         struct.error: The data ends inside the length of a segment.
@@ -148,15 +148,15 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
             yield marker, position, position
             continue
         (length,) = struct.unpack_from(">H", view, position)
-        # The length counts its own two bytes. A smaller one is broken, but the walk must advance.
+        # The length includes its own two bytes. A smaller one is invalid, but the walk must advance.
         yield marker, position + 2, position + max(2, length)
         position += max(2, length)
 
 
 def png_head(view: memoryview) -> set[bytes]:
-    """Kinds of the chunks of a PNG up to the first one of its pixels, if the data goes so far."""
+    """Return the kinds of a PNG's chunks up to the first IDAT, or up to the end of the data."""
     kinds: set[bytes] = set()
-    with suppress(struct.error):  # it may end inside the header of a chunk
+    with suppress(struct.error):  # the data may end inside a header
         for kind, _, _ in PNG.of(view):
             kinds.add(kind)
             if kind == b"IDAT":
@@ -165,13 +165,13 @@ def png_head(view: memoryview) -> set[bytes]:
 
 
 def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
-    """Place of the pixels of a BMP, width, height, bits of a pixel, compression and bytes of the pixels.
+    """Return a BMP's pixel offset, width, height, bits per pixel, compression and size of the pixel data.
 
     Raises:
         struct.error: The data ends inside the header.
     """
     pixels, size = struct.unpack_from("<II", view, 10)
-    # The header of OS/2 has no compression, and sizes of 16 bits.
+    # The OS/2 header has 16-bit sizes and no compression.
     if size == 12:
         return pixels, *struct.unpack_from("<HH2xH", view, 18), 0, 0
     return pixels, *struct.unpack_from("<ii2xHII", view, 18)
@@ -181,7 +181,7 @@ GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
 
 
 def gif_blocks(view: memoryview) -> Iterator[int]:
-    """Kinds of the blocks of a GIF that end within the data, past stray bytes, as FFmpeg reads them.
+    """Yield the kinds of a GIF's complete blocks, skipping stray bytes as FFmpeg does.
 
     Raises:
         struct.error: The data ends inside the header of the file or of an image.
@@ -193,9 +193,9 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
         kind = view[position]
         position += 1
         if kind in (GIF_EXTENSION, GIF_IMAGE):
-            # An image has nine bytes of place and size, its colours, and the size of its codes.
+            # An image has nine bytes of position and size, a colour table, and the code size.
             position += 1 if kind == GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
-            while position < size and view[position]:  # blocks of data, the last one empty
+            while position < size and view[position]:  # data sub-blocks; the last one is empty
                 position += view[position] + 1
             position += 1
             if position > size:
@@ -206,23 +206,23 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
 
 
 def _gif_colors(view: memoryview, flags: int) -> int:
-    """Bytes of the colour table that a flag byte announces."""
+    """Return the size in bytes of the colour table, from the flag byte at this position."""
     (bits,) = struct.unpack_from("B", view, flags)
     return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
 
 
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-# The letter of a value by its type: bytes, shorts, longs, and bytes of any meaning.
+# struct codes by type: BYTE, SHORT, LONG and UNDEFINED.
 _TIFF_TYPES = {1: "B", 3: "H", 4: "I", 7: "B"}
 
 
 def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:
-    """Order of bytes, type and values of a tag in a TIFF file or a block of Exif, if it is there.
+    """Return byte order, type and values of a tag in a TIFF file or an Exif block, if it is present.
 
     Raises:
         struct.error: The data ends before the directory does.
     """
-    # Only the first directory counts: others describe thumbnails and further pages.
+    # Only the first directory: others describe thumbnails and further pages.
     order = _TIFF_ORDERS.get(bytes(view[:4]))
     if order is None:
         return None
@@ -234,7 +234,7 @@ def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | N
     for number, (tag, kind, length) in enumerate(struct.iter_unpack(f"{order}HHI4x", entries)):
         if tag == wanted and kind in _TIFF_TYPES and length:
             size = struct.calcsize(_TIFF_TYPES[kind]) * length
-            # Values of more than four bytes are elsewhere in the file.
+            # Values of more than four bytes are stored at an offset.
             place = position + 2 + 12 * number + 8
             if size > 4:
                 (place,) = struct.unpack_from(f"{order}I", view, place)
@@ -243,7 +243,7 @@ def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | N
 
 
 def tiff_value(view: memoryview, wanted: int) -> int | None:
-    """The first number of such a tag; ``None``: it is not there.
+    """Return the first number of a tag; ``None`` if the tag is missing.
 
     Raises:
         struct.error: The data ends before the directory or the value does.
@@ -258,36 +258,36 @@ _Check: TypeAlias = Callable[[Read, int], str | None]
 
 
 def missing_after(size: int, before: str) -> str:
-    """Say that the data of a file ends, and before what."""
+    """Return the clause that the data of a file ends too early."""
     return f"the data ends after {size} bytes, {before}"
 
 
 def short_of(size: int, needed: int, what: str) -> str | None:
-    """None if the data has the bytes needed."""
+    """Return the clause that the data ends before ``what`` does; ``None`` if there are enough bytes."""
     if size >= needed:
         return None
     return missing_after(size, f"but {what} should end at byte {needed}")
 
 
-# A walk through a fragmented MP4 of many hours takes some thousand steps, one small read each.
+# Limit of steps, each a small read. A fragmented MP4 of many hours takes some thousand.
 _MAX_STEPS = 1 << 14
 
-# What writers that cannot go back put for a size they do not know: FFmpeg 2**32 - 1, SoX numbers from
-# 0x7ffff000 up, others 0.
+# Writers that cannot seek back put placeholders for sizes: FFmpeg 2**32 - 1, SoX numbers from 0x7ffff000 up,
+# others 0.
 _UNKNOWN_SIZE = 0x7FFFF000
 
 _TS_PACKET = 188
 
 
 def missing_end(read: Read, size: int) -> str | None:
-    """Say what is missing from the end of a container file of ``size`` bytes.
+    """Describe what is missing at the end of a container file of ``size`` bytes.
 
-    WAV, AVI, AIFF, AU, CAF, MP4, MOV, Matroska and WebM tell wherever the cut is; Ogg, MPEG-TS and MP3 where
-    it goes through a page, packet or frame.
+    WAV, AVI, AIFF, AU, CAF, MP4, MOV, Matroska and WebM are detected wherever they are truncated; Ogg and
+    MPEG-TS only if they end inside a page or packet.
 
     Returns:
         A clause such as ``"the data ends after 512 bytes, but the chunk data should end at byte 1024"``, or
-        ``None`` for a file that is whole, or whose format does not tell.
+        ``None`` if the file is complete or its format does not tell.
 
     Raises:
         SourceError: ``read`` cannot read the file.
@@ -306,7 +306,7 @@ def missing_end(read: Read, size: int) -> str | None:
 
 
 def missing_packets(streams: Iterable[Any], size: int) -> str | None:
-    """Say the same of an MP4 whose boxes are whole, by the packets that it lists."""
+    """Describe what is missing from an MP4 whose boxes are complete, from FFmpeg's index of its packets."""
     last = [stream.index_entries[-1] for stream in streams if stream.index_entries]
     end = max((entry.pos + entry.size for entry in last), default=0)
     return short_of(size, end, "the last packet")
@@ -315,7 +315,7 @@ def missing_packets(streams: Iterable[Any], size: int) -> str | None:
 def _chunk(
     form: Callable[[Read, int], Iterable[Part]], wanted: bytes, unknown: int = _UNKNOWN_SIZE
 ) -> _Check:
-    """Check the chunk that holds the samples."""
+    """Make a check that the chunk with the samples is complete."""
 
     def check(read: Read, size: int) -> str | None:
         end = size
@@ -329,11 +329,11 @@ def _chunk(
 
 
 def _avi(read: Read, size: int) -> str | None:
-    """Long files are several RIFF forms, each with one list ``movi``; an index may follow it."""
-    steps = iter(range(_MAX_STEPS))  # one budget for all forms together
+    """Check an AVI: one or more RIFF forms, each with one list ``movi``, which an index may follow."""
+    steps = iter(range(_MAX_STEPS))  # one limit for all forms together
     for form, position, end in RIFF._replace(start=0).read(read, size - 11):
         if form != b"RIFF":
-            return None  # padding, an index, or whatever a writer put behind the last form
+            return None  # padding, an index or other data after the last form
         if not 0 < end - position < _UNKNOWN_SIZE:
             return None
         start = position + 4
@@ -353,13 +353,13 @@ def _mp4(read: Read, size: int) -> str | None:
     found, end = False, 0
     for kind, _, end in islice(read_boxes(read, 0, size), _MAX_STEPS):
         if not kind.isascii():
-            return None  # What follows is no box.
+            return None  # not a box
         found |= kind == b"mdat"
-        # Some writers count the header of this box twice. Whether packets are missing, their list says.
+        # Some writers count the header of mdat twice. missing_packets() checks the packets themselves.
         slack = 8 if kind == b"mdat" else 0
         if kind in (b"moov", b"mdat", b"moof") and end > size + slack:
             return short_of(size, end, f"the box {kind.decode()}")
-    is_cut = end + 8 > size  # else no box follows
+    is_cut = end + 8 > size  # otherwise the walk stopped at something that is not a box
     return missing_after(size, "before the box mdat") if is_cut and not found else None
 
 
@@ -382,15 +382,15 @@ def _matroska(read: Read, size: int) -> str | None:
     position, length = _ebml_size(head, 4)
     position += length or 0
     if head[position : position + 4] != b"\x18\x53\x80\x67":
-        return None  # The segment, which holds everything else, does not follow the header.
+        return None  # the segment, which holds everything else, does not follow the header
     start, length = _ebml_size(head, position + 4)
     return None if length is None else short_of(size, start + length, "the segment")
 
 
 def _ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
-    """Where the payload of an element begins, and its size; None: it is not known, as in live streams."""
+    """Return the start of an element's payload, and its size; ``None``: unknown, as in live streams."""
     (first,) = struct.unpack_from("B", data, position)
-    # The zeros in front of the first 1 say how many bytes follow; all ones behind it mean
+    # The number of zero bits before the first 1 is the number of bytes that follow; all ones after it mean
     # "unknown".
     width = 9 - first.bit_length()
     (value,) = struct.unpack_from(f"{width}s", data, position)
@@ -403,10 +403,10 @@ _OGG_PAGE = 27 + 255 + 255 * 255
 
 
 def _ogg(read: Read, size: int) -> str | None:
-    """Only a page that the cut goes through can be noticed: recordings of live streams have no last page."""
+    """Check that the last page is complete. Missing pages go unnoticed: live recordings have no last page."""
     start = max(0, size - _OGG_PAGE)
     tail = bytes(read(start, _OGG_PAGE))
-    # The version, 0, belongs to the signature: four letters alone may stand in coded data.
+    # With the version byte 0, because the four letters may occur in coded data.
     position = tail.rfind(b"OggS\0")
     if position < 0:
         return None
@@ -416,7 +416,7 @@ def _ogg(read: Read, size: int) -> str | None:
 
 
 _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
-    # The size of the whole form is wrong in many files whose data are all there, so it is not looked at.
+    # The size of the RIFF form is not checked: it is wrong in many complete files.
     (8, b"WAVE", _chunk(RIFF.read, b"data")),
     (8, b"AVI ", _avi),
     (0, b"FORM", _chunk(IFF.read, b"SSND")),
