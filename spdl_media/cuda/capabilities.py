@@ -1,4 +1,4 @@
-"""What can be used of a GPU here, and why the rest cannot: each part is looked for by itself."""
+"""Detects which GPU features can be used here, and why others cannot. Each part is checked by itself."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Whether one thing can be used.
+    """Whether a feature can be used.
 
     Attributes:
-        available: Whether it can.
-        reason: Why it cannot, and what helps; empty if it can.
-        missing: Names of the parts that are missing for it.
+        available: Whether the feature can be used.
+        reason: Why it cannot be used, and a remedy; empty if it can.
+        missing: Names of the parts that it needs and that are missing.
     """
 
     available: bool
@@ -41,19 +41,19 @@ class Capability:
 
 @dataclass(frozen=True, slots=True)
 class CUDACapabilities:
-    """What can be used of a CUDA device. ``print`` shows it line by line, and each reason once.
+    """The usable features of a CUDA device. ``print`` shows one line per feature, and each reason once.
 
     Attributes:
-        pinned_memory: Page-locked host memory: ``cpu_storage``, ``StoragePool``.
+        pinned_memory: Pinned host memory: ``cpu_storage``, ``StoragePool``.
         transfer: Copies: ``transfer_buffer``, ``transfer_tensor``.
-        kernels: Colour: ``nv12_to_rgb``, ``nv12_to_bgr``.
+        kernels: Colour conversion: ``nv12_to_rgb``, ``nv12_to_bgr``.
         dali: DALI's operators.
-        nvjpeg: Pictures: ``decode_image_nvjpeg``, ``load_image_batch_nvjpeg``.
+        nvjpeg: Images: ``decode_image_nvjpeg``, ``load_image_batch_nvjpeg``.
         nvdec: Videos: ``decode_packets_nvdec``, ``streaming_load_video_nvdec``, ``load_video(cuda=)``.
-        parts: What they need, by name, each looked for without the others: ``"driver"`` (NVIDIA's, with a
+        parts: The parts that features need, by name, each checked by itself: ``"driver"`` (NVIDIA's, with a
             device), ``"torch"`` (built with CUDA), ``"cupy"``, ``"nvcuvid"`` (the driver's library for
-            NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (looks at the images that DALI
-            decodes).
+            NVDEC), ``"dali"`` (with its dynamic API), and ``"nvimgcodec"`` (reads the headers of images for
+            DALI).
     """
 
     pinned_memory: Capability
@@ -69,27 +69,27 @@ class CUDACapabilities:
         for name in _NEEDS:
             one: Capability = getattr(self, name)
             missing = ", ".join(one.missing)
-            # Reasons stand with the parts below, so that each is said once.
+            # Reasons are shown with the parts below, so that each appears once.
             lines.append(f"{name}: no: {missing} missing" if missing else f"{name}: {one}")
         parts = (f"  {name}: {part}" for name, part in self.parts.items())
         return "\n".join([*lines, "parts:", *parts])
 
 
 def cuda_capabilities(device_index: SupportsIndex = 0) -> CUDACapabilities:
-    """Find out what can be used of a CUDA device. A part that is missing takes no other with it.
+    """Detect which features of a CUDA device can be used. A missing part does not hide other parts.
 
-    Libraries are opened and devices asked for, and nothing is decoded or copied: NVDEC's list of codecs, for
-    one, depends on the card.
+    Libraries are opened and devices are queried, but nothing is decoded or copied. So a decoder may still
+    reject a codec, because NVDEC's codecs depend on the GPU.
 
     Args:
         device_index: Number of the device.
 
     Returns:
-        What is there, and of what is not, every reason at once.
+        The features, with all reasons of those that cannot be used.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative. A number that no device has is a reason, not an error.
+        TypeError: ``device_index`` is not an integer.
+        ValueError: ``device_index`` is negative. A number without a device is a reason, not an error.
 
     Thread safety: safe.
     """
@@ -100,14 +100,14 @@ def cuda_capabilities(device_index: SupportsIndex = 0) -> CUDACapabilities:
 
 
 def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capability:
-    """Whether all is there that it needs, and then whether the device opens."""
+    """Check whether all parts of a feature exist, then whether the device can be opened."""
     # One part of each group is enough: PyTorch or CuPy.
     missing = [one for one in _NEEDS[name] if not any(parts[part] for part in one)]
     if missing:
         reasons = [" and ".join(parts[part].reason for part in one) for one in missing]
         names = tuple(" or ".join(one) for one in missing)
         return Capability(available=False, reason="; ".join(reasons), missing=names)
-    # All parts are there, and the device may still be none of those that there are.
+    # All parts exist, but there may be no device with this number.
     if name in ("dali", "nvjpeg"):
         return _tried(lambda: check_device(index))
     return _tried(lambda: open_device(as_cuda_config(index), "transfer"))
@@ -116,13 +116,13 @@ def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capab
 def _tried(find: Callable[[], object]) -> Capability:
     try:
         find()
-    except Exception as error:  # noqa: BLE001  # whatever a library raises is the reason that it cannot be used
+    except Exception as error:  # noqa: BLE001  # whatever a library raises is the reason
         return Capability(available=False, reason=str(error) or type(error).__name__)
     return Capability(available=True)
 
 
 def _library(name: str) -> Any:
-    """A library of NVIDIA's driver, or what to do where it is missing."""
+    """Load a library of NVIDIA's driver, or raise an error with the remedy."""
     try:
         return ctypes.CDLL(name)
     except OSError as error:
@@ -138,13 +138,13 @@ def _driver() -> None:
             f"NVIDIA's driver is there and finds no device (error {status}). nvidia-smi shows whether it "
             "sees one, and CUDA_VISIBLE_DEVICES whether this process may"
         )
-    # This has started the driver, which a child that is forked now does not get.
+    # The driver is initialised now, and does not work in a process that is forked later.
     HISTORY.used = True
 
 
 def _torch() -> None:
     torch: Any = _package("torch")
-    # Not is_available: whether there is a device is a question for the driver.
+    # Not torch.cuda.is_available(): the driver is checked as a part of its own.
     if not torch.backends.cuda.is_built():
         raise RuntimeError(
             f"torch {torch.__version__} {WITHOUT_CUDA}. Install one that has it, as "
@@ -153,8 +153,8 @@ def _torch() -> None:
 
 
 def _package(name: str) -> Any:
-    """An optional package, or in few words that it is missing, and its ``pip`` line."""
-    # In few words, where the error of require has a sentence about its purpose.
+    """Import an optional package, or raise a short error with its ``pip`` command."""
+    # Shorter than the error of require(), which also states the purpose.
     if not is_available(name):
         raise RuntimeError(f"{name} is not installed: {INSTALL[name][1]}")
     return require(name, f"using {name}")
@@ -173,7 +173,7 @@ _PARTS: dict[str, Callable[[], object]] = {
     "dali": _dali,
     "nvimgcodec": lambda: _package("nvimgcodec"),
 }
-"""How each part is looked for."""
+"""The functions that check the parts."""
 
 _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     **dict.fromkeys(("pinned_memory", "transfer", "kernels"), (("driver",), ("torch", "cupy"))),
@@ -181,4 +181,4 @@ _NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "nvjpeg": (("driver",), ("dali",), ("nvimgcodec",)),
     "nvdec": (("driver",), ("nvcuvid",), ("torch", "cupy")),
 }
-"""What each capability needs: one part of every group."""
+"""The parts that each feature needs: one of every group."""

@@ -1,4 +1,4 @@
-"""YUV to RGB on a CUDA device: one kernel reads the planes, scales, converts and writes the layout and type.
+"""YUV to RGB on a CUDA device: one kernel reads planes, scales, converts, and writes any layout and dtype.
 
 planes -> views of Y, U, V -> make_plan (tables, matrix) -> a launch of the kernel (yuv_to_rgb.cu)
 """
@@ -27,12 +27,12 @@ __all__ = ("nv12_to_bgr", "nv12_to_rgb")
 Planes: TypeAlias = tuple[Any, Any, Any]
 """Y, U, V of several frames, each ``(frames, rows, samples)``."""
 
-# The structs of the kernel, as its compiler lays them out.
+# The structs of the kernel, in the memory layout of its compiler.
 _AXIS = np.dtype([("first", "u8"), ("weights", "u8"), ("taps", "i4"), ("size", "i4")], align=True)
 _PLANE = np.dtype([("data", "u8"), ("row_step", "i8"), ("sample_step", "i8")], align=True)
 _FRAME = np.dtype([("planes", _PLANE, 3), ("out", "u8")], align=True)
 _AXES = ("luma_x", "luma_y", "chroma_x", "chroma_y")
-# With so many the struct stays below the 4 KB that a launch passes by value.
+# Maximum number of frames with which the struct stays below the 4 KB that a launch passes by value.
 MOST_FRAMES = 16
 CONVERSION = np.dtype(
     [
@@ -48,9 +48,9 @@ CONVERSION = np.dtype(
     align=True,
 )
 
-# The 32 threads of a warp write neighbours in a row.
+# The 32 threads of a warp write adjacent pixels of a row.
 _BLOCK = (32, 8, 1)
-# Samples that one thread sums up for a pixel, at most: some hundredths of a second.
+# Maximum number of samples that a thread sums up for one pixel, which takes some hundredths of a second.
 _MOST_WORK = 1 << 20
 
 
@@ -61,29 +61,30 @@ def nv12_to_rgb(
     coeff: int | None = None,
     sync: bool = False,
 ) -> CUDABuffer:
-    """Convert NV12 frames on a device to RGB, as SPDL's function of this name does.
+    """Convert NV12 frames on a device to RGB, like SPDL's function of this name.
 
-    The result is within one level of 255 of FFmpeg's accurate scaler. Primaries and gamma are left alone.
+    The result differs by at most one level of 255 from FFmpeg's accurate scaler. Primaries and transfer
+    function are not converted.
 
     Args:
-        buffers: ``(rows, W)`` or ``(frames, rows, W)`` (a 1 before the rows does no harm) with
-            ``rows = H + H / 2``, or a sequence of such, all of one size. uint8, in limited range unless they
-            say otherwise (``buffer.color_range``).
-        cuda_config: Device and stream: a ``CUDAConfig`` or the number of the device. ``None``: where the
-            buffers lie. Without a stream: one of the calling thread's own.
-        coeff: The matrix as a number of H.273: 1 BT.709, 4 FCC, 5 and 6 BT.601, 7 SMPTE 240M, 8 YCgCo,
-            9 and 10 BT.2020 (10 means another equation, for which SPDL takes the same matrix, too).
-            ``None``: what the buffers say (``buffer.colorspace``), else BT.709, SPDL's default.
-        sync: Wait until the result is ready.
+        buffers: uint8 buffer ``(rows, W)`` or ``(frames, rows, W)`` with ``rows = H + ceil(H / 2)``, or a
+            sequence of such buffers, all of one size. Further axes of size 1 before the rows are allowed. The
+            range is ``buffer.color_range``, or limited if that is ``None``.
+        cuda_config: Device and stream: a ``CUDAConfig`` or the number of the device. ``None`` means the
+            device of the buffers. Without a stream, the calling thread's own stream is used.
+        coeff: The matrix as a number of H.273: 1 BT.709, 4 FCC, 5 and 6 BT.601, 7 SMPTE 240M, 8 YCgCo, 9 and
+            10 BT.2020 (10 means constant luminance, for which SPDL also uses the matrix of 9). ``None`` means
+            ``buffer.colorspace`` or, if that is ``None``, BT.709, SPDL's default.
+        sync: Whether to wait until the result is ready.
 
     Returns:
-        uint8 buffer ``(frames, 3, H, W)``, ready when its stream gets there.
+        uint8 buffer ``(frames, 3, H, W)``. It is ready when its stream has done its work.
 
     Raises:
-        ValueError: No frames; frames of several sizes, or arrays that no NV12 fills; an unknown ``coeff``;
-            buffers that say different things of their colours, or lie on several devices.
-        TypeError: Values that are not uint8, or something that is no :class:`CUDABuffer`.
-        TransferError: The driver refuses the work; CUDA cannot be used in this process.
+        ValueError: There are no frames; frames differ in size; an array has no shape of NV12; ``coeff`` is
+            unknown; or buffers have different colours or lie on several devices.
+        TypeError: Values are not uint8, or an argument is not a :class:`CUDABuffer`.
+        TransferError: The driver rejects the work, or CUDA cannot be used in this process.
 
     Thread safety: safe.
 
@@ -100,10 +101,10 @@ def nv12_to_bgr(
     coeff: int | None = None,
     sync: bool = False,
 ) -> CUDABuffer:
-    """Convert NV12 frames to RGB with blue first. All else is as in :func:`nv12_to_rgb`.
+    """Convert NV12 frames on a device to BGR. Everything else is as in :func:`nv12_to_rgb`.
 
     Returns:
-        uint8 buffer ``(frames, 3, H, W)``, ready when its stream gets there.
+        uint8 buffer ``(frames, 3, H, W)``. It is ready when its stream has done its work.
 
     Raises:
         ValueError: As in :func:`nv12_to_rgb`.
@@ -120,7 +121,7 @@ def _convert_nv12(
         allowed = ", ".join(f"{number} ({name})" for number, name in COEFFICIENTS.items())
         raise ValueError(f"coeff must be one of {allowed}, not {coeff!r}")
     device, arrays, (matrix, color_range) = _placed(buffers, cuda_config)
-    # SPDL's default, BT.709; FFmpeg's, which decoding takes, is BT.601.
+    # The default here is SPDL's, BT.709; decoding uses FFmpeg's, BT.601.
     matrix = (matrix or "bt709") if coeff is None else COEFFICIENTS[coeff]
     batches = [_planes_of(array) for array in arrays]
     size, *others = sorted({planes[0].shape[:0:-1] for planes in batches})
@@ -131,7 +132,7 @@ def _convert_nv12(
     plan = make_plan("nv12", size, size, matrix, color_range, bgr=bgr)
     count = sum(len(planes[0]) for planes in batches)
     block = device.empty((count, 3, plan.height, plan.width), plan.dtype)
-    # The kernel writes in any strides, so a view with the channels last will do.
+    # The kernel writes any strides, so a view with the channels last is enough.
     pixels = in_place(block.array).transpose(0, 2, 3, 1)
     convert_on_device(device, batches, plan, pixels)
     result = buffer_on_stream(block, device)
@@ -143,12 +144,12 @@ def _convert_nv12(
 def _placed(
     planes: Any, cuda_config: Any
 ) -> tuple[Device, list[Array], tuple[str | None, str | None]]:
-    """The device that buffers lie on, views as :func:`in_place` has them, and the colours that they state.
+    """Return the device of buffers, device views of them (see :func:`in_place`), and their matrix and range.
 
     Raises:
-        TransferError: CUDA cannot be used in this process, or the stream is of another device.
-        TypeError: They are no buffers on a device.
-        ValueError: There are none, or they lie elsewhere, or state different matrices or ranges.
+        TransferError: CUDA cannot be used in this process, or the stream belongs to another device.
+        TypeError: An argument is not a :class:`CUDABuffer`.
+        ValueError: There are no buffers, they lie on another or several devices, or their colours differ.
     """
     buffers = list(planes) if isinstance(planes, list | tuple) else [planes]
     if not buffers:
@@ -175,25 +176,25 @@ def _placed(
             f"the buffers lie on CUDA device {index}, and device {config.device_index} is to work on them. "
             "Copy them there first, or name their own device"
         )
-    # Which also keeps their memory for the work on this stream, whoever drops them meanwhile.
+    # This also keeps their memory alive until the work on this stream is done.
     for one in buffers:
         one.wait_on(device.stream)
     return device, [in_place(one.array) for one in buffers], found.pop() if found else (None, None)
 
 
 def _planes_of(array: Array) -> Planes:
-    """Y, U and V of NV12, as views.
+    """Return Y, U and V of NV12 frames as views.
 
     Raises:
-        ValueError: No such picture fills the array.
-        TypeError: Its values are not of 8 bits.
+        ValueError: The shape of the array is not that of NV12.
+        TypeError: The dtype is not uint8.
     """
     if array.dtype != np.uint8:
         raise TypeError(
             f"planes of nv12 must be uint8, not {array.dtype}. load_video(cuda=) makes RGB of deep video"
         )
     rows, width = array.shape[-2:] if array.ndim > 1 else (0, 0)
-    # Of an odd height, chroma has half a row more than half.
+    # For an odd height, the number of chroma rows is rounded up.
     height = 2 * rows // 3
     if not rows * array.size or width % 2 or height + -(-height // 2) != rows:
         raise ValueError(
@@ -207,22 +208,22 @@ def _planes_of(array: Array) -> Planes:
 
 @lru_cache(maxsize=1)
 def _kernel_code() -> bytes:
-    """The kernel as PTX, which NVIDIA's driver compiles."""
+    """Return the kernels as PTX, which NVIDIA's driver compiles."""
     return Path(__file__).with_name("yuv_to_rgb.ptx").read_bytes()
 
 
 def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out: Any) -> None:
-    """Launch the conversion of all frames on the device's stream, and don't wait for it.
+    """Launch the conversion of all frames on the device's stream, without waiting for it.
 
     Args:
-        device: Where the planes and the result lie.
-        batches: The planes of frames that are all of one size and type.
-        plan: What to do.
-        out: Filled with the result, ``(frames, height, width, 3)`` in any strides; by the plan of one plane
+        device: The device of the planes and of the result.
+        batches: The planes of frames, all of one size and dtype.
+        plan: The conversion.
+        out: Written with the result, ``(frames, height, width, 3)`` with any strides; for a plan of one plane
             ``(frames, height, width, 1)``.
 
     Raises:
-        TransferError: A pixel of the result stands for too many samples, or the driver refuses the launch.
+        TransferError: A pixel of the result depends on too many samples, or the driver rejects the launch.
     """
     work = max(len(one[0].weights) * len(one[1].weights) for one in (plan.luma, plan.chroma))
     if work > _MOST_WORK:
@@ -237,7 +238,7 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     conversion = np.zeros(1, CONVERSION)
     for name, axis in zip(_AXES, axes, strict=True):
         conversion[name] = axis
-    # The kernel counts in values, NumPy in bytes.
+    # Strides of the kernel are in values, those of NumPy in bytes.
     steps = (stride // out.dtype.itemsize for stride in out.strides[1:])
     for name, step in zip(("out_row", "out_pixel", "out_channel"), steps, strict=True):
         conversion[name] = step
@@ -247,17 +248,17 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     name = f"plane{bits}" if plan.dtype == "samples" else f"yuv{bits}_to_{plan.dtype}"
     kernel = _kernel_code(), name
     blocks = -(-plan.width // _BLOCK[0]), -(-plan.height // _BLOCK[1])
-    # As many frames as the struct holds, which may have 4 KB.
+    # Launch as many frames at a time as the struct can hold.
     for start in range(0, len(frames), MOST_FRAMES):
         part = frames[start : start + MOST_FRAMES]
         conversion["frames"][0, : len(part)] = part
         launch(device.index, device.stream, kernel, (*blocks, len(part)), _BLOCK, conversion)
-    # They were made on another stream, which must not give them away while this one reads.
+    # The tables were allocated on another stream, which must not reuse their memory while this one reads.
     tables.used_on(device.stream)
 
 
 def _frames(planes: Planes) -> Array:
-    """Where the planes of each frame lie."""
+    """Return addresses and strides of the planes of each frame, as structs of the kernel."""
     frames = np.zeros(len(planes[0]), _FRAME)
     for index, plane in enumerate(planes):
         place = frames["planes"][:, index]
@@ -266,21 +267,21 @@ def _frames(planes: Planes) -> Array:
     return frames
 
 
-# A plan is a key by its identity, and the caches that make plans keep it.
+# The cache compares plans by identity, which works because the caches of plans keep them.
 @lru_cache(maxsize=64)
 def _tables(torch: Any, index: int, plan: Plan) -> tuple[Block, Array]:
-    """The windows of a plan on a device, and where each axis has its own there."""
-    device = Device(torch, index)  # the thread's own stream, on which no work of others waits
+    """Copy the windows of a plan to a device; return them and the structs with their addresses."""
+    device = Device(torch, index)  # with the thread's own stream, so that no other work delays it
     taps = (*plan.luma, *plan.chroma)
     parts = [array for one in taps for array in (one.first, one.weights)]
     table = np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8)
     block = device.empty(table.shape, table.dtype)
     there = in_place(block.array)
     device.copy("HtoD", there, table)
-    device.record().synchronize()  # once for a plan, and nobody has to wait for it afterwards
+    device.record().synchronize()  # once per plan, so that later users need not wait
     starts = there.ctypes.data + np.cumsum([0, *(part.nbytes for part in parts)])
     axes = np.zeros(len(taps), _AXIS)
-    # Windows and weights take turns in the table.
+    # First samples and weights alternate in the table.
     axes["first"], axes["weights"] = starts[:-1:2], starts[1::2]
     axes["taps"], axes["size"] = np.transpose([one.weights.shape for one in taps])
     return block, axes

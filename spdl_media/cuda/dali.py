@@ -1,15 +1,13 @@
-"""NVIDIA's DALI: places to run its operators in, its arrays, and its video operator.
+"""Runs operators of NVIDIA's DALI, and makes buffers of its arrays.
 
-DALI's dynamic API may be called from several threads, but one evaluation context must not be active in
-two, and one operator must not run twice at once. So both are kept together in a slot, which is lent to
-one thread at a time. Its operators are objects that the slot holds: DALI's functions look for their
-constants in the source text of whoever calls them, and make an operator for each set of arguments, thread
-and size of batch.
+DALI's dynamic API may be called from several threads, but an evaluation context must not be active in two
+threads, and an operator must not run twice at once. So a slot holds both, and is lent to one thread at a
+time. Slots hold operator objects instead of calling DALI's functions: those search the source code of their
+caller for constants, and make an operator for each set of arguments, thread and batch size.
 
-    with slot_pool(0).borrow() as slot:
-        images = slot.run("decoders.Image", encoded, {"affine": False})
+    with slot_pool(0).borrow() as slot: images = slot.run("decoders.Image", encoded, {"affine": False})
 
-Everything runs in the same way on the CPU, whose number is ``None``, but for the name of the device.
+The CPU works in the same way; its index is ``None``.
 """
 
 from __future__ import annotations
@@ -36,42 +34,42 @@ from spdl_media.transfer import buffer_on_stream
 
 Settings: TypeAlias = Mapping[str, Any]
 DaliBatch: TypeAlias = Any
-"""Of DALI's own class: pictures of their own sizes, on a device."""
+"""DALI's class of batches: images of different sizes, on a device."""
 
 _PURPOSE = "decoding with DALI"
 _MIN_BATCH_SIZE = 16
 
-# A slot's threads work on the images of one batch. While one slot decodes, another scales; each holds
-# buffers of its own on the device, so there are few. A thread that finds none free waits.
+# The threads of a slot work on the images of one batch. While one slot decodes, another scales. Each slot has
+# its own buffers on the device, so there are few. A thread waits if no slot is free.
 THREADS_A_SLOT = min(4, os.cpu_count() or 1)
 MAX_SLOTS = 3
 
-# Kinds of operators that a slot keeps, each with buffers of its own.
+# Maximum number of operators that a slot keeps, each with its own buffers.
 _MAX_OPERATORS = 16
 
 DALI_ERRORS = (RuntimeError, MemoryError)
-"""What DALI raises; the types do not tell bad data from a device that is full."""
+"""Exceptions of DALI. Their types do not distinguish bad data from a full device."""
 
 
 def named(index: int | None) -> str:
-    """A device in words."""
+    """Return the name of a device for messages."""
     return "the CPU" if index is None else f"CUDA device {index}"
 
 
 def check_device(index: int | None) -> None:
-    """Refuse a device that DALI cannot use in this process.
+    """Check that DALI can use a device in this process.
 
     Raises:
         MissingDependencyError: DALI is not installed, or is too old.
         TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
-        ValueError: There are GPUs, but not this one.
+        ValueError: There is no GPU with this index.
     """
     if index is None:
         dynamic()
         return
     HISTORY.check(_PURPOSE)
     count = int(dali_module("backend").GetCUDADeviceCount())
-    # DALI has started the driver, which a child that is forked now does not get.
+    # DALI has initialised the driver, which does not work in a process that is forked from now on.
     HISTORY.used |= count > 0
     if count == 0:
         raise TransferError(
@@ -83,7 +81,7 @@ def check_device(index: int | None) -> None:
 
 
 def dali_module(name: str) -> ModuleType:
-    """A module of DALI.
+    """Import a module of DALI.
 
     Raises:
         MissingDependencyError: DALI is not installed.
@@ -92,7 +90,7 @@ def dali_module(name: str) -> ModuleType:
 
 
 def dynamic() -> ModuleType:
-    """DALI's dynamic API.
+    """Import DALI's dynamic API.
 
     Raises:
         MissingDependencyError: DALI is not installed, or is too old.
@@ -109,16 +107,16 @@ def dynamic() -> ModuleType:
 
 
 class Slot:
-    """An evaluation context, its threads and stream, and operators. Made and lent by :class:`SlotPool`.
+    """An evaluation context with its threads, stream and operators. Made and lent by :class:`SlotPool`.
 
-    Thread safety: one thread at a time, which :meth:`SlotPool.borrow` sees to.
+    Thread safety: one thread at a time, which :meth:`SlotPool.borrow` ensures.
     """
 
     def __init__(self, index: int | None, num_threads: int = THREADS_A_SLOT) -> None:
         self._dynamic: Any = dynamic()
         self._name = "cpu" if index is None else f"gpu:{index}"
         self._operators: OrderedDict[tuple[object, ...], tuple[int, Any]] = OrderedDict()
-        # A context without a stream takes the thread's own, which slots made in one thread would share.
+        # A context without a stream uses the thread's default stream, which slots of one thread would share.
         with self._dynamic.Device(self._name):
             stream = None if index is None else self._dynamic.stream(device_id=index)
             self._context = self._dynamic.EvalContext(
@@ -127,18 +125,18 @@ class Slot:
 
     @contextmanager
     def active(self) -> Iterator[Slot]:
-        """A block in which operators run. They are done, on the device too, at its end."""
+        """Return a context manager in which operators can run; on exit, they have finished on the device."""
         with self._dynamic.Device(self._name), self._context, self._dynamic.EvalMode.sync_cpu:
             try:
                 yield self
             finally:
-                # So the arrays may be read from any stream, and what they were made of may go.
+                # Then the arrays can be read on any stream, and their inputs can be freed.
                 if (stream := self._context.cuda_stream) is not None:
                     stream.synchronize()
 
     @property
     def stream(self) -> int | None:
-        """Address of the stream that results are made on; ``None`` on the CPU."""
+        """Address of the CUDA stream on which results are computed; ``None`` on the CPU."""
         return None if self._name == "cpu" else int(self._context.cuda_stream.handle)
 
     def run(
@@ -152,20 +150,20 @@ class Slot:
 
         Args:
             operator: Name of the operator's class in DALI, such as ``"decoders.Image"``.
-            data: What another operator gave, or an array for each image, not copied.
-            settings: What the operator is made with. One operator is kept for each.
-            arguments: By name, an array for each image.
+            data: Result of another operator, or one array per image, which is not copied.
+            settings: Arguments of the operator's constructor. Operators are cached by them.
+            arguments: Named arguments of the call, each with one array per image.
 
         Returns:
             The results, on the device.
 
         Raises:
             RuntimeError: DALI's errors of every kind.
-            MemoryError: There was not enough memory, on the device or beside it.
+            MemoryError: There is not enough memory on the device or the host.
         """
         batch = self._batch(data)
         each = {name: self._batch(values) for name, values in (arguments or {}).items()}
-        # An operator refuses other kinds of input than it had first, such as a video after images.
+        # An operator rejects inputs of another kind than its first ones, such as a video after images.
         kinds = [
             (name, values.ndim, str(values.dtype), values.layout)
             for name, values in (("", batch), *sorted(each.items()))
@@ -179,10 +177,10 @@ class Slot:
         return self._dynamic.as_batch(list(data), device="cpu")
 
     def _operator(self, key: tuple[Any, ...], batch_size: int, settings: Settings) -> Any:
-        """The operator of this name and kind, made anew when the batch outgrows it."""
+        """Return the cached operator for ``key``; a new one if the batch is too large for it."""
         largest, operator = self._operators.get(key, (0, None))
         if batch_size > largest:
-            # In powers of two, so that batches that grow slowly do not make one anew each time.
+            # Powers of two, so that slowly growing batches do not need a new operator each time.
             largest = max(_MIN_BATCH_SIZE, 1 << (batch_size - 1).bit_length())
             make = reduce(getattr, key[0].split("."), self._dynamic._ops)
             operator = make(max_batch_size=largest, device=self._name, **settings)
@@ -193,30 +191,30 @@ class Slot:
         return operator
 
     def as_array(self, batch: DaliBatch) -> Any:
-        """Images of one size as one array of DALI's, which owns its memory."""
+        """Convert a batch of images of one size to a DALI tensor, which owns its memory."""
         return self._dynamic.as_tensor(batch)
 
 
 class SlotPool:
-    """Slots that are made when they are needed, up to a limit, and lent.
+    """Slots that are made when needed, up to a limit, and lent to threads.
 
     Args:
-        make: Makes a slot.
-        limit: Number of slots; threads wait while all are lent.
+        make: Function that makes a slot.
+        limit: Maximum number of slots; threads wait while all are lent.
 
     Thread safety: safe.
     """
 
     def __init__(self, make: Callable[[], Slot], limit: int = MAX_SLOTS) -> None:
         self._make = make
-        # Places of slots that are yet to be made lie below those that were used, whose memory is warm.
+        # None stands for a slot that is not made yet. Last in, first out: used slots are preferred.
         self._idle: LifoQueue[Slot | None] = LifoQueue()
         for _ in range(limit):
             self._idle.put(None)
 
     @contextmanager
     def borrow(self) -> Iterator[Slot]:
-        """A slot for the block, in which its operators may be run.
+        """Return a context manager that lends an active slot.
 
         Raises:
             RuntimeError: DALI cannot make a slot.
@@ -227,7 +225,7 @@ class SlotPool:
             with slot.active():
                 yield slot
         finally:
-            # If none could be made, this is None, so that its place is not lost.
+            # If the slot could not be made, put None back, so that another thread can try again.
             self._idle.put(slot)
 
 
@@ -236,8 +234,8 @@ _ABANDONED: list[object] = []
 
 
 def _after_fork() -> None:
-    """Start anew: threads do not survive a fork. Taking the slots down would wait for them."""
-    # Kept for ever, since to destroy a slot waits for its threads.
+    """Drop all slots in a forked process, where their threads do not exist."""
+    # Keep them referenced forever, because destroying a slot waits for its threads.
     _ABANDONED.append(dict(_POOLS))
     _POOLS.clear()
 
@@ -247,34 +245,34 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def slot_pool(index: int | None) -> SlotPool:
-    """The pool of a device, one for the whole process.
+    """Return the slot pool of a device, one per process.
 
     Raises:
         MissingDependencyError: DALI is not installed, or is too old.
         TransferError: There is no GPU at all, or this process was forked after CUDA had been used.
-        ValueError: There are GPUs, but not this one.
+        ValueError: There is no GPU with this index.
 
     Thread safety: safe.
     """
     check_device(index)
-    # Two threads may come here at once, and both get the first pool.
+    # If two threads make a pool at once, both get the first one.
     return _POOLS.setdefault(index, SlotPool(lambda: Slot(index)))
 
 
 def ready_buffer(tensor: Any, stream: int | None = None, **metadata: Any) -> CPUBuffer | CUDABuffer:
-    """The buffer over an array of DALI or of a stand-in in host memory.
+    """Return a buffer that shares the memory of a DALI tensor, or of an array in host memory.
 
     Args:
         tensor: The array.
-        stream: The stream that it was made on; ``None``: in host memory.
-        metadata: Of the buffer.
+        stream: The CUDA stream on which it was computed; ``None`` for host memory.
+        metadata: Metadata of the buffer.
     """
     if stream is None or not hasattr(tensor, "__cuda_array_interface__"):
         return CPUBuffer(np.asarray(tensor), **metadata)
     interface, (_, index) = tensor.__cuda_array_interface__, tensor.__dlpack_device__()
     shape, dtype, address = (interface[name] for name in ("shape", "typestr", "data"))
-    # DALI gives memory to whoever asks next in the order of the stream that it was made on, and knows of no
-    # other, not even of those that its own DLPack hands it to.
+    # DALI reuses freed memory in the order of the stream on which it was allocated, and does not know of
+    # other streams that read it, not even by its own DLPack. So the guard waits for them before it frees.
     kept = [tensor]
     guard = Guard(int(index), stream, address[0], shape, np.dtype(dtype), kept.clear)
     block = Block(guard, guard.used_on)

@@ -1,15 +1,15 @@
-"""What DALI decodes: batches of whole images, and, for those who ask for it, frames of videos.
+"""Decoding with DALI: batches of whole images, and frames of videos if the caller asks for DALI.
 
-Images come out as on the CPU: the same boxes and placement, upright, cubic scaling with antialiasing. On 64
-photographs scaled to 224x224 with DALI's CPU operators, the mean difference from
-:func:`~spdl_media.load_image_batch` is 0.35 to 0.51 levels of 255, as the scale mode is, and 1.95 for the
-worst of them. Most of it is 4:2:0 chroma, which FFmpeg scales from its own size; small 4:2:0 images that
-are enlarged differ more (63x47 to 224x224: 5.2). One thing DALI does not tell: wrong data inside a JPEG that
-goes on to its end, of which FFmpeg notices most.
+Images agree with those of the CPU path: the same crops and placement, upright, cubic scaling with
+antialiasing. On 64 photographs scaled to 224x224 with DALI's CPU operators, the mean difference from
+:func:`~spdl_media.load_image_batch` is 0.35 to 0.51 levels of 255, depending on the scale mode, and 1.95 for
+the worst photograph. Most of it comes from 4:2:0 chroma, which FFmpeg scales from its own size. Small 4:2:0
+images that are enlarged differ more (63x47 to 224x224: 5.2). DALI does not report wrong data inside a
+complete JPEG, of which FFmpeg detects most.
 
-The video operator takes whole files, knows frames by their number among the packets, converts by BT.601
-without asking the stream, and reports no damage. Packets go in as a file made in memory; what it would get
-wrong is refused.
+The video operator reads whole files, identifies frames by their number among the packets, always converts by
+BT.601, and reports no damage. So packets are written to a file in memory, and videos that it would decode
+wrongly are rejected.
 """
 
 from __future__ import annotations
@@ -64,35 +64,34 @@ from spdl_media.timing import ticks_to_seconds
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
-"""Pixel formats and scaling algorithms, and what DALI calls them."""
+"""DALI's names of pixel formats and scaling algorithms."""
 
-# Decoders of FFmpeg whose images DALI gives too, within 1 level of 255 on average at their own size, in
-# every variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, come out 7 to 99 levels off.
+# FFmpeg decoders with which DALI agrees within 1 level of 255 on average, at the original size, in every
+# variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, differ by 7 to 99 levels.
 _DALI_DECODERS = frozenset({"bmp", "jpeg2000", "mjpeg", "png", "webp"})
 
-# Where FFmpeg refuses an image as too large (av_image_check_size), DALI may try to find memory for it.
+# Limits of FFmpeg's av_image_check_size. DALI has none, and would try to allocate memory for any size.
 _FFMPEG_LIMIT, _FFMPEG_MARGIN = (2**31 - 1) // 8, 128
 
-# Memory that each decoder and thread has beyond its largest image. DALI's own 16 MiB is for the largest
-# of photographs.
+# Bytes that each decoder and thread preallocates. DALI's default of 16 MiB is for very large photographs.
 _PADDING = 1 << 20
 
 
 class NotForDaliError(Exception):
-    """A batch holds what DALI does not decode. The message says what."""
+    """DALI cannot decode an image of the batch. The message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """An image as DALI gets it.
+    """The file of an image, and its crop and placement.
 
     Attributes:
         data: The bytes of the file.
-        source: What it was read from, for messages.
-        size: Of the decoded image, upright.
-        box: What is cut out of it, or all of it.
-        mirror: Whether left and right are exchanged.
-        placement: How what was cut out is scaled and placed.
+        source: Name of the source, for messages.
+        size: Size of the decoded image, upright.
+        box: The crop, which may be the whole image.
+        mirror: Whether to mirror the image horizontally.
+        placement: Size and position of the crop on the canvas.
     """
 
     data: npt.NDArray[np.uint8] = field(repr=False)
@@ -109,10 +108,10 @@ def _read_all(
     """Read all inputs.
 
     Raises:
-        MediaError: One fails, and is to be raised. The message names it and its position.
-        NotForDaliError: DALI does not decode one, or one fails, and is not to be raised.
+        MediaError: An input fails, and ``on_error`` is ``"raise"``. The message has its name and position.
+        NotForDaliError: DALI does not decode an input, or an input fails and ``on_error`` is not ``"raise"``.
     """
-    # Its error is raised as it is, without a position in a batch.
+    # The error of a single image has no position in a batch.
     if request.is_single:
         return [_read(inputs, 0, request)]
     files: dict[int, _File] = {}
@@ -120,7 +119,7 @@ def _read_all(
     decode_each(
         inputs,
         lambda _, position: _read(inputs, position, request),
-        # In the order of the inputs: they are read one after the other.
+        # This keeps the order of the inputs, because they are read one after the other.
         files.__setitem__,
         failures,
         on_error=request.on_error,
@@ -139,7 +138,7 @@ def _read_all(
 
 
 def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
-    """Read an input, which the packets or the error replace: some sources can be read once."""
+    """Read an input, and replace it by its packets or error, because some sources can be read only once."""
     try:
         packets = demux_image(
             inputs[position], demux_config=request.demux_config, name=request.name
@@ -156,7 +155,7 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         size is None
         or facts.incomplete is not None
         or (facts.orientation != 1 and not _is_turned_by_dali(decoder, content))
-        or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a film or an animation
+        or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a video or an animation
     ):
         raise NotForDaliError(
             f"{facts.source}: DALI does not decode this {decoder} file as FFmpeg does"
@@ -171,10 +170,10 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
 
 
 def _size(data: npt.NDArray[np.uint8]) -> Size | None:
-    """Width and height in the file's header, as DALI reads it; ``None`` where it cannot.
+    """Return width and height in the header as DALI reads it; ``None`` if it cannot, or for FFmpeg's limit.
 
-    Not left to the decoder: one file whose header it cannot read, in a batch of 32, crashes the process
-    (DALI 2.4, nvImageCodec 0.9: 9 of 9 runs). Reading a header takes 2 microseconds.
+    The header is checked before decoding, because one file with an unreadable header in a batch of 32 crashes
+    the process (DALI 2.4, nvImageCodec 0.9: 9 of 9 runs). Reading a header takes 2 microseconds.
     """
     headers: Any = require("nvimgcodec", "decoding pictures with DALI")
     try:
@@ -187,7 +186,7 @@ def _size(data: npt.NDArray[np.uint8]) -> Size | None:
 
 
 def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
-    """Whether DALI reads as we do how an image stands: from the Exif of a JPEG alone, and not from XMP."""
+    """Whether DALI finds the same orientation as this library: only in the Exif of a JPEG, not in XMP."""
     return decoder == "mjpeg" and b"tiff:Orientation" not in bytes(content[:HEAD_SIZE])
 
 
@@ -198,21 +197,21 @@ def load_images(
     stopped: Callable[[], bool] | None,
     hw_decoder_load: float | None,
 ) -> Buffer:
-    """Load images through DALI's operators.
+    """Load images by DALI's operators.
 
     Args:
-        inputs: The images; packets and errors replace those that were read.
-        request: How to load them.
-        index: Number of the device; ``None``: the CPU.
-        stopped: Asked before each image is read.
-        hw_decoder_load: Share of the GPU's JPEG engine; ``None``: DALI's own.
+        inputs: The images. Packets or errors replace those that were read.
+        request: Options of the load.
+        index: Number of the device; ``None`` means the CPU.
+        stopped: Checked before each image is read; ``True`` cancels the load.
+        hw_decoder_load: Share of the images for the GPU's JPEG engine; ``None`` means DALI's default.
 
     Raises:
         MediaError: As for :func:`~spdl_media.load_image_batch`.
         MissingDependencyError: DALI is not installed, or is too old.
         TransferError: The batch does not fit into the memory of the device; there is no GPU; or this process
             was forked after CUDA had been used.
-        NotForDaliError: The CPU is to decode the batch.
+        NotForDaliError: DALI cannot decode the batch, so the CPU has to.
     """
     pool, files = slot_pool(index), _read_all(inputs, request, stopped)
     with pool.borrow() as slot:
@@ -245,9 +244,9 @@ def _made(
     decoder: Settings = {
         "output_type": getattr(types, COLORS[ops.pix_fmt or ""]),
         "adjust_orientation": request.decode_config.orient,
-        # Threads belong to whoever runs many slots, not to a core.
+        # Do not pin threads to cores, because there are several slots.
         "affine": False,
-        # As the CPU decoder does, or edges between colours would differ.
+        # As the CPU decoder does; otherwise edges between colours would differ.
         "jpeg_fancy_upsampling": True,
         "device_memory_padding": _PADDING,
         "host_memory_padding": _PADDING,
@@ -274,17 +273,17 @@ def _made(
     }
     if values is not None and is_float:
         finish["dtype"] = getattr(types, values.dtype.upper().replace("32", ""))
-        # In levels of 255.
+        # From 0..1 to levels from 0 to 255.
         for name, numbers in (("mean", values.mean), ("std", values.std)):
             arguments[name] = [np.float32(255) * np.array(numbers, np.float32)] * len(files)
     return slot.run("CropMirrorNormalize", pictures, finish, arguments)
 
 
 def _shown(file: _File) -> Box:
-    """The canvas in the scaled image; where it begins outside, there is a border."""
+    """Return the box of the canvas relative to the scaled image; parts outside of it become borders."""
     placement = file.placement
     (width, height), left = placement.canvas, placement.left
-    if file.mirror:  # which comes afterwards
+    if file.mirror:  # mirroring comes afterwards
         left = width - placement.scaled[0] - left
     return -left, -placement.top, width, height
 
@@ -298,30 +297,31 @@ def _window(slot: Slot, pictures: DaliBatch, boxes: Sequence[Box]) -> DaliBatch:
     return slot.run("Slice", pictures, settings, window)
 
 
-# Times that Matroska keeps exactly, in its milliseconds. The real ones may be negative, which DALI skips, or
-# closer together than that.
+# Made-up times for the Matroska file, in its unit of a millisecond. The real times may be negative, which
+# DALI skips, or less than a millisecond apart.
 _STEP, _TIME_BASE = 40, Fraction(1, 1000)
 
-# The operator takes each frame that is decoded for one that is shown. AV1 and VP9 show frames again without
-# decoding anything, and MPEG-4 in AVI packs two frames into a packet.
+# Codecs that the operator decodes correctly on a GPU, and on the CPU. It assumes that each packet decodes to
+# one shown frame. AV1 and VP9 can show a frame again without decoding one, and MPEG-4 in AVI packs two frames
+# into a packet.
 _CODECS, _CODECS_OF_CPU = ("h264", "hevc"), ("vp8", "vp9")
 
-# Without "none", DALI fills up with black what the file does not have.
+# pad_mode="none": otherwise DALI replaces missing frames by black ones.
 _DECODE = {"affine": False, "pad_mode": "none"}
 
 
 def load_video_by_dali(
     packets: VideoPackets, index: int | None, num_frames: int | None = None
 ) -> TimedFrames:
-    """Decode packets by DALI's operator, to RGB in their own size.
+    """Decode packets by DALI's operator to RGB, in the original size.
 
     Args:
-        packets: Of a window.
-        index: Number of the device; ``None``: the CPU.
-        num_frames: At most so many frames; ``None``: all.
+        packets: Packets of a window.
+        index: Number of the device; ``None`` means the CPU.
+        num_frames: Maximum number of frames; ``None`` means all.
 
     Raises:
-        DecodeError: It would not decode the video right, or cannot.
+        DecodeError: DALI cannot decode the video, or would decode it wrongly.
         ConvertError: No frame lies in the window.
         TransferError: The device has too little memory.
     """
@@ -348,7 +348,7 @@ def load_video_by_dali(
         try:
             frames = slot.run("decoders.Video", [encoded], _DECODE, {"frames": [wanted]})
         except DALI_ERRORS as error:
-            # DALI's types of errors do not tell a full device from damaged data.
+            # The type of DALI's error does not distinguish a full device from damaged data.
             kind = TransferError if is_out_of_memory(error) else DecodeError
             raise kind(
                 f"DALI cannot decode {len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} "
@@ -361,14 +361,14 @@ def load_video_by_dali(
 
 
 def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
-    """What the operator needs, and the video does not have."""
+    """Yield the requirements of the operator that the video does not meet."""
     codec, codecs = packets.codec, _CODECS_OF_CPU if index is None else _CODECS
     coded: Sequence[Any] = av_packets(packets)
     if codec.name not in codecs:
         yield f"{' or '.join(codecs)}, and this is {codec.name}"
     if codec.pix_fmt not in ("yuv420p", "nv12"):
         yield f"8-bit 4:2:0, and this is {codec.pix_fmt}"
-    # By FFmpeg's numbers: limited range and a matrix of BT.601, or none stated.
+    # FFmpeg's numbers of range and matrix: limited or unspecified, and BT.601 or unspecified.
     if codec.color[0] not in (0, 1) or codec.color[1] not in (2, 5, 6):
         yield f"limited range and BT.601, and this states {codec.color[:2]} (range and matrix in H.273)"
     if codec.width % 2 or codec.height % 2:
@@ -380,7 +380,7 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
         yield "progressive pictures, and this H.264 may have fields"
     if len({packet.pts for packet in coded} - {None}) != len(coded):
         yield "a time of its own for each packet"
-    # None is shown before a key frame that it follows.
+    # In closed GOPs, no frame is shown before the key frame that it follows.
     keys: Iterator[Any] = accumulate(coded, lambda key, one: one if one.is_keyframe else key)
     if any(
         not k.is_keyframe or (p.pts or 0) < (k.pts or 0) for k, p in zip(keys, coded, strict=True)
@@ -391,14 +391,14 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
 
 
 def remux(packets: VideoPackets) -> bytes:
-    """Write packets with distinct times into a Matroska file whose times are made up: their order counts."""
+    """Write packets with distinct times to a Matroska file with made-up times in the same order."""
     coded, sink = av_packets(packets), io.BytesIO()
     rank = {pts: number for number, pts in enumerate(sorted(one.pts or 0 for one in coded))}
     ranks = [rank[packet.pts or 0] for packet in coded]
-    # Nothing may be shown before it is decoded.
+    # Delay all times so that no frame is shown before it is decoded.
     delay = max(position - place for position, place in enumerate(ranks))
     with av.open(sink, "w", format="matroska") as container:
-        # PyAV copies packets to a stream that has another's parameters; the filter puts the codec's there.
+        # PyAV can only add a stream for packets from a template; the null filter then sets the codec.
         model = av.open(io.BytesIO(), "w", format="nut").add_stream("mpeg4")
         stream: Any = container.add_stream_from_template(model, opaque=True)
         BitStreamFilterContext("null", av.Codec(packets.codec.name, "r"), stream)

@@ -1,8 +1,8 @@
-"""FFmpeg's hardware decoder, through PyAV: packets in, frames that stay on the device out.
+"""NVDEC, the hardware decoder, through FFmpeg and PyAV: it decodes packets to frames on the device.
 
-To make a decoder of NVDEC's takes longer than to decode a short clip, so decoders are kept: flushed, one
-serves further clips of its codec and size. H.264 and HEVC reach it with start codes and their headers among
-the packets (Annex B), since a decoder that is open reads no others.
+Opening an NVDEC decoder takes longer than decoding a short clip, so decoders are kept: after a flush, a
+decoder serves other clips of the same codec and size. H.264 and HEVC packets are converted to Annex B, with
+start codes and with the headers in the packets, because an open decoder reads no other headers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from spdl_media.packets import with_data
 NVDEC_CODECS = frozenset(
     {"av1", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "vp8", "vp9"}
 )
-"""Codecs that NVDEC decodes. Motion JPEG is left to the CPU, which notices its damage."""
+"""Codecs that NVDEC decodes. Motion JPEG is left to the CPU, which detects damage."""
 
 NVDEC_FORMATS = frozenset({"yuv420p", "yuvj420p", "nv12", "yuv420p10le", "yuv420p12le"})
 """Coded pixel formats that NVDEC decodes."""
@@ -48,15 +48,15 @@ LIBRARIES = {
         "package (libnvidia-decode)"
     ),
 }
-"""What decoding needs of NVIDIA's driver, and what to say where it is missing."""
+"""Libraries of NVIDIA's driver that decoding needs, and the messages if they are missing."""
 
 
 class NotOnDeviceError(Exception):
-    """The hardware does not take this stream. The message says why."""
+    """The hardware does not support this stream. The message says why."""
 
 
 def nvdec_refusal(codec: VideoCodec) -> str | None:
-    """Why NVDEC does not decode a stream, as far as its parameters say; ``None``: it may."""
+    """Return why NVDEC does not decode a stream, judged by its parameters, or ``None`` if it may."""
     if codec.name not in NVDEC_CODECS:
         return f"NVDEC has no decoder for {codec.name}, but for {', '.join(sorted(NVDEC_CODECS))}"
     if codec.pix_fmt is not None and codec.pix_fmt not in NVDEC_FORMATS:
@@ -67,17 +67,17 @@ def nvdec_refusal(codec: VideoCodec) -> str | None:
 def open_on_device(
     codec: VideoCodec, config: DecodeConfig, source: str, device_index: int
 ) -> CodecContext:
-    """Open the hardware decoder of a stream, in the CUDA context that is current in this thread.
+    """Open the hardware decoder of a stream, in the current CUDA context of this thread.
 
-    Frames that it gives are copies, which hold none of the decoder's surfaces: FFmpeg makes them unless it
-    is told ``hwaccel_flags=unsafe_output``.
+    Its frames are copies that hold no surfaces of the decoder. FFmpeg makes them unless the option
+    ``hwaccel_flags=unsafe_output`` is set.
 
     Raises:
-        ValueError: There is no decoder option of that name, or ``config`` names a decoder of the CPU's.
+        ValueError: A decoder option does not exist, or ``config`` names a CPU decoder.
         TransferError: The driver is too old.
-        DecodeError: The device does not open.
+        DecodeError: The device cannot be opened.
     """
-    # FFmpeg's own decoders alone have hardware support, not libraries such as dav1d.
+    # Only FFmpeg's own decoders support hardware, not libraries such as dav1d.
     name = codec.name
     if config.decoder not in (None, name):
         raise ValueError(
@@ -89,16 +89,17 @@ def open_on_device(
         "cuda",
         str(device_index),
         allow_software_fallback=True,
-        # Kernels run in the device's primary context, and cannot read memory of another. FFmpeg retains that
-        # context only with flags that PyTorch, CuPy and DALI do not give it, and takes the current one as it
-        # is. PyAV asks for the primary one unless it is told not to, and FFmpeg refuses to be asked for both.
+        # Kernels run in the device's primary context, and cannot read memory of another context. FFmpeg fails
+        # to retain the primary context if its flags differ, which PyTorch, CuPy and DALI cause. So use the
+        # current context, which is the primary one. PyAV requests primary_ctx by default, and FFmpeg rejects
+        # both options together.
         options={"primary_ctx": "0", "current_ctx": "1"},
         is_hw_owned=True,
     )
     with TranslatedErrors(lambda text: _why_not(device_index, text, source)):
         context = CodecContext.create(name, "r", hwaccel=accel)
         context.thread_count = 1
-        # With the stated pixel format: without it FFmpeg's AV1 decoder opens no hardware.
+        # This sets the pixel format, without which FFmpeg's AV1 decoder does not use the hardware.
         set_video(context, codec)
         context.options = dict(config.decoder_options)
         context.open(strict=False)
@@ -106,8 +107,8 @@ def open_on_device(
 
 
 def _why_not(index: int, text: str, source: str) -> MediaError:
-    """Why NVDEC does not open although the device and the libraries are there, from FFmpeg's words."""
-    # FFmpeg's words where dlsym finds no such function.
+    """Return the error for a decoder that does not open, from FFmpeg's message."""
+    # FFmpeg's messages when dlsym does not find a function.
     if "dynamically load" not in text and "Cannot load" not in text:
         return DecodeError(f"NVDEC cannot be opened on device {index}: {text}", source=source)
     return TransferError(
@@ -119,7 +120,7 @@ def _why_not(index: int, text: str, source: str) -> MediaError:
 
 
 def missing_library(load: Callable[[str], Any] = ctypes.CDLL) -> MissingDependencyError | None:
-    """The first of the libraries of NVIDIA's driver that decoding needs and that is missing, as an error."""
+    """Return an error for the first missing library of NVIDIA's driver that decoding needs, or ``None``."""
     for library, text in LIBRARIES.items():
         try:
             load(library)
@@ -133,18 +134,18 @@ def missing_library(load: Callable[[str], Any] = ctypes.CDLL) -> MissingDependen
 
 
 class DeviceDecoder:
-    """One of FFmpeg's decoders on a device, lent to one clip after another.
+    """An FFmpeg decoder on a device, which decodes one clip after another.
 
-    It gives what PyAV's decoder gives, with frames on the device, and tells a device that fails from data
-    that do.
+    It has the interface of PyAV's decoder, with frames on the device. Its errors distinguish a failure of the
+    device from damaged data.
 
     Args:
-        context: PyAV's decoder.
+        context: PyAV's codec context.
         index: Number of the device.
 
     Attributes:
-        is_sound: Whether it may serve another clip.
-        nbytes: Memory of the device that it takes at most, roughly.
+        is_sound: Whether the decoder can be used for another clip.
+        nbytes: Estimated maximum of the device memory that it uses.
 
     Thread safety: one thread at a time.
     """
@@ -156,16 +157,16 @@ class DeviceDecoder:
         self.is_sound, self.nbytes = True, 0
 
     def begin(self, codec: VideoCodec, source: str) -> None:
-        """Take a clip: what the last one stated must not be said of it.
+        """Prepare for a clip, and reset properties of the clip before.
 
         Raises:
             DecodeError: The codec's headers are damaged.
         """
         self._codec, self._source, self._is_first = codec, source, True
-        # FFmpeg learns it from frames, and keeps it when it is flushed.
+        # FFmpeg determines the reorder depth from frames, and keeps it after a flush.
         self._context.reorder_depth = codec.reorder_depth
         set_colors(self._context, codec)
-        # As many surfaces as H.264 may refer to, those that FFmpeg adds, and the frames of a launch.
+        # Reference surfaces of H.264, surfaces that FFmpeg adds, and the frames of a launch.
         self.nbytes = 40 * codec.width * codec.height * (3 if "p1" in str(codec.pix_fmt) else 2)
         if has_lengths(codec) and codec.extradata != self._headers:
             try:
@@ -177,11 +178,11 @@ class DeviceDecoder:
             self._headers, self._sets = codec.extradata, after.extradata or b""
 
     def decode(self, packet: Any) -> list[Any]:
-        """Frames that are ready after this packet.
+        """Decode a packet, and return the frames that are ready.
 
         Raises:
             TransferError: The device failed: it has no memory or no decoder left, or is gone.
-            NotOnDeviceError: Frames are in host memory, or cannot be had but there.
+            NotOnDeviceError: The frames are in host memory, or only a CPU decoder could make them.
         """
         log = current_log()
         assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
@@ -192,10 +193,10 @@ class DeviceDecoder:
         except av.FFmpegError as error:
             self.is_sound = False
             self._check_device(log[start:], error)
-            if isinstance(error, av.error.NotImplementedError):  # AV1 has no part in software
+            if isinstance(error, av.error.NotImplementedError):  # no AV1 in software
                 raise NotOnDeviceError(self._found("no", log[start:])) from error
             raise
-        # FFmpeg logs that the device failed, and goes on in software without an error.
+        # FFmpeg logs a failure of the device, and continues in software without an error.
         if len(log) > start:
             self._check_device(log[start:])
         for frame in frames:
@@ -203,17 +204,17 @@ class DeviceDecoder:
         return frames
 
     def _parts(self, packet: Any) -> list[Any]:
-        """The packets that the decoder is given for one of the clip."""
+        """Return the packets to decode for a packet of the clip: itself, or converted to Annex B."""
         if not has_lengths(self._codec):
             return [packet]
         parts = list(self._filter.filter(packet and with_data(packet, memoryview(packet))))
         if self._is_first and parts:
-            # The filter puts headers before pictures of one kind alone, with which a window need not begin.
+            # The filter inserts headers before IDR pictures or the like, and a window may begin with others.
             parts[0], self._is_first = with_data(parts[0], self._sets + bytes(parts[0])), False
         return parts if packet is not None else [*parts, None]
 
     def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
-        """Raise what FFmpeg logs of CUDA, unless it is about the data: it goes on in software after it."""
+        """Raise an error for a CUDA failure that FFmpeg has logged, unless the data caused it."""
         text = _text(lines)
         if old := re.search(r"Cannot load (\w+)", text):
             self.is_sound = False
@@ -235,12 +236,12 @@ class DeviceDecoder:
         ) from cause
 
     def _check(self, frame: Any, lines: list[LogLine]) -> None:
-        """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not all of it."""
-        # It serves no other clip if one of the errors below is raised.
+        """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not completely."""
+        # The decoder is not used again if one of the errors below is raised.
         is_sound, self.is_sound = self.is_sound, False
         if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
             raise NotOnDeviceError(self._found(format_name(frame), lines))
-        # The decoder's own size may be that of frames to come; then these have the size that is stated.
+        # The decoder's size may already be that of later frames; these then have the codec's size.
         size, codec = (frame.width, frame.height), self._codec
         sizes = (self._context.width, self._context.height), (codec.width, codec.height)
         for width, height in sizes:
@@ -265,39 +266,39 @@ class DeviceDecoder:
         )
 
     def flush_buffers(self) -> None:
-        """Start anew."""
+        """Drop all buffered data, for another clip or after a seek."""
         self._context.flush_buffers()
         self._is_first = True
         if self._filter is not None:
             self._filter.flush()
 
 
-# Errors of CUDA that a stream causes: the hardware does not know it, or it is damaged.
+# CUDA errors that are caused by the stream: it is not supported by the hardware, or damaged.
 _OF_THE_DATA = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
 
 
 def _text(lines: list[LogLine]) -> str:
-    """What FFmpeg logged, which may write a line in pieces."""
+    """Join the messages of FFmpeg's log, because FFmpeg may write a line in pieces."""
     return "".join(line for _, _, line in lines)
 
 
 def has_lengths(codec: VideoCodec) -> bool:
-    """Whether units stand behind their lengths, as in MP4, and not behind start codes."""
+    """Whether NAL units have length prefixes, as in MP4, instead of start codes."""
     return codec.name in ("h264", "hevc") and (codec.extradata or b"")[:1] == b"\1"
 
 
 def format_name(frame: Any) -> str:
-    """How the frame's pixels are stored, wherever they are."""
+    """Return the pixel format of a frame in host or device memory."""
     name: str = frame.format.name if frame.sw_format is None else frame.sw_format.name
     return name
 
 
 class DecoderPool:
-    """Decoders that wait for the next clip of their kind; the one that waited longest goes first.
+    """Idle decoders, kept for further clips. If there are too many, the longest idle one is closed.
 
     Args:
-        most: How many wait at most.
-        room: Bytes of surfaces that they may hold together.
+        most: Maximum number of idle decoders.
+        room: Maximum bytes of surfaces of all idle decoders.
 
     Thread safety: safe.
     """
@@ -307,14 +308,14 @@ class DecoderPool:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Begin anew; what the parent has is left alone, for this process has no driver to ask."""
+        """Start with an empty pool. In a forked process, the parent's decoders are never freed."""
         if hasattr(self, "_idle"):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))
         self._idle: list[tuple[Hashable, DeviceDecoder]] = []
         self._lock = threading.Lock()
 
     def take(self, key: Hashable) -> DeviceDecoder | None:
-        """A decoder of this kind, if one waits."""
+        """Remove and return an idle decoder with this key, or ``None``."""
         with self._lock:
             found = next((one for one in self._idle if one[0] == key), None)
             if found is not None:
@@ -322,23 +323,23 @@ class DecoderPool:
         return found and found[1]
 
     def give(self, key: Hashable, decoder: DeviceDecoder) -> None:
-        """Keep a decoder that was flushed."""
-        gone = []  # let go behind the lock: that takes a while, and nobody needs to wait for it
+        """Add a flushed decoder."""
+        gone = []  # freed after the lock is released, because freeing takes a while
         with self._lock:
             self._idle.append((key, decoder))
-            # The one that waited longest goes first.
+            # Remove the longest idle decoder first.
             while len(self._idle) > self._most or sum(d.nbytes for _, d in self._idle) > self._room:
                 gone.append(self._idle.pop(0))
 
     def clear(self) -> bool:
-        """Let all go; whether there were any."""
+        """Free all idle decoders; return whether there were any."""
         with self._lock:
             idle, self._idle = self._idle, []
         return bool(idle)
 
 
 DECODERS = DecoderPool()
-# While the driver is still there.
+# Free decoders at exit while the driver still exists.
 atexit.register(DECODERS.clear)
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
@@ -346,10 +347,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:
-    """What clips have in common that one decoder serves."""
+    """Return the key of the decoders that can decode a clip."""
     kind = codec.name, codec.width, codec.height, codec.pix_fmt
-    # Those with lengths bring their headers among the packets.
+    # If units have length prefixes, headers are sent with the packets.
     headers = None if has_lengths(codec) else codec.extradata
-    # By which FFmpeg knows the encoder, and mends what it is known to do wrong.
+    # FFmpeg identifies the encoder by these, to work around its known bugs.
     encoder = codec.x264_build, codec.codec_tag if codec.name == "mpeg4" else 0
     return index, kind, headers, encoder, tuple(sorted(config.decoder_options.items()))
