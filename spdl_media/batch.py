@@ -323,6 +323,7 @@ def decode_each(
         on_error: With ``"raise"``, the first failure is raised, with the input and its position in the
             message. With several threads it is the one of the lowest position among those seen.
         stopped: Called before each input; if it returns true, decoding ends with :class:`Stopped`.
+            ``None``: decoding cannot be stopped.
         num_threads: Number of threads, with that of the caller. All others have ended when the function
             returns or raises.
 

@@ -1,4 +1,4 @@
-"""What headers and packets say, where PyAV or FFmpeg's demuxers say nothing of it, or something wrong."""
+"""Read headers and packets for what PyAV or FFmpeg's demuxers do not state, or state wrongly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ()
 _RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
 _START_CODE = re.compile(rb"\x00\x00\x01")
 
-# Of each codec: bytes of a unit's header, how its first byte tells the type, the type of messages.
+# By codec: size of a NAL unit's header in bytes, shift and mask of the type in its first byte, type of SEI.
 _UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
 
 
 def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet carries a message of display orientation.
+    """Whether a packet has an SEI message of display orientation.
 
     See:
         ITU-T H.264 and H.265, annex D.
@@ -38,10 +38,10 @@ def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
 
 
 def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet of H.264 is a key frame whose image is whole only some frames later.
+    """Whether an H.264 packet is a recovery point from which frames are complete only some frames later.
 
     See:
-        ITU-T H.264, D.2.8 (recovery point): a number of frames, of which 0 is the single bit 1.
+        ITU-T H.264, D.2.8 (recovery point): a number of frames; 0 is coded as the single bit 1.
     """
     return codec.name == "h264" and any(
         content[:1] < b"\x80" for content in _messages(packet, codec, _RECOVERY_POINT)
@@ -49,7 +49,7 @@ def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
 
 
 def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[bytes]:
-    """The messages of a type in a packet.
+    """Yield the payloads of the SEI messages of a type in a packet.
 
     See:
         ITU-T H.264 and H.265, 7.3.2.3 (messages).
@@ -58,10 +58,10 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
     for unit_kind, unit in _typed_units(packet, codec):
         if unit_kind != message:
             continue
-        # Bytes that were put in so that no start code appears are taken out.
+        # Remove the emulation prevention bytes.
         content = bytes(unit[header:]).replace(b"\0\0\3", b"\0\0")
         stream = io.BytesIO(content)
-        # Each is a type, a size and so many bytes.
+        # Each message is a type, a size and a payload of that size.
         while stream.tell() + 2 <= len(content):
             kind, size = _number(stream), _number(stream)
             data = stream.read(size)
@@ -70,7 +70,7 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
 
 
 def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview]]:
-    """The units of a packet of H.264 or HEVC, each with its type.
+    """Yield type and bytes of each NAL unit in a packet of H.264 or HEVC.
 
     See:
         ITU-T H.264 and H.265, 7.3.1 (units), annex B (start codes).
@@ -82,35 +82,35 @@ def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview
 
 
 def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
-    """The units of a packet, behind start codes as in MPEG-TS or behind their lengths as in MP4."""
-    if extradata[:1] != b"\1":  # the version of MP4's decoder configuration
+    """Yield the NAL units of a packet, which follow start codes, as in MPEG-TS, or lengths, as in MP4."""
+    if extradata[:1] != b"\1":  # not MP4's decoder configuration, whose version is 1
         starts = [match.end() for match in _START_CODE.finditer(data)]
         for start, end in pairwise([*starts, len(data)]):
             yield data[start:end]
         return
     position = 0
-    while position + 4 <= len(data):  # lengths of fewer bytes are allowed, and not in use
+    while position + 4 <= len(data):  # shorter lengths are allowed, but not used in practice
         start = position + 4
         position = start + int.from_bytes(data[position:start], "big")
         yield data[start:position]
 
 
 def _number(stream: io.BytesIO) -> int:
-    """The next number, to which each byte of 255 adds."""
+    """Read a number of an SEI message: the sum of bytes up to the first that is not 255."""
     value = 0
     while (byte := stream.read(1)) == b"\xff":
         value += 255
     return value + int.from_bytes(byte, "big")
 
 
-# Profiles whose header has the format of chroma, the depth of bits and tables for scaling.
+# Profiles whose sequence parameter set has chroma format, bit depth and scaling lists.
 _HIGH_PROFILES = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
 
 _HEADER = re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{8,})", re.DOTALL)
 
 
 def may_have_fields(extradata: bytes | None) -> bool:
-    """Whether fields are allowed; True as well where no header behind a start code tells.
+    """Whether an H.264 stream may be coded as fields; True if the extradata does not tell.
 
     See:
         ITU-T H.264, 7.3.2.1.1 (sequence parameter set), 9.1 (numbers of variable length).
@@ -118,7 +118,7 @@ def may_have_fields(extradata: bytes | None) -> bool:
     found = _HEADER.search(extradata or b"")
     if found is None:
         return True
-    # Bytes that were put in so that no start code appears are taken out.
+    # Remove the emulation prevention bytes.
     data = found[1].replace(b"\0\0\3", b"\0\0")
     bits = iter(f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}")
 
@@ -126,7 +126,7 @@ def may_have_fields(extradata: bytes | None) -> bool:
         return int("0" + "".join(islice(bits, count)), 2)
 
     def numbers(count: int) -> int:
-        """Read so many numbers, and return the last."""
+        """Read Exp-Golomb numbers, and return the last."""
         for _ in range(count):
             zeros = next(size for size, bit in enumerate(bits) if bit == "1")
             last = (1 << zeros) - 1 + take(zeros)
@@ -139,10 +139,10 @@ def may_have_fields(extradata: bytes | None) -> bool:
             take(numbers(1) == 3)
             numbers(2)
             if take(2) & 1:
-                return True  # tables for scaling, of any length
+                return True  # scaling lists, whose length varies
         order = (numbers(1), numbers(1))[1]
         if order == 1:
-            return True  # a table of offsets, which no encoder in use writes
+            return True  # a list of offsets, which encoders do not write in practice
         numbers(2 if order == 0 else 1)
         take(1)
         numbers(2)
@@ -152,11 +152,11 @@ def may_have_fields(extradata: bytes | None) -> bool:
 
 
 def is_hidden(packet: AvPacket, codec: str) -> bool:
-    """Whether a packet is a frame of VP8 or VP9 that others refer to, and that is not shown itself.
+    """Whether a packet is a VP8 or VP9 frame that is only a reference, and not shown itself.
 
     See:
         RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
-        (superframes, which show one frame).
+        (superframes, in which one frame is shown).
     """
     if codec not in ("vp8", "vp9") or not packet.size:
         return False
@@ -168,29 +168,31 @@ def is_hidden(packet: AvPacket, codec: str) -> bool:
         size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
         if size <= len(data) and data[-size] == mark:
             return False
-    # A marker and a profile of two bits each, one more in profile 3; then: shows one again, type, is shown.
+    # Marker and profile (2 bits each, and one more in profile 3), show_existing_frame, frame_type,
+    # show_frame.
     bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
     return bits & 0x0A == 0
 
 
-# What demuxers state and PyAV does not show.
+# Read what demuxers state, but PyAV does not expose.
 
 _ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
-"""Codecs that MP4 takes and QuickTime does not; for ProRes, DV and others it is the other way round."""
+"""Codecs that MP4 supports and QuickTime does not. For ProRes, DV and others, the opposite is true."""
 
-# Elements of Matroska. Names of codecs contain the second one as well, but their next letter begins no size.
+# IDs of Matroska elements. The second one also occurs in names of codecs (such as "vp9"), but there the next
+# byte is not the size of an element.
 _CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
-# The matrix of an MP4 whose tracks are not turned.
+# The display matrix of an MP4 track that is not rotated.
 _STRAIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
 def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | None:
-    """Return the display matrix that a container states of a video stream, by way of another header.
+    """Return the display matrix of a video stream, read from an MP4 or QuickTime header written for it.
 
     Args:
-        stream: Of the open file.
-        format: FFmpeg's names of the container's format.
-        input: What is read.
+        stream: A stream of the open file.
+        format: FFmpeg's name of the container's format.
+        input: The source.
     """
     if not ("mp4" in format or "matroska" in format) or (input.is_local and _is_straight(input)):
         return None
@@ -203,32 +205,32 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
     start = written.find(b"tkhd") + 4
     if start < 4:
         return None
-    fixed = 20 if written[start] == 0 else 32  # times and duration, 32 or 64 bit by version
+    fixed = 20 if written[start] == 0 else 32  # times and duration, of 32 or 64 bits by version
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
 
 
 def _is_straight(input: Input) -> bool:
-    """Whether the header is short and states no matrix, which takes a tenth of the time to find out.
+    """Whether the header is short and certainly states no rotation, which is ten times as fast to find out.
 
     See:
         ISO/IEC 14496-12, 8.2.2 and 8.3.2 (mvhd, tkhd). RFC 9559, 5.1.4.1.28.41 (Projection).
     """
     if input.head(4) == b"\x1a\x45\xdf\xa3":
         tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
-        # An index in front may name the cluster, before the tracks and their codecs come.
+        # An index at the start may contain the ID of clusters. Then the part before it has no codec ("V_").
         return bool(cluster) and b"V_" in tracks and not _PROJECTION.search(tracks)
     boxes: dict[bytes, tuple[int, int]] = {}
-    with suppress(struct.error):  # it may be cut short
+    with suppress(struct.error):  # the file may be truncated
         for kind, start, end in read_boxes(input.read_at, 0, input.size(), 8):
             boxes[kind] = start, end - start
             if kind == b"moov":
                 break
     start, size = boxes.get(b"moov", (0, 0))
-    # An image may stand beside the video, and be turned.
+    # "meta" may contain an image, which may be rotated.
     if b"meta" in boxes or size > HEAD_SIZE:
         return False
     moov = bytes(input.read_at(start, size))
-    # In version 1, times of 64 bits stand before the matrix.
+    # In version 1, the times before the matrix have 64 bits.
     headers = [
         header.startswith(_STRAIGHT, place + 12 * (header[:1] == b"\1"))
         for name, place in ((b"mvhd", 36), (b"tkhd", 40))
@@ -237,22 +239,22 @@ def _is_straight(input: Input) -> bool:
     return len(headers) > 1 and all(headers)
 
 
-# What demuxers state wrongly, put right: times, key frames and padding.
+# Correct what demuxers state wrongly: timestamps, key frame flags and padding.
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:
-    """Put right what FFmpeg states wrongly of the packets of a container.
+    """Correct what FFmpeg states wrongly of the packets of a container.
 
     Args:
-        packets: As they are read, from a key frame on or from the start.
-        format: FFmpeg's names of the container's format.
-        streams: Those that are read.
+        packets: The packets in file order, from a key frame on or from the start.
+        format: FFmpeg's name of the container's format.
+        streams: The streams that are read.
     """
-    # A stream that this FFmpeg has no decoder for has no context.
+    # codec_context is None if this FFmpeg has no decoder for the stream.
     codecs = {stream.index: stream.codec_context for stream in streams if stream.codec_context}
     names = {codec.name for codec in codecs.values()}
-    # AVI has no presentation times. FFmpeg makes them up in the order of decoding: it finds the right
-    # ones for MPEG-4, but not for codecs that reorder as they like, nor where packets hold two frames.
+    # AVI has no presentation timestamps. FFmpeg derives them from the decoding order. They are right for
+    # MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
     if format == "avi" and ("mpeg1video" in names or any(map(_reorders, codecs.values()))):
         return _without_pts(packets)
     tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
@@ -268,7 +270,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
 
 
 def _with_true_keys(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:
-    """Take the mark of a key frame off those that are none: phones leave out the list of key frames."""
+    """Clear wrong key frame flags: files of some phones lack the list of key frames, so all are marked."""
     for packet in packets:
         codec = codecs.get(packet.stream_index)
         if codec is not None and packet.is_keyframe and not _KEY_TESTS[codec.name](packet, codec):
@@ -277,39 +279,43 @@ def _with_true_keys(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> I
 
 
 def _is_hevc_key(packet: AvPacket, codec: Any) -> bool:
-    """Whether the first picture refers to none before it in the stream: ITU-T H.265, 7.4.2.2."""
+    """Whether the first picture of a packet is a random access point.
+
+    See:
+        ITU-T H.265, 7.4.2.2: NAL unit types 16 to 23; types below 32 are pictures.
+    """
     pictures = (kind for kind, _ in _typed_units(packet, codec) if kind < 32)
     return 16 <= next(pictures, 16) < 24
 
 
 def _is_mpeg2_key(packet: AvPacket, _: Any) -> bool:
-    """The same for MPEG-1 and MPEG-2: type 1, behind ten bits."""
+    """Whether a packet of MPEG-1 or MPEG-2 is an I picture: type 1, 10 bits after the start code."""
     data = bytes(packet)
     start = data.find(b"\0\0\1\0") + 5
     return start < 5 or start >= len(data) or data[start] >> 3 & 7 == 1
 
 
 def _is_mpeg4_key(packet: AvPacket, _: Any) -> bool:
-    """The same for MPEG-4: type 0, behind its start code."""
+    """Whether a packet of MPEG-4 is an I picture: type 0, directly after the start code."""
     data = bytes(packet)
     start = data.find(b"\0\0\1\xb6") + 4
     return start < 4 or start >= len(data) or data[start] >> 6 == 0
 
 
 def _is_h263_key(packet: AvPacket, _: Any) -> bool:
-    """The same for H.263.
+    """Whether a packet of H.263 is an I picture.
 
     See:
         ITU-T H.263, 5.1.3 and 5.1.4 (PTYPE, PLUSPTYPE).
     """
     bits = f"{int.from_bytes(bytes(packet)[:9], 'big'):072b}"
-    if bits[35:38] != "111":  # the format of the source: what follows is extended
+    if bits[35:38] != "111":  # the source format is not "extended PTYPE"
         return bits[38] == "0"
     start = 59 if bits[38:41] == "001" else 41
     return bits[start : start + 3] == "000"
 
 
-# Of H.264, VP8, VP9 and AV1 FFmpeg looks into the packets itself.
+# For H.264, VP8, VP9 and AV1, FFmpeg reads the packets itself.
 _KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = {
     "h263": _is_h263_key,
     "hevc": _is_hevc_key,
@@ -319,7 +325,8 @@ _KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = {
 }
 
 
-# What DivX and Xvid write into streams with a P and a B frame in one packet, and an empty packet behind it.
+# DivX and Xvid write this into streams of packed B-frames: a P and a B frame in one packet, then an empty
+# one.
 _PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
 
 
@@ -329,7 +336,7 @@ def _reorders(codec: Any) -> bool:
     return codec.name in ("h264", "hevc")
 
 
-# A group of B-frames is shorter.
+# This many packets of a stream with B-frames show the reordering, because a run of B-frames is shorter.
 _ENOUGH_TO_REORDER = 17
 
 
@@ -342,12 +349,12 @@ def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
 def _without_unset_pts(
     packets: Iterator[AvPacket], indices: Sequence[int], *, delay: bool
 ) -> Iterator[AvPacket]:
-    """Drop presentation times that are those of decoding, of streams whose frames change their order.
+    """Drop presentation timestamps if they are only copies of the decoding timestamps.
 
     Args:
-        packets: As they are read.
-        indices: Of these streams.
-        delay: FFmpeg has added a delay to them.
+        packets: The packets in file order.
+        indices: Indices of the streams whose frames are reordered.
+        delay: Whether FFmpeg has added a delay to the copies.
     """
     first: list[AvPacket] = []
     coded: list[AvPacket] = []
@@ -357,7 +364,7 @@ def _without_unset_pts(
             coded.append(packet)
         if len(coded) == _ENOUGH_TO_REORDER:
             break
-    # Behind a seek FFmpeg leaves some out.
+    # After a seek, FFmpeg leaves some timestamps unset.
     times = [(packet.pts, packet.dts) for packet in coded if packet.pts is not None]
     stated = [pts for pts, _ in times]
     is_unset = stated == (sorted(stated) if delay else [dts for _, dts in times])
@@ -369,7 +376,7 @@ _ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
 
 
 def _without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Let the last packet of ALAC be as long as it says: FFmpeg would cut its padding off it once more."""
+    """Clear the padding of a last ALAC packet that states its own length, or FFmpeg would cut it twice."""
     for packet in packets:
         if packet.has_sidedata("skip_samples") and bytes(packet)[2] & _ALAC_STATES_LENGTH:
             entry = packet.get_sidedata("skip_samples")

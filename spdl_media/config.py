@@ -1,4 +1,4 @@
-"""Options as frozen values, checked when they are made, and the functions that make them."""
+"""Frozen option values, which are checked when they are made, and the functions that make them."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ _STREAM_HINT = "It is the address of a cudaStream_t, such as torch.cuda.Stream()
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """Base of options as values; their mappings are copies that cannot be written to."""
+    """Base class of option values; their mappings are read-only copies."""
 
     def _set(self, **checked: object) -> None:
-        # The classes are frozen, so what was checked is put in past their setter.
+        # The classes are frozen, so set the checked values without their __setattr__.
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The read-only views of the options are not picklable; the plain values are.
+        # MappingProxyType cannot be pickled, so pickle plain dictionaries.
         plain = {each.name: _copied(getattr(self, each.name)) for each in fields(self)}
         return partial(type(self), **plain), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemuxConfig(_Config):
-    """How a source is opened. ``demux_config`` is its other name.
+    """Options of opening a source. ``demux_config`` is another name of this class.
 
     Args:
         format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``, ``"tga"``), for data without a
-            signature of its own. The default lets FFmpeg find out.
+            signature. The default lets FFmpeg detect the format.
         format_options: Options of the demuxer, such as ``{"sample_rate": 8000}`` for raw audio.
-            Names are checked against what the format supports before it is opened.
-        buffer_size: Bytes that FFmpeg asks for at a time from bytes, file-like objects and URLs.
-        storage_options: Options of fsspec's file system for URLs: credentials, headers, timeouts. They are
-            the file system's own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs": {"timeout":
-            aiohttp.ClientTimeout(total=10)}}`` for ``http://``, which otherwise waits up to five minutes.
-            Those of a chained URL stand under the name of the protocol:
-            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources have no use for them. Copied,
-            with the dictionaries and lists in them.
+            Names that the demuxer does not support raise an error when the source is opened.
+        buffer_size: Number of bytes that FFmpeg reads at a time from bytes, file-like objects and URLs.
+        storage_options: Options of fsspec's file system for URLs, such as credentials, headers and timeouts.
+            Each file system has its own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs":
+            {"timeout": aiohttp.ClientTimeout(total=10)}}`` for ``http://``, whose default is five minutes.
+            Options of a part of a chained URL are given under the name of its protocol:
+            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources ignore them. The mapping is
+            copied, with the dictionaries and lists in it.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -93,29 +93,30 @@ class DemuxConfig(_Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(_Config):
-    """How packets are decoded. ``decode_config`` is its other name.
+    """Options of decoding packets. ``decode_config`` is another name of this class.
 
     Args:
-        decoder: Name of an FFmpeg decoder, where a codec has several (``"libvpx-vp9"``); ``"pillow"``: Pillow
-            decodes stills and animations.
-        decoder_options: Options of the decoder. Names are checked before it is opened. FFmpeg's
-            threads default to 1, because a data pipeline runs many decoders at once; ``{"threads":
-            4}`` changes that.
-        orient: Turn frames upright (EXIF, display matrix) before they enter the filter graph.
-        on_corrupt: What becomes of damage that the decoder notices: ``"raise"`` a
+        decoder: Name of an FFmpeg decoder, for codecs that have several (``"libvpx-vp9"``); ``"pillow"``
+            decodes stills and animations with Pillow.
+        decoder_options: Options of the decoder. Names that it does not support raise an error before it is
+            opened. The decoder has one thread by default, because a data pipeline runs many decoders at
+            once; ``{"threads": 4}`` changes that.
+        orient: Whether to turn frames upright (by EXIF or display matrix) before they enter the filter graph.
+        on_corrupt: What to do about damage that the decoder detects: ``"raise"`` a
             :class:`~spdl_media.DecodeError`, ``"keep"`` the frame, marked in ``frames.is_corrupt``,
             or ``"drop"`` it, counted in ``frames.num_dropped``.
-        downscale: ``"dct"`` lets large JPEG stills shrink while they are decoded, to 1/2, 1/4 or 1/8 of
-            their sides but 1.2 times those of the result at least, by libjpeg-turbo; the filters then
-            scale as they do without it. It needs the package simplejpeg. It has an effect on YCbCr images
-            that a filter of this library scales to RGB; all others, and damaged ones, are decoded as usual.
-        gaps: What becomes of times for which the file has no audio: ``"join"`` lets the samples behind a gap
-            follow those before it; ``"fill"`` puts silence there, so that each sample stands at its time.
-            A window with a start begins there; silence is not added behind the last sample of the file.
+        downscale: ``"dct"`` scales large JPEG stills down while they are decoded by libjpeg-turbo: to 1/2,
+            1/4 or 1/8 of their sides, but no smaller than 1.2 times the result. The filters then scale to
+            the size of the result. It needs the package simplejpeg. It applies to YCbCr images that a filter
+            of this library scales to RGB; all others, and damaged ones, are decoded as usual.
+        gaps: What to do with gaps, times for which the file has no audio: ``"join"`` leaves them out, so that
+            the samples after a gap directly follow those before it. ``"fill"`` fills them with silence, so
+            that each sample is at its time. With ``"fill"``, audio begins at the start of the window if it
+            has one, but no silence is added after the last sample of the file.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``on_corrupt``, ``downscale`` or ``gaps`` is none of its values.
+        ValueError: ``on_corrupt``, ``downscale`` or ``gaps`` is not one of its values.
 
     See:
         FFmpeg's codecs and their options: https://ffmpeg.org/ffmpeg-codecs.html
@@ -141,22 +142,22 @@ class DecodeConfig(_Config):
 
 @dataclass(frozen=True, slots=True)
 class CUDAConfig(_Config):
-    """Where work for a CUDA device is done. ``cuda_config`` is its other name.
+    """Device, stream and allocator of results on a device. ``cuda_config`` is another name of this class.
 
     Args:
-        device_index: Number of the device, counted from 0 among those that the process sees.
-        stream: The address of a ``cudaStream_t``, such as ``torch.cuda.Stream().cuda_stream`` or
-            ``cupy.cuda.Stream().ptr``, on which copies are made: 0 and 1 are the default stream, 2 is that of
-            the thread. It must be one of this device, and live as long as what is made on it. ``None``: a
-            stream of the library's own, one for each thread.
-        allocator: What gives memory of the device: ``(allocate, free)``, called as
-            ``allocate(nbytes, device_index, stream)``, which returns an address, and ``free(address)``.
+        device_index: Index of the device, from 0, among those that the process sees.
+        stream: Address of the ``cudaStream_t`` on which copies are made, such as
+            ``torch.cuda.Stream().cuda_stream`` or ``cupy.cuda.Stream().ptr``. 0 and 1 are the legacy default
+            stream, 2 is the per-thread default stream. The stream must belong to the device, and exist as
+            long as the buffers made on it. ``None``: a stream of the library, one for each thread.
+        allocator: Allocator of device memory, a tuple ``(allocate, free)``.
+            ``allocate(nbytes, device_index, stream)`` returns an address, which ``free(address)`` takes.
             PyTorch has ``torch.cuda.caching_allocator_alloc`` and ``torch.cuda.caching_allocator_delete``.
-            ``None``: PyTorch's pool, or the driver's without PyTorch.
+            ``None``: PyTorch's memory pool, or without PyTorch that of the driver.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A negative number.
+        ValueError: ``device_index`` or ``stream`` is negative.
     """
 
     device_index: int
@@ -183,44 +184,45 @@ cuda_config = CUDAConfig
 
 
 def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
-    # FFmpeg takes text. Numbers have one form in it; how to write anything else would be a guess.
+    # FFmpeg's options are text. Only strings and numbers are accepted, because other types have no single
+    # form.
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
     strings = {}
     for key, value in options.items():
         if not isinstance(key, str) or not isinstance(value, str | int | float):
             raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
-        # FFmpeg's flags are 0 and 1, and "True" is none of its words for them.
+        # FFmpeg accepts 0 and 1 for flags, but not "True".
         strings[key] = str(int(value) if isinstance(value, bool) else value)
     return MappingProxyType(strings)
 
 
 def _copied(value: Any) -> Any:
-    # Not by copy.deepcopy: options hold sessions and locks, too.
+    # Not copy.deepcopy, because options may contain sessions and locks.
     if isinstance(value, dict | MappingProxyType):
         return {key: _copied(one) for key, one in value.items()}
     return list(map(_copied, value)) if isinstance(value, list) else value
 
 
-# What the functions give without arguments, made once: each still needs both.
+# The default values, made only once, because loading a still image needs both of them every time.
 DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
 
 
 def as_demux_config(config: DemuxConfig | None) -> DemuxConfig:
-    """The config, or the default one.
+    """Return the config, or the default one for ``None``.
 
     Raises:
-        TypeError: It is no :class:`DemuxConfig`.
+        TypeError: ``config`` is not a :class:`DemuxConfig`.
     """
     return _or_default(config, DEFAULT_DEMUX_CONFIG, "demux_config")
 
 
 def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
-    """The config, or the default one.
+    """Return the config, or the default one for ``None``.
 
     Raises:
-        TypeError: It is no :class:`DecodeConfig`.
+        TypeError: ``config`` is not a :class:`DecodeConfig`.
     """
     return _or_default(config, DEFAULT_DECODE_CONFIG, "decode_config")
 
@@ -234,11 +236,11 @@ def _or_default(config: Config | None, default: Config, name: str) -> Config:
 
 
 def as_cuda_config(config: CUDAConfig | SupportsIndex) -> CUDAConfig:
-    """The config, or that of a device's number.
+    """Return the config, or make one from the index of a device.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: The number is negative.
+        TypeError: ``config`` is neither.
+        ValueError: The index is negative.
     """
     if isinstance(config, CUDAConfig):
         return config
@@ -252,11 +254,11 @@ def as_cuda_config(config: CUDAConfig | SupportsIndex) -> CUDAConfig:
 def one_cuda_config(
     cuda: CUDAConfig | SupportsIndex | None, cuda_config: CUDAConfig | SupportsIndex | None
 ) -> CUDAConfig | None:
-    """The config that one of two arguments gives, or ``None``: no device.
+    """Return the config that one of the two arguments gives; ``None`` if neither does.
 
     Raises:
-        ValueError: Both are given.
-        TypeError: It is neither a number nor a config.
+        ValueError: Both arguments are given.
+        TypeError: The argument is neither an index nor a config.
     """
     if cuda is not None and cuda_config is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Frames into one array: the one copy on the CPU."""
+"""Convert frames to one array; this is the only copy of pixels on the CPU."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Layout: TypeAlias = ArrayLayout | Literal["planes"]
 Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
 NUMBER_KINDS: Final = "biufc"
-"""NumPy's letters for the kinds of types that buffers hold."""
+"""NumPy's ``dtype.kind`` letters of the dtypes that a buffer may have."""
 
-# As a tuple, because isinstance with A | B makes the union anew at each call.
+# A tuple, because isinstance with A | B would make the union at each call.
 _KINDS = (AudioFrames, VideoFrames, ImageFrames)
 
 
@@ -61,29 +61,29 @@ def convert_frames(
     layout: Layout | None = None,
     pad: bool = False,
 ) -> CPUBuffer | tuple[CPUBuffer, ...]:
-    """Copy decoded frames into one contiguous array, each plane once.
+    """Copy decoded frames into one contiguous array. Each plane is copied once.
 
     Args:
         frames: ``ImageFrames``, ``VideoFrames``, ``AudioFrames``, or a sequence of one of these kinds.
-            Not consumed. All must have one size (number of frames or samples, too) and format, and YUV
-            images one matrix and range.
-        storage: Memory to fill; fresh memory without one.
-        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray, whatever the format's own order.
-            ``"planes"`` for one array a plane, which every format has.
-        pad: Fill shorter audio with silence at its end, to the longest of the sequence.
+            They stay usable. All must have the same size (also number of frames or samples) and format, and
+            YUV images the same matrix and range.
+        storage: Memory for the result; ``None``: fresh memory.
+        layout: Order of the axes for RGB and gray, ``"NCHW"`` or ``"NHWC"``; the default is that of the
+            format. ``"planes"`` for one array per plane, which works for every format.
+        pad: Whether to pad shorter audio with silence at its end, to the longest of the sequence.
 
     Returns:
-        A buffer, a copy, with the shape and dtype that the table of :mod:`spdl_media.formats` gives: an
-        ``rgb24`` image is ``(H, W, 3)`` uint8, values 0 to 255; ``VideoFrames`` have N in front; audio is
-        ``(C, N)`` for planar and ``(N, C)`` for packed formats; a sequence puts B in front. With
-        ``layout="planes"``, a tuple of such buffers, one a plane, over one piece of memory.
+        A new buffer with the shape and dtype in the table of :mod:`spdl_media.formats`. An ``rgb24`` image is
+        ``(H, W, 3)`` uint8, values 0 to 255. ``VideoFrames`` have a first axis N. Audio is ``(C, N)`` for
+        planar and ``(N, C)`` for packed formats. A sequence adds a first axis B. With ``layout="planes"``, a
+        tuple of such buffers, one per plane, which share one block of memory.
 
     Raises:
-        ConvertError: Frames differ (both are named), there are none (the window is named), they have no
-            pixels, or their format makes no array (a remedy is named).
-        StorageTooSmallError: The storage has too few bytes (both sizes are named).
-        TypeError: ``frames`` are no frames.
-        ValueError: ``layout`` is none of the above or given for audio, or ``pad`` for images.
+        ConvertError: Frames differ (the message names both), there are none (it names the window), they have
+            no pixels, or their format has no array (it names a remedy).
+        StorageTooSmallError: The storage has too few bytes. The message states both sizes.
+        TypeError: ``frames`` are not frames.
+        ValueError: ``layout`` is invalid, or is given for audio; or ``pad`` is given for images.
 
     Thread safety: safe.
     """
@@ -104,7 +104,7 @@ def convert_frames(
 
 
 def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
-    """The frames, all of one kind, in a list, and whether it is one item, not a sequence, that was given."""
+    """Return the frames as a list of items of one kind, and whether the argument was a single item."""
     if isinstance(frames, _KINDS):
         return [frames], True
     try:
@@ -114,7 +114,7 @@ def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
     if not items:
         raise ConvertError("there are no frames to convert: the sequence is empty")
     kind = type(items[0])
-    # One of another kind may stand anywhere, and would fail late and unclearly.
+    # Check every item: one of another kind would fail later, with an unclear error.
     for position, item in enumerate(items):
         if not isinstance(item, _KINDS):
             raise TypeError(_not_frames(f"but item {position} is {type(item).__name__}"))
@@ -143,7 +143,7 @@ def _convert_pictures(
         _check_counts(cast("Sequence[VideoFrames]", items))
         front = (*front, len(first))
     frames = [frame for item in items for frame in av_frames(item)]
-    # All items have as many: _check_counts refuses others.
+    # Equal for all items; _check_counts has refused others.
     per_item = len(frames) // len(items)
 
     def name(row: int, source: str) -> str:
@@ -154,25 +154,25 @@ def _convert_pictures(
     options = None if layout == "planes" else RowOptions(layout=layout)
     plan = RowPlan(frames[0], 0, first.source, options, name)
     for row, frame in enumerate(frames):
-        # All are checked before memory is taken, so that an error costs no block of the storage.
+        # Check all before memory is allocated, so that an error does not use up a block of the storage.
         plan.check(frame, row, items[row // per_item].source)
     if layout == "planes":
         arrays = _plane_arrays(frames[0], front, storage)
-        places = [array.reshape(-1, *array.shape[len(front) :]) for array in arrays]
+        targets = [array.reshape(-1, *array.shape[len(front) :]) for array in arrays]
     else:
         arrays = [new_array((*front, *plan.shape), plan.dtype, storage)]
-        places = plan.places(arrays[0].reshape(-1, *plan.shape))
+        targets = plan.places(arrays[0].reshape(-1, *plan.shape))
     for row, frame in enumerate(frames):
-        plan.copy(frame, places, row)
+        plan.copy(frame, targets, row)
     buffers = tuple(map(plan.buffer, arrays))
     return buffers if layout == "planes" else buffers[0]
 
 
 def _check_counts(items: Sequence[VideoFrames]) -> None:
-    """Refuse videos of unequal length, and those without frames."""
+    """Raise for videos of unequal length, and for those without frames."""
     first = items[0]
     for position, item in enumerate(items):
-        # Empty ones first: the window explains more than the difference in length.
+        # Test for empty videos first: the error about the window is clearer than one about lengths.
         if not len(item):
             raise no_frames(item)
         if len(item) != len(first):
@@ -183,14 +183,14 @@ def _check_counts(items: Sequence[VideoFrames]) -> None:
 
 
 def _plane_arrays(frame: Any, front: Shape, storage: Storage | None) -> list[Array]:
-    """An array for each plane of frames like this one of FFmpeg's, over one piece of memory."""
+    """Allocate one array per plane of an FFmpeg frame, with the axes ``front``, in one block of memory."""
     views = plane_views(frame)
     sizes = [prod(front) * view.nbytes for view in views]
-    # Each plane starts as aligned as the memory does.
+    # Each plane starts at a multiple of ALIGNMENT, as the block does.
     starts = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes[:-1])]
     memory = lease_memory(starts[-1] + sizes[-1], storage)
     return [
-        # Formats of the other byte order come out in the machine's own.
+        # Formats of the other byte order are converted to the native one.
         memory[start : start + size].view(view.dtype.newbyteorder("=")).reshape(*front, *view.shape)
         for view, start, size in zip(views, starts, sizes, strict=True)
     ]
@@ -199,17 +199,17 @@ def _plane_arrays(frame: Any, front: Shape, storage: Storage | None) -> list[Arr
 def _convert_audio(
     items: list[AudioFrames], storage: Storage | None, *, single: bool, pad: bool
 ) -> CPUBuffer:
-    # Before memory is taken, so that an error costs no block of the storage.
+    # Before memory is allocated, so that an error does not use up a block of the storage.
     _check_audio(items, pad=pad)
     first = items[0]
-    # FFmpeg marks planar formats by a final p.
+    # FFmpeg's names of planar formats end in "p".
     planar = first.sample_fmt.endswith("p")
     dtype = SAMPLE_DTYPES[first.sample_fmt.removesuffix("p")]
     length = max(map(len, items))
     one = (first.num_channels, length) if planar else (length, first.num_channels)
     array = new_array(one if single else (len(items), *one), dtype, storage)
     for part, item in zip(array.reshape(len(items), *one), items, strict=True):
-        # Samples along the first axis, whichever way the array has them.
+        # View the array with samples along the first axis, also in planar formats.
         _copy_samples(part.T if planar else part, item)
     return CPUBuffer(array)
 
@@ -219,24 +219,24 @@ def _copy_samples(target: Array, frames: AudioFrames) -> None:
     for chunk in frames.chunks:
         stop = start + len(chunk)
         planes = chunk.planes
-        # Packed samples are one array, planar ones an array for each channel.
+        # Packed samples are one 2-D array, planar ones a 1-D array per channel.
         if planes[0].ndim == 2:
             target[start:stop] = planes[0]
         else:
             for channel, samples in enumerate(planes):
                 target[start:stop, channel] = samples
         start = stop
-    # Not zeros: unsigned samples are silent in the middle of their range.
+    # Not simply zeros: silence of unsigned samples is the middle of their range.
     target[start:] = silence_of(frames.sample_fmt)
 
 
 def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
-    """Refuse audio that differs in format or, without ``pad``, in length, and audio without samples."""
+    """Raise for audio that differs in format or, without ``pad``, in length, or that has no samples."""
     expected = None
     for position, item in enumerate(items):
         if not len(item):
             raise no_samples(frame_metadata(item).window, item.source)
-        # A stream may change in its middle.
+        # Check every chunk: the format may change within a stream.
         for chunk in item.chunks:
             frame = chunk.frame
             found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
@@ -256,7 +256,7 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
 
 
 def no_samples(window: Window, source: str) -> ConvertError:
-    """The error for audio of which nothing lies in its window."""
+    """Return the error for a window that contains no sample."""
     return ConvertError(f"there is no sample in the window {window}", source=source)
 
 
@@ -265,7 +265,7 @@ def _sound(format: tuple[int, str, int]) -> str:
 
 
 def _some(lengths: list[int]) -> str:
-    """At most eight of them, and the span of the rest."""
+    """Format at most eight lengths, and the range of all if there are more."""
     shown = ", ".join(map(str, lengths[:8]))
     if len(lengths) <= 8:
         return shown
@@ -279,27 +279,28 @@ def convert_array(
 
     Args:
         values: Numbers, nested sequences of them, or an array.
-        storage: Memory to fill; fresh memory without one.
-        dtype: Type of the result; ``None``: the values' own, which for Python's numbers is int64 (uint64,
-            where they need it), float64, complex128 or bool. Values are never cut: not floats to integers,
-            nor numbers to a range that lacks them. Integers become floats only beside floats, or by
-            ``dtype``; floats of fewer bits hold the nearest that they have.
+        storage: Memory for the result; ``None``: fresh memory.
+        dtype: Dtype of the result. ``None``: that of the values; for Python's numbers int64 (uint64, if they
+            need it), float64, complex128 or bool. Values are never truncated: floats do not become integers,
+            and numbers outside of the dtype's range are an error. Integers become floats only next to floats,
+            or by ``dtype``. In a smaller float dtype, values are rounded to the nearest.
 
     Returns:
-        A buffer, a copy, of the values' shape and type.
+        A new buffer with the shape of the values.
 
     Raises:
-        TypeError: The values are no numbers, or are of different lengths, or ``dtype`` would cut them, or
-            they are a tensor that NumPy cannot take, or integers that neither int64 nor uint64 holds.
+        TypeError: The values are not numbers, the sequences have different lengths, ``dtype`` would truncate
+            values, NumPy cannot view a tensor, or neither int64 nor uint64 holds all integers.
         StorageTooSmallError: The storage has too few bytes.
 
     Thread safety: safe.
     """
     try:
         source = as_numpy(values)
-    except ValueError as error:  # ragged
+    except ValueError as error:  # sequences of different lengths
         raise TypeError(f"the values do not make one array: {error}") from error
-    # A list of floats is told by its first: to look at each would take longer than the copy.
+    # NumPy makes float64 of mixed int64 and uint64 numbers, too. Only the first value is tested, because
+    # testing all would take longer than the copy.
     if source.dtype == np.float64 and source.size and _first(values).dtype.kind in "iu":
         source = _integers(values, source, dtype)
     wanted = source.dtype if dtype is None else np.dtype(dtype)
@@ -312,11 +313,11 @@ def convert_array(
 
 
 def as_numpy(values: Any) -> Array:
-    """Make a NumPy array of values, or of an array or tensor without a copy.
+    """Convert values to a NumPy array; view an array or tensor without a copy.
 
     Raises:
-        TypeError: It does not take such a tensor, for which PyTorch's word may be RuntimeError.
-        ValueError: Their lengths differ.
+        TypeError: NumPy cannot view the tensor (for which PyTorch may raise ``RuntimeError``).
+        ValueError: Nested sequences have different lengths.
     """
     try:
         return np.asarray(values)
@@ -335,12 +336,14 @@ def _first(values: Any) -> Array:
 
 
 def _integers(values: Any, source: Array, dtype: npt.DTypeLike | None) -> Array:
-    """The values themselves, where NumPy makes floats of integers: of some that need uint64 among others.
+    """Return integers as uint64 that NumPy has converted to floats because some of them need uint64.
+
+    Other values are returned as they are in ``source``.
 
     Raises:
-        TypeError: There are negative ones, too, and ``dtype`` does not ask for floats.
+        TypeError: Some integers are negative, and ``dtype`` is not one of floats.
     """
-    # Objects, because float64 has lost digits of integers above 2**53.
+    # As Python objects, because float64 loses digits of integers above 2**53.
     exact = np.asarray(values, dtype=object)
     if not all(isinstance(value, Integral) for value in exact.flat):
         return source
@@ -366,13 +369,13 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
     reason = "round the values yourself, or leave dtype out"
     fits = np.can_cast(source.dtype, wanted, "same_kind")
     if source.dtype.kind in "iu" and wanted.kind in "iu":
-        # By the values that are there, not by all that their type could hold.
+        # Compare the values, not the ranges of the dtypes.
         limits = np.iinfo(wanted)
         fits = source.min() >= limits.min and source.max() <= limits.max
         reason = f"it holds {limits.min} to {limits.max}, and the values are others"
     elif fits:
         largest = np.finfo(wanted).max
-        # As floats: the least integer has no absolute value of its type.
+        # As floats, because the absolute value of the smallest integer overflows its dtype.
         fits = not (np.abs(1.0 * source[np.isfinite(source)]) > largest).any()
         reason = f"it holds {-largest:g} to {largest:g}, and the values are others"
     if not fits:
@@ -382,17 +385,17 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
 def stack_arrays(
     arrays: Sequence[Array], storage: Storage | None, axis: int | None = None
 ) -> CPUBuffer:
-    """Copy arrays of one shape and type into a buffer, each once, with their number in front.
+    """Stack arrays of one shape and dtype along a new first axis, in a buffer.
 
-    Along ``axis`` they may differ, and are filled up with zeros to the longest.
+    Along ``axis`` their lengths may differ; shorter arrays are padded with zeros.
 
     Raises:
-        TypeError: The arrays hold no numbers.
+        TypeError: The arrays do not hold numbers.
         StorageTooSmallError: The storage has too few bytes.
     """
     first = arrays[0]
     _check_number(first.dtype, type(first))
-    # Other libraries take no arrays of the other byte order.
+    # In native byte order, because other libraries do not accept another one.
     native = first.dtype.newbyteorder("=").str
     shape = list(first.shape)
     if axis is not None:

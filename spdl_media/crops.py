@@ -1,6 +1,6 @@
-"""What is cut out of each image and mirrored: boxes that are given, or drawn once the size is known.
+"""Crops and flips of images: fixed boxes, or boxes that a function chooses when the size is known.
 
-Functions choose boxes; :func:`apply_crop` says where key points and boxes lie afterwards.
+:func:`apply_crop` transforms key points and bounding boxes to the cropped image.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ("RandomResizedCrop", "ResizeCenterCrop", "apply_crop")
 
 
 class _SupportsArray(Protocol):
-    """A NumPy array, a CPU tensor of PyTorch, and whatever else NumPy can view."""
+    """A NumPy array, a PyTorch CPU tensor, or any other object that NumPy can view."""
 
     def __array__(self) -> npt.NDArray[Any]: ...
 
 
 Crop: TypeAlias = Callable[[Size, np.random.Generator], Box | None]
-"""Chooses a box of an upright image of this size; ``None`` for all of it."""
+"""Returns the crop box for an upright image of a size, or ``None`` for the whole image."""
 
 Crops: TypeAlias = Box | Crop | Sequence[Box | Crop | None]
 Flips: TypeAlias = float | Sequence[bool] | _SupportsArray
@@ -40,10 +40,10 @@ _GENERATOR = "a generator, such as np.random.default_rng()"
 
 
 def check_rng(rng: Rng | None) -> Rng | None:
-    """Return a generator, a seed or ``None``, for ``np.random.default_rng``.
+    """Check an argument for ``np.random.default_rng``: a generator, a seed or ``None``.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: ``rng`` is none of these.
         ValueError: The seed is negative.
     """
     if rng is None or isinstance(rng, np.random.Generator):
@@ -55,23 +55,23 @@ def check_rng(rng: Rng | None) -> Rng | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomResizedCrop:
-    """Boxes of random area, aspect ratio and place for ``crops=``, as in training recipes of classifiers.
+    """Crop boxes of random area, aspect ratio and position for ``crops=``, for training of classifiers.
 
-    The area is uniform, the logarithm of the aspect ratio is uniform, and so is the place among those inside
-    the image. A box that does not fit is drawn again, ten times at most. Then it is the middle of the
-    image, as large as the bounds of the aspect ratio allow. That is the distribution of torchvision's
-    ``RandomResizedCrop``; the random numbers are others. As there, the box is stretched to the size of the
-    result if ``scale_mode=None`` says so.
+    The area, the logarithm of the aspect ratio, and the position inside the image are uniformly distributed.
+    A box that does not fit into the image is drawn again, up to ten attempts. After that, the box is the
+    largest one in the center of the image whose aspect ratio is within the bounds. This is the distribution
+    of torchvision's ``RandomResizedCrop``, but with other random numbers. With ``scale_mode=None`` the box is
+    stretched to the size of the result, as in torchvision.
 
     Args:
-        scale: Least and largest area, as a part of the image's.
-        ratio: Least and largest aspect ratio, width by height.
+        scale: Smallest and largest area, as fractions of the image's area.
+        ratio: Smallest and largest aspect ratio, width divided by height.
 
     Raises:
-        TypeError: ``scale`` or ``ratio`` is no two numbers.
-        ValueError: Bounds are not positive and in order.
+        TypeError: ``scale`` or ``ratio`` is not a pair of numbers.
+        ValueError: The bounds are not positive, or not in order.
 
-    Thread safety: immutable, free to share.
+    Thread safety: safe; it is immutable.
 
     Example:
         >>> crop = RandomResizedCrop(scale=(1, 1), ratio=(4 / 3, 4 / 3))
@@ -91,10 +91,10 @@ class RandomResizedCrop:
 
         Args:
             size: ``(width, height)`` of the upright image.
-            rng: NumPy's generator. One seed gives the same boxes each time.
+            rng: A NumPy generator. The same seed gives the same boxes.
 
         Raises:
-            TypeError: ``rng`` is no generator of NumPy's, or ``size`` no two numbers.
+            TypeError: ``rng`` is not a NumPy generator, or ``size`` is not two numbers.
             ValueError: ``size`` is not positive.
         """
         if not isinstance(rng, np.random.Generator):
@@ -103,20 +103,20 @@ class RandomResizedCrop:
         least, largest = self.scale
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
-            # At once, because each call takes 3 microseconds.
+            # Four numbers in one call, because a call takes 3 microseconds.
             by_area, by_aspect, across, down = rng.random(4).tolist()
             area = width * height * (least + by_area * (largest - least))
-            # In the logarithm, so that 3:4 is as likely as 4:3.
+            # Uniform in the logarithm, so that 3:4 is as likely as 4:3.
             aspect = math.exp(low + by_aspect * (high - low))
             w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            # Not below one pixel either: thin boxes of tiny images are rounded to nothing.
+            # Sides may also be rounded to 0, for thin boxes in tiny images.
             if 0 < w <= width and 0 < h <= height:
                 return int(across * (width - w + 1)), int(down * (height - h + 1)), w, h
         return _middle(width, height, self.ratio)
 
 
 def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
-    """The largest box in the middle whose aspect ratio is within the bounds."""
+    """Return the largest box in the center of an image whose aspect ratio is within the bounds."""
     # The whole image, if its own aspect ratio is within the bounds.
     w, h = width, height
     if width / height < ratios[0]:
@@ -128,20 +128,21 @@ def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class ResizeCenterCrop:
-    """The square in the middle of each image for ``crops=``, as in evaluation recipes of classifiers.
+    """The square crop box in the center of each image for ``crops=``, for evaluation of classifiers.
 
     With ``ResizeCenterCrop(256, 224)`` and ``width=224, height=224`` the result is that of torchvision's
-    ``Resize(256)`` and ``CenterCrop(224)``, but for edges that here fall on whole pixels of the image.
+    ``Resize(256)`` and ``CenterCrop(224)``, except that the edges of the box are rounded to whole pixels of
+    the image.
 
     Args:
-        resize_size: What the shorter side of the image is scaled to.
-        crop_size: Side of the square that is cut out then.
+        resize_size: Size to which the shorter side of the image is scaled.
+        crop_size: Side of the square that is then cut out of the scaled image.
 
     Raises:
-        TypeError: A size is no whole number.
+        TypeError: A size is not a whole number.
         ValueError: A size is not positive, or ``crop_size`` is larger than ``resize_size``.
 
-    Thread safety: immutable, free to share.
+    Thread safety: safe; it is immutable.
     """
 
     resize_size: int
@@ -156,10 +157,10 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, size: Size, _rng: np.random.Generator | None = None, /) -> Box:
-        """Say which box ``(x, y, width, height)`` of an upright image of this ``(width, height)`` it is.
+        """Return the box ``(x, y, width, height)`` for an upright image of size ``(width, height)``.
 
         Raises:
-            TypeError: ``size`` is no two numbers.
+            TypeError: ``size`` is not two numbers.
             ValueError: ``size`` is not positive.
         """
         width, height = _checked_size(size)
@@ -167,7 +168,7 @@ class ResizeCenterCrop:
         return x, y, w, h
 
     def _span(self, side: int, shorter: int) -> tuple[int, int]:
-        """Where the square begins along a side, and how long it is there."""
+        """Return start and length of the square along a side of the image."""
         resized = self.resize_size * side // shorter
         start = round((resized - self.crop_size) / 2)
         first = min(side - 1, round(start * side / resized))
@@ -182,23 +183,24 @@ def apply_crop(
     flip: bool = False,
     scale_mode: ScaleMode | None = "pad",
 ) -> npt.NDArray[np.float64]:
-    """Say where key points or boxes of an upright image lie in what was cut out of it and scaled.
+    """Transform key points or bounding boxes of an upright image to the cropped, scaled and mirrored image.
 
-    Coordinates are continuous: the image's left edge is 0, its right edge its width, and the middle of the
-    first pixel 0.5. What lies outside of the box comes out outside of the result; ``np.clip`` cuts it.
+    Coordinates are continuous: 0 is the left edge of the image, its width is the right edge, and 0.5 is the
+    center of the first pixel. Points outside of the crop box get coordinates outside of the result; limit
+    them with ``np.clip``.
 
     Args:
         coordinates: Points ``(..., 2)`` as x and y, or boxes ``(..., 4)`` as left, top, right and bottom.
-        box: What was cut out, ``(x, y, width, height)``: one of ``buffer.boxes``.
-        size: ``(width, height)`` of the result, as ``width=`` and ``height=`` said it.
-        flip: Whether it was mirrored: one of ``buffer.flips``.
-        scale_mode: As it was loaded.
+        box: The crop box ``(x, y, width, height)``, from ``buffer.boxes``.
+        size: ``(width, height)`` of the result, as passed for ``width=`` and ``height=``.
+        flip: Whether the image was mirrored, from ``buffer.flips``.
+        scale_mode: The ``scale_mode=`` with which the image was loaded.
 
     Returns:
-        float64 of the same shape, a copy.
+        A new float64 array of the same shape.
 
     Raises:
-        TypeError: ``box`` is no four whole numbers, or ``size`` no two.
+        TypeError: ``box`` is not four whole numbers, or ``size`` is not two.
         ValueError: The last axis has neither 2 nor 4 numbers, or a size is not positive.
 
     Thread safety: safe.
@@ -218,7 +220,7 @@ def apply_crop(
     placement = place((w, h), sides[0], sides[1], scale_mode)
     points = given.reshape(*given.shape[:-1], given.shape[-1] // 2, 2) - (x, y)
     if flip:
-        # The right edge of a box becomes its left one.
+        # [::-1], because the right edge of a box becomes its left edge.
         points[..., 0] = w - points[..., ::-1, 0]
     across, down = placement.scaled
     points = points * (across / w, down / h) + (placement.left, placement.top)
@@ -226,13 +228,13 @@ def apply_crop(
 
 
 def _whole_numbers(values: Any, count: int, message: str) -> tuple[Any, ...]:
-    """So many numbers, as ints.
+    """Return ``count`` whole numbers as a tuple of ints.
 
     Raises:
-        TypeError: They are others.
+        TypeError: ``values`` is not a sequence of ``count`` whole numbers.
     """
     if type(values) is tuple and [*map(type, values)] == [int] * count:
-        return values  # nearly always
+        return values  # the usual case, without a copy
     numbers = tuple(map(as_int, values)) if hasattr(values, "__len__") else ()
     if len(numbers) != count or None in numbers:
         raise TypeError(message)
@@ -251,18 +253,18 @@ def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, floa
     least, largest = bounds if hasattr(bounds, "__len__") and len(bounds) == 2 else ("", "")
     if not (isinstance(least, Real) and isinstance(largest, Real)):
         raise TypeError(message)
-    # Written so that NaN fails.
+    # `not (... < ...)`, so that NaN fails.
     if not 0 < least <= largest < math.inf:
         raise ValueError(message)
     return least, largest
 
 
 def _checked_box(box: object, name: str, otherwise: str = "") -> Box:
-    """A box as the caller wrote it, as plain ints.
+    """Return a crop box of the caller's as a tuple of ints.
 
     Raises:
-        TypeError: It is not four whole numbers.
-        ValueError: It begins outside the image, or is empty.
+        TypeError: The box is not four whole numbers.
+        ValueError: The box begins at a negative coordinate, or is empty.
     """
     message = f"{name} must be (x, y, width, height) in whole pixels{otherwise}, not {box!r}"
     x, y, w, h = _whole_numbers(box, 4, message)
@@ -274,17 +276,18 @@ def _checked_box(box: object, name: str, otherwise: str = "") -> Box:
 
 
 class CropPlan:
-    """Crops and flips of the images of a batch. What is random is drawn when the size of its image is known.
+    """Crops and flips of the images of a batch. Random ones are drawn when the size of the image is known.
 
     Args:
         count: Number of images.
-        crops: A box or a function for all images, or a sequence of them, or of ``None``, one an image.
+        crops: A box or a function for all images, or a sequence of boxes, functions and ``None``, one per
+            image.
         flips: A bool or a probability for all images, or bools as a sequence or a 1-D array or tensor.
-        rng: A generator or a seed; ``None``: other numbers each time.
+        rng: A generator or a seed; ``None``: unpredictable numbers.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: There is not one entry for each image, or no such box or probability.
+        ValueError: There is not one entry for each image, or a box or probability is invalid.
 
     Thread safety: threads may draw for different images at the same time.
     """
@@ -304,29 +307,29 @@ class CropPlan:
                 raise ValueError(
                     f"{name} must have one entry for each of the {count} inputs, not {len(entries)}"
                 )
-        # Boxes, and whether they were mirrored.
+        # The box, and whether it is mirrored, by the position of the image.
         self._drawn: dict[int, tuple[Box, bool]] = {}
         self._rngs: Any = [rng] * count
         is_random = any(map(callable, self._crops)) or float in map(type, self._flips)
-        # One of its own for each image: what others draw, and in which order, makes no difference to it.
+        # A seed for each image, so that its numbers do not depend on what is drawn for others, or when.
         if is_random and not (count == 1 and isinstance(rng, np.random.Generator)):
             self._rngs = np.random.default_rng(rng).integers(1 << 63, size=count)
 
     def filter(
         self, position: int, size: Size, filter: str | PictureOps | None, source: str
     ) -> PictureOps:
-        """The filters of the image at a position, its cut before those of all.
+        """Return the filters for the image at a position: its crop and flip, then those of all images.
 
         Args:
-            position: Of the image.
-            size: Of the upright image.
-            filter: The filters of all.
-            source: What it is read from, for messages.
+            position: Position of the image in the batch.
+            size: Size of the upright image.
+            filter: The filters of all images.
+            source: Name of the source in messages.
 
         Raises:
-            ConvertError: Its box does not lie inside it.
-            TypeError: A function gives what is no box.
-            ValueError: A function gives an empty box, or one that begins outside the image.
+            ConvertError: The box is not inside the image.
+            TypeError: A function returns something else than a box or ``None``.
+            ValueError: A function returns an empty box, or one that begins at a negative coordinate.
             Exception: A function raises it; a note names the image.
         """
         try:
@@ -340,8 +343,8 @@ class CropPlan:
                 f"{size[0]}x{size[1]}",
                 source=source,
             )
-        # Boxes are those of upright images, and without any filter none would be turned. Images without a
-        # box or a flip are turned, too: otherwise the orientations of one batch would differ.
+        # Make operations even if there is no filter, so that the image is turned upright: boxes are those of
+        # upright images. Also for an image without a crop or flip, so that all of the batch are upright.
         ops = picture_ops(filter)
         if ops is None:
             own = filter if isinstance(filter, str) else None
@@ -351,7 +354,7 @@ class CropPlan:
     def _draw(self, position: int, size: Size) -> tuple[Box, bool]:
         if position not in self._drawn:
             crop, flip = self._crops[position], self._flips[position]
-            # A generator takes 8 microseconds to make, and this function takes none.
+            # Making a generator takes 8 microseconds. ResizeCenterCrop does not use it.
             draws = callable(crop) and not isinstance(crop, ResizeCenterCrop)
             rng: Any = None
             if draws or isinstance(flip, float):
@@ -367,13 +370,13 @@ class CropPlan:
     def drawn(
         self, positions: Iterable[int], loaded: Container[int]
     ) -> tuple[tuple[Box | None, ...], tuple[bool, ...]]:
-        """Boxes and flips of these images, ``None`` and False for those that were not loaded."""
+        """Return boxes and flips of these images; ``None`` and False for those that were not loaded."""
         cuts = [self._drawn[at] if at in loaded else (None, False) for at in positions]
         return tuple(box for box, _ in cuts), tuple(mirror for _, mirror in cuts)
 
 
 def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
-    """One entry for each image, of one for all or of as many."""
+    """Return one crop per image, from one for all images or from a sequence."""
     if crops is None or callable(crops):
         return [crops] * count
     wanted = "must be a box (x, y, width, height), a function, or a sequence of them, one an image"
@@ -391,26 +394,26 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
 
 
 def _flip_list(flips: Any, count: int) -> list[Any]:
-    """The same for flips."""
+    """Return one flip per image, a bool or a probability, from one for all images or from a sequence."""
     if flips is None or isinstance(flips, bool | np.bool_):
         return [bool(flips)] * count
     if not isinstance(flips, Real):
         return _flags(flips)
-    chance = float(flips)
-    # Written so that NaN fails.
-    if not 0 <= chance <= 1:
+    probability = float(flips)
+    # `not (... <= ...)`, so that NaN fails.
+    if not 0 <= probability <= 1:
         raise ValueError(f"flips must be a probability from 0 to 1, not {flips!r}")
-    return [chance] * count
+    return [probability] * count
 
 
 def _flags(flips: Any) -> list[bool]:
-    """One bool each, of whatever NumPy makes a 1-D array of bools of."""
+    """Return a list of bools from a sequence, or from a 1-D array or tensor of bools."""
     message = "flips must be one True or False for each image, not"
     is_array = hasattr(flips, "__array__")
     try:
-        # Tensors one by one would be as many arrays of no dimension.
+        # Not list() of an array: it would make a zero-dimensional array or tensor of each bool.
         values = np.asarray(flips if is_array else list(flips))
-    # RuntimeError: PyTorch's, for tensors on a GPU
+    # PyTorch raises RuntimeError for some tensors.
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{message} {flips!r}: {error}") from error
     if values.shape == (0,):

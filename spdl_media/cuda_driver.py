@@ -1,7 +1,7 @@
-"""NVIDIA's driver through ctypes: streams, events, memory, copies and kernels.
+"""NVIDIA's driver API through ctypes: streams, events, memory, copies and kernels.
 
-PyTorch, CuPy and DALI work in the primary context of a device, where a stream or an event has one address
-for all of them. So none of them is needed for what they have in common.
+PyTorch, CuPy and DALI use the primary context of a device, in which the address of a stream or an event is
+valid for all of them. So the driver API suffices to work with any of them, and none must be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spdl_media.errors import TransferError
 
 LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 1, 2
-"""Addresses of the default streams. The first is 0, too."""
+"""Addresses of the default streams. 0 is the legacy one, too."""
 
 REMEDY = (
     "Start processes with the method 'spawn' or 'forkserver' (multiprocessing.get_context), or use CUDA "
@@ -30,8 +30,8 @@ _NOT_INITIALIZED, _UNSUPPORTED_PTX, _NOT_READY = 3, 222, 600
 _BLOCKING_WITHOUT_TIME, _NON_BLOCKING, _HOST_MEMORY, _MEMORY_TYPE = 3, 1, 1, 2
 _RELEASE_THRESHOLD = 4
 
-# Functions that take a microsecond. To let go of the GIL would cost as much, and milliseconds where other
-# threads want it.
+# Prefixes of functions that take about a microsecond, which are called with the GIL held: releasing it takes
+# as long, and getting it back takes milliseconds if other threads want it.
 _QUICK = (
     *("cuCtxGet", "cuCtxP", "cuEventC", "cuEventD", "cuEventQ", "cuEventR", "cuGet", "cuPointer"),
     *("cuStreamGet", "cuStreamWait"),
@@ -39,15 +39,15 @@ _QUICK = (
 
 
 class DriverError(TransferError):
-    """What the driver says when it refuses a call: the device is gone or has failed, or a stream is."""
+    """The driver refuses a call: the device or the stream is invalid or has failed."""
 
 
 class CUDAHistory:
-    """What this process, and the one that it was forked from, have done with CUDA.
+    """Whether this process, or the one that it was forked from, has used CUDA.
 
     Attributes:
-        used: CUDA was used in this process.
-        lost: This process was forked after its parent had used CUDA, so it has neither.
+        used: Whether this process has used CUDA.
+        lost: Whether this process was forked after its parent had used CUDA, so that it cannot use it.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class CUDAHistory:
         self.lost = False
 
     def check(self, purpose: str, or_else: str = "") -> None:
-        """Refuse to use CUDA after a fork.
+        """Raise if CUDA cannot be used, because of a fork.
 
         Args:
-            purpose: What is going to use it.
-            or_else: What can be done without it, for the message.
+            purpose: The feature that needs CUDA, for the message.
+            or_else: What to do without CUDA, for the message.
 
         Raises:
-            TransferError: It cannot be used.
+            TransferError: CUDA cannot be used in this process.
         """
         if self.lost:
             raise TransferError(
@@ -71,41 +71,41 @@ class CUDAHistory:
             )
 
     def before_fork(self) -> None:
-        """Called in the parent, which may have used CUDA without this package."""
+        """Note in the parent, before a fork, whether CUDA was used, even if not by this package."""
         self.used = self.used or driver_is_up()
 
     def after_fork(self) -> None:
-        """Called in the child."""
+        """Note in the child, after a fork, that it cannot use CUDA if its parent had used it."""
         self.lost, self.used = self.used or self.lost, False
 
 
 def driver_is_up(load: Callable[..., Any] = ctypes.CDLL) -> bool:
-    """Whether anything in this process has started NVIDIA's driver, whichever library it was.
+    """Whether any library in this process has initialized NVIDIA's driver.
 
     Args:
-        load: Opens a shared library.
+        load: Function that opens a shared library.
     """
     if not hasattr(os, "RTLD_NOLOAD"):
         return False
     try:
-        # To load it would be a first use of CUDA where nobody asked for one.
+        # RTLD_NOLOAD, because loading the driver would itself be a use of CUDA.
         loaded = load(LIBRARY, mode=os.RTLD_NOLOAD)
-    except OSError:  # nobody has loaded it
+    except OSError:  # not loaded
         return False
     return int(loaded.cuDeviceGetCount(byref(c_int()))) != _NOT_INITIALIZED
 
 
 HISTORY = CUDAHistory()
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(before=HISTORY.before_fork, after_in_child=HISTORY.after_fork)
 
 
 class _Functions:
-    """The driver's functions by name, for Python's numbers.
+    """The driver's functions by name; they accept Python integers.
 
     Raises:
-        OSError: There is no driver.
+        OSError: No driver is installed.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,8 @@ class _Functions:
                     f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks {name}, which the wheel of "
                     "spdl_media calls. Install a newer driver, or leave cuda= out"
                 )
-            # With the 64 bits of pointers and sizes; who takes an int looks at the lower half of them.
+            # All integers are passed as 64 bits, for pointers and sizes. An int parameter takes the lower
+            # half.
             return int(function(*(c_size_t(a) if isinstance(a, int) else a for a in arguments)))
 
         setattr(self, name, call)
@@ -129,13 +130,13 @@ class _Functions:
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """The driver's functions, started.
+    """Initialize the driver, and return its functions.
 
     Raises:
-        OSError: There is none.
+        OSError: No driver is installed.
     """
     functions = _Functions()
-    # What it says is said again by the first call that needs a device.
+    # The status is ignored: the first call that needs a device fails with the same one.
     functions.cuInit(0)
     return functions
 
@@ -144,7 +145,7 @@ def call(name: str, *arguments: Any) -> None:
     """Call a function of the driver.
 
     Raises:
-        DriverError: It fails; the message has the driver's own words. Or there is no driver.
+        DriverError: The call fails; the message has the driver's text. Or no driver is installed.
     """
     try:
         status = getattr(driver(), name)(*arguments)
@@ -157,7 +158,7 @@ def call(name: str, *arguments: Any) -> None:
 def _failure(name: str, status: int) -> str:
     words = []
     for ask in (driver().cuGetErrorName, driver().cuGetErrorString):
-        # The text is the driver's, and is never freed.
+        # The text is static memory of the driver's, which must not be freed.
         text = c_char_p()
         ask(status, byref(text))
         words.append((text.value or b"unknown").decode())
@@ -168,7 +169,7 @@ def _failure(name: str, status: int) -> str:
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver serves, such as ``"12.4"``; empty without a driver."""
+    """Return the newest CUDA version that the driver supports, such as ``"12.4"``; empty without a driver."""
     version = c_int()
     with suppress(OSError):
         driver().cuDriverGetVersion(byref(version))
@@ -179,19 +180,19 @@ def driver_version() -> str:
 def _primary_context(index: int) -> int:
     device, context = c_int(), c_void_p()
     call("cuDeviceGet", byref(device), index)
-    # Never released: all libraries of the process share it until its end.
+    # Never released, because all libraries of the process share it.
     call("cuDevicePrimaryCtxRetain", byref(context), device.value)
     return context.value or 0
 
 
 @contextmanager
 def current(index: int) -> Iterator[None]:
-    """A block in which the device of this number is the current one, and no other is started for it.
+    """Make a device current in a ``with`` block, without initializing other devices.
 
     Raises:
-        DriverError: The driver refuses, or there is none.
+        DriverError: The driver refuses, or none is installed.
     """
-    # Pushed and popped, since the thread may be in the middle of another library's work.
+    # Push and pop, because the caller may be in the middle of another library's work on another device.
     call("cuCtxPushCurrent_v2", _primary_context(index))
     try:
         yield
@@ -200,15 +201,15 @@ def current(index: int) -> Iterator[None]:
 
 
 def one_name(stream: int) -> int:
-    """The address of a stream, of which the default one has two."""
+    """Return the address of a stream; for the legacy default stream, 1 instead of 0."""
     return stream or LEGACY_DEFAULT
 
 
 def new_stream(index: int) -> int:
-    """The address of a new stream, which waits for no default stream.
+    """Create a stream that does not synchronize with the default streams, and return its address.
 
     Raises:
-        DriverError: The driver refuses, or there is none.
+        DriverError: The driver refuses, or none is installed.
     """
     stream = c_void_p()
     with current(index):
@@ -217,10 +218,12 @@ def new_stream(index: int) -> int:
 
 
 def allocate(nbytes: int, index: int, stream: int) -> int:
-    """The address of memory that may be used behind all that stands on a stream, from the driver's pool.
+    """Allocate memory in stream order from the driver's pool, and return its address.
+
+    The memory may be used by work that is queued on the stream afterwards.
 
     Raises:
-        DriverError: There is not enough.
+        DriverError: The device is out of memory.
     """
     address = c_void_p()
     with current(index):
@@ -231,7 +234,7 @@ def allocate(nbytes: int, index: int, stream: int) -> int:
 
 @lru_cache(maxsize=32)
 def _keep_memory(index: int) -> None:
-    # Or the pool would give all that is free back to the system whenever somebody waits for the device.
+    # By default, the pool returns all free memory to the system at every synchronization of the device.
     device, pool = c_int(), c_void_p()
     call("cuDeviceGet", byref(device), index)
     call("cuDeviceGetDefaultMemPool", byref(pool), device.value)
@@ -239,21 +242,21 @@ def _keep_memory(index: int) -> None:
 
 
 def free(address: int, index: int, stream: int) -> None:
-    """Give memory of :func:`allocate` back behind all that stands on the stream."""
-    # What a device that has failed says of it is said to whoever uses that next.
+    """Free memory of :func:`allocate` after the work that is queued on the stream."""
+    # Errors are ignored: the next use of a device that has failed raises one, too.
     with suppress(DriverError), current(index):
         driver().cuMemFreeAsync(address, stream)
 
 
 class Event:
-    """A point in the work of a stream. To wait for it on the host takes no CPU time.
+    """A CUDA event. Waiting for it on the host takes no CPU time.
 
     Args:
-        index: Number of the device.
-        stream: Address of a stream of it; the event stands behind all that was put there.
+        index: Index of the device.
+        stream: Address of a stream of the device. The event is reached after all work queued on it so far.
 
     Raises:
-        TransferError: The stream is gone, or the device.
+        TransferError: The stream or the device is invalid.
 
     Thread safety: safe.
     """
@@ -266,25 +269,25 @@ class Event:
         self._index = index
         with current(index):
             call("cuEventCreate", byref(address), _BLOCKING_WITHOUT_TIME)
-            # Before it is recorded, or an event whose stream is gone would never be destroyed.
+            # Set before cuEventRecord, so that __del__ destroys the event even if the stream is invalid.
             self._address = address.value
             call("cuEventRecord", self._address, stream)
 
     def is_done(self) -> bool:
-        """Whether it was reached.
+        """Whether the event was reached.
 
         Raises:
             TransferError: Work before it failed.
         """
         with current(self._index):
-            # Not by call: that it is not reached yet is an answer, not an error.
+            # Not by call(), because "not ready" is not an error here.
             status = driver().cuEventQuery(self._address)
         if status not in (0, _NOT_READY):
             raise DriverError(_failure("cuEventQuery", status))
         return not status
 
     def synchronize(self) -> None:
-        """Wait on the host until it is reached, in any thread.
+        """Wait on the host until the event is reached, in any thread.
 
         Raises:
             TransferError: Work before it failed.
@@ -293,40 +296,40 @@ class Event:
             call("cuEventSynchronize", self._address)
 
     def delay(self, stream: int) -> None:
-        """Let later work on a stream of the device wait for it; the host does not wait.
+        """Make later work on a stream of the device wait for the event; the host does not wait.
 
         Raises:
-            DriverError: The stream is gone.
+            DriverError: The stream is invalid.
         """
         with current(self._index):
             call("cuStreamWaitEvent", stream, self._address, 0)
 
     def __del__(self) -> None:
-        # The driver's own is kept until it is reached. A forked child has no driver.
+        # The driver frees the event once it is reached. A forked child cannot call the driver.
         if self._address is not None and not HISTORY.lost:
             with suppress(Exception), current(self._index):
                 driver().cuEventDestroy_v2(self._address)
 
 
 def wait_for(index: int, stream: int, others: Iterable[int]) -> None:
-    """Let later work on a stream wait for what stands on others of the device; the host does not wait."""
+    """Make later work on a stream wait for the work queued on other streams; the host does not wait."""
     try:
         for other in {one_name(one) for one in others} - {one_name(stream)}:
             Event(index, other).delay(stream)
-    except TransferError:  # a stream is gone, and what stood on it cannot be named
+    except TransferError:  # a stream no longer exists, so wait for all work of the device
         with current(index):
             driver().cuCtxSynchronize()
 
 
 def device_of_stream(address: int) -> int | None:
-    """Number of the device that a stream was made for; ``None``: any, or the driver does not say.
+    """Return the index of the device of a stream; ``None`` for a default stream, or if it is unknown.
 
     Args:
-        address: Of a ``cudaStream_t``. The driver takes it at its word.
+        address: Address of a ``cudaStream_t``. The driver does not check whether it is one.
     """
     context, device = c_void_p(), c_int()
     with suppress(OSError):
-        # The default streams belong to whatever device is the current one.
+        # The default streams belong to the device that is current.
         if address > PER_THREAD_DEFAULT and not driver().cuStreamGetCtx(address, byref(context)):
             if driver().cuCtxPushCurrent_v2(context):
                 return None
@@ -337,15 +340,15 @@ def device_of_stream(address: int) -> int | None:
 
 
 def is_pinned(index: int, address: int) -> bool:
-    """Whether the driver knows the host memory at an address, so that it is copied in the background.
+    """Whether the host memory at an address is pinned, so that copies are asynchronous.
 
     Raises:
-        DriverError: There is no driver.
+        DriverError: No driver is installed.
     """
     kind = c_int()
     with current(index):
         status = driver().cuPointerGetAttribute(byref(kind), _MEMORY_TYPE, address)
-    # An error means memory that the driver has never seen: it is pageable.
+    # An error means that the driver does not know the memory: it is pageable.
     return not status and kind.value == _HOST_MEMORY
 
 
@@ -355,7 +358,7 @@ _LOADING = threading.Lock()
 # The device is part of the key, because a module belongs to one context.
 @lru_cache(maxsize=256)
 def _function(_index: int, ptx: bytes, name: str) -> int:
-    """A function of a module that is loaded into the current context, that of the device."""
+    """Load PTX into the current context, which must be that of the device, and return a function in it."""
     module, function = c_void_p(), c_void_p()
     call("cuModuleLoadData", byref(module), ptx)
     call("cuModuleGetFunction", byref(function), module, name.encode())
@@ -373,19 +376,19 @@ def launch(
     """Run a kernel that takes one struct by value.
 
     Args:
-        index: Number of the device.
-        stream: Where it stands in line.
+        index: Index of the device.
+        stream: Address of the stream on which the kernel is queued.
         kernel: PTX, which the driver compiles for the device at its first use, and the function's name.
-        grid: Blocks.
-        block: Threads of each.
-        argument: A NumPy array with the struct.
+        grid: Number of blocks along x, y and z.
+        block: Number of threads in a block along x, y and z.
+        argument: A NumPy array that contains the struct.
 
     Raises:
-        TransferError: The driver refuses it.
+        TransferError: The driver refuses the launch.
     """
-    # The driver copies the struct at once, so it may go when this returns.
+    # The driver copies the struct during the call, so it may be freed afterwards.
     arguments = (c_void_p * 1)(argument.ctypes.data)
     with current(index):
-        with _LOADING:  # or threads would compile it at the same time
+        with _LOADING:  # so that threads do not compile the PTX at the same time
             function = _function(index, *kernel)
         call("cuLaunchKernel", function, *grid, *block, 0, stream, arguments, None)

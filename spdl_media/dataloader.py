@@ -1,4 +1,4 @@
-"""A loader in the style of PyTorch over a pipeline: source, preprocessor, batches, aggregator, transfer."""
+"""A data loader like PyTorch's, built on a pipeline: source, preprocessor, batches, aggregator, transfer."""
 
 from __future__ import annotations
 
@@ -56,72 +56,72 @@ class DataLoader:
         src -> preprocessor -> batches -> aggregator -> transfer_fn -> buffer -> iteration
                (num_threads)              (num_threads) (one thread)   (buffer_size)
 
-    Each iteration is an *epoch*. It begins to load when ``iter()`` is called, and its threads end
-    when it is complete, stopped early, or garbage collected. ``None`` from a preprocessor,
-    aggregator or transfer drops the item. What fails is dropped and recorded in :attr:`failures`;
-    see ``max_failures``.
+    Each iteration is an *epoch*. Loading begins when ``iter()`` is called. The threads end when the epoch is
+    complete, stopped early, or garbage-collected. If a preprocessor, aggregator or transfer returns ``None``,
+    the item is dropped. An item that fails is dropped and recorded in :attr:`failures`; see ``max_failures``.
 
     Args:
         src: The items: an iterable, which is iterated in a thread of its own, an async iterable, or a
-            map-style dataset with a length. What can be iterated both ways is iterated asynchronously.
-            A dataset, and that of a :class:`~spdl_media.source.MapIterator`, is read in the threads,
-            and where it has ``None`` the item is dropped. One with ``set_epoch`` (the
-            samplers of :mod:`spdl_media.source`) is told the epoch.
+            map-style dataset with a length. An object that is iterable in both ways is iterated
+            asynchronously. A dataset, also that of a :class:`~spdl_media.source.MapIterator`, is read in the
+            loader's threads, and a ``None`` in it is dropped. If the source has ``set_epoch``, as the
+            samplers of :mod:`spdl_media.source` do, it is called with the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
-            from an item to a sample, or several. If it has a parameter named ``rng``, it gets
-            :func:`sample_rng` of the item there. Without one, items are samples.
-        batch_size: Samples of a batch. ``None``: samples come one by one.
-        drop_last: Drop a last batch that is smaller.
-        aggregator: A function or coroutine function from the list of samples of a batch to what the
-            loader gives; without ``batch_size``, from each sample. Several calls run at a time.
-            Without one, batches are lists, or with ``to=`` what :func:`~spdl_media.collate` makes.
-        transfer_fn: Applied last, such as a copy to a GPU: in a thread of its own, one batch after
-            the other.
-        to: ``"torch"``, ``"numpy"`` or ``"jax"``: buffers and arrays in what iteration gives become arrays of
+            that turns an item into one sample, or into several. If it has a parameter named ``rng``, it
+            receives :func:`sample_rng` of the item. Without a preprocessor, the items are the samples.
+        batch_size: Number of samples in a batch. ``None``: no batches, but single samples.
+        drop_last: Whether to drop the last batch if it is smaller.
+        aggregator: A function or coroutine function that turns the list of samples of a batch, or without
+            ``batch_size`` each sample, into a result of the loader. Several calls run concurrently. Without
+            an aggregator, batches are lists, or with ``to=`` the results of :func:`~spdl_media.collate`.
+        transfer_fn: A function that is applied last, such as a copy to a GPU. It runs in a thread of its own,
+            for one batch at a time.
+        to: ``"torch"``, ``"numpy"`` or ``"jax"``: convert buffers and arrays in the results to arrays of
             that library, as by :func:`~spdl_media.to_torch`, :func:`~spdl_media.to_numpy` or
-            :func:`~spdl_media.to_jax`. On a device it is the consumer's stream that waits for them.
-        buffer_size: Finished batches that may wait.
-        num_threads: Threads, and the calls of the preprocessor and of the aggregator that may run
-            at a time. ``None``: as many as the cores that this process may use, and at least 8 of coroutines.
-            More of them help where files are slow to read, such as over a network.
-        timeout: Seconds to wait for a batch before a ``TimeoutError``. Iteration may continue after
-            it. ``None``: no limit.
-        output_order: ``"completion"``: whatever is ready first. ``"input"``: in the order of the
-            source.
-        max_failures: How many items (``int``), or which part of them (``float`` or ``Fraction`` up to 1), may
-            fail before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
-            half of them, so that an epoch in which everything fails is an error.
-            ``float("inf")`` or -1: any number.
+            :func:`~spdl_media.to_jax`. On a device, the consumer's stream waits for them.
+        buffer_size: Number of finished batches that are kept ahead of the consumer.
+        num_threads: Number of threads, and of concurrent calls of the preprocessor and of the aggregator.
+            ``None``: the number of cores that this process may use, for coroutines at least 8. More threads
+            help if reading files is slow, such as over a network.
+        timeout: Seconds to wait for a batch before a ``TimeoutError``, after which iteration may continue.
+            ``None``: no limit.
+        output_order: ``"completion"``: results in the order in which they are ready. ``"input"``: in the
+            order of the source.
+        max_failures: Number (``int``) or fraction (``float`` or ``Fraction`` up to 1) of items that may fail
+            before the epoch ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``: half of the
+            items, so that an epoch in which everything fails is an error. ``float("inf")`` or -1: any number.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
-            its own. An exception from it ends the epoch.
-        on_error: What becomes of an item that fails in the preprocessor or the source's dataset. It counts
-            as a failure in each case. ``"skip"`` drops it. ``"raise"`` ends the epoch, as
-            ``max_failures=0`` does. ``"replace"`` puts a good sample of the same rank's share in its place,
-            see :attr:`replaced`; the source must have positions, as sequences, samplers and datasets have.
-            A function ``f(item, error)`` makes the sample, of the item as the source gave it (the key, for
-            a dataset), or drops it by ``None``; what it raises is the failure of the item instead.
-        executor: Where the preprocessor runs and the source's dataset is read, instead of in threads: a
-            description such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`, of which each epoch
-            makes its own, or a ``concurrent.futures.Executor`` of yours. They must be plain functions.
-        num_processes: Processes that do so instead, each in ``num_threads`` threads (``None``: the cores,
-            shared out). Without preprocessor and dataset they run the aggregator.
-        cache: Bytes of samples, pickled, to keep in memory for later epochs, by items as the source gave
-            them, which must be hashable. Not for preprocessors that are generators, need ``rng``, or are an
-            ``ImageRecipe`` that draws.
+            its own. If it raises, the epoch ends.
+        on_error: What to do with an item that fails in the preprocessor or the source's dataset. In each
+            case it counts as a failure. ``"skip"`` drops the item. ``"raise"`` ends the epoch, as
+            ``max_failures=0`` does. ``"replace"`` uses a good sample of the same rank instead, see
+            :attr:`replaced`; the source must have positions, as sequences, samplers and datasets do. A
+            function ``f(item, error)`` returns the sample to use, or ``None`` to drop the item; ``item`` is
+            the source's item (for a dataset, the key). If the function raises, that is recorded as the
+            failure of the item.
+        executor: The executor in which the preprocessor runs and the source's dataset is read, instead of in
+            the loader's threads: a config such as :class:`~spdl_media.pipeline.ProcessPoolExecutorConfig`,
+            from which each epoch makes its own executor, or a ``concurrent.futures.Executor``. The
+            preprocessor must then be a plain function.
+        num_processes: Number of processes in which the preprocessor runs and the dataset is read instead,
+            with ``num_threads`` threads each (``None``: the cores divided among the processes). Without
+            preprocessor and dataset, the processes run the aggregator.
+        cache: Bytes of memory in which to keep pickled samples for later epochs. The keys are the source's
+            items, which must be hashable. Not for preprocessors that are generators, take ``rng``, or are an
+            ``ImageRecipe`` with random operations.
         seed: Seed of :func:`sample_rng`.
 
     Raises:
-        TypeError: An argument of the wrong type, such as a ``transfer_fn`` that is a coroutine
-            function.
-        ValueError: A number that is too small, an unknown order or policy, ``drop_last`` without
-            ``batch_size``, or an ``on_error`` that does not go with ``max_failures`` or the preprocessor.
+        TypeError: An argument has the wrong type; for example, ``transfer_fn`` is a coroutine function.
+        ValueError: A number is too small, an order or policy is unknown, ``drop_last`` is given without
+            ``batch_size``, or ``on_error`` cannot be combined with ``max_failures`` or the preprocessor.
         MissingDependencyError: The library that ``to`` names is not installed.
-        PipelineError: The preprocessor cannot be pickled, and ``executor`` needs that.
+        PipelineError: The preprocessor cannot be pickled, but ``executor`` needs that.
 
-    Iterate by ``for`` or ``async for``. A loader can be pickled if its source and functions can; the copy
-    goes on where the loader is.
+    Iterate with ``for`` or ``async for``. A loader can be pickled if its source and functions can; the copy
+    continues at the loader's position.
 
-    Thread safety: an iterator serves one thread at a time; the loader itself is used by one thread.
+    Thread safety: an iterator serves one thread at a time. Use the loader itself from one thread.
 
     Example:
         >>> loader = DataLoader(range(10), preprocessor=str, batch_size=4, output_order="input")
@@ -150,30 +150,30 @@ class DataLoader:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # `src` stays as it was given; a dataset is read through a MapIterator.
+        # `src` keeps the argument; a dataset is read through a MapIterator.
         self._source = SharedSource(checked_source(self.src))
         check_arguments(self, self._source.fetch)
         if self.to is not None:
             check_choice("to", self.to, tuple(CONVERTERS))
-            # A missing package raises here, before anything is loaded.
+            # Raises here if the package is missing, before anything is loaded.
             CONVERTERS[self.to](())
         self.seed = check_int("seed", self.seed, at_least=0)
-        # Of the loader, not of an iteration: later epochs are to find what earlier ones made.
+        # The cache belongs to the loader, so that later epochs find the samples of earlier ones.
         self._samples = None if self.cache is None else SampleCache(self.cache)
-        # Of the next iteration, if the user chose it here; else its epoch.
+        # State of the next iteration, if set_epoch or load_state_dict has set it. Otherwise only its epoch.
         self._pinned: State | None = None
         self._next_epoch = 0
-        # Of the latest iteration, until that is complete.
+        # Ledger of the latest iteration, until that is complete.
         self._ledger: Ledger | None = None
-        # Of the latest iteration.
+        # Pipeline of the latest iteration.
         self._pipeline: Pipeline[Any] | None = None
-        # Of what iteration has handed out last.
+        # Tags of the samples in the batch that was handed out last.
         self._tags: Sequence[Tag] = ()
-        # Together they name an iteration alike on all ranks.
+        # Together they identify an iteration, with the same value on all ranks.
         self._origin, self._num_iterations = origin_of_loader(), 0
 
     def __len__(self) -> int:
-        """The batches of an epoch in which nothing is dropped or fails (without ``batch_size``, the samples).
+        """Number of batches (or samples) in an epoch in which nothing fails or is dropped.
 
         Raises:
             TypeError: The source has no length, or the preprocessor is a generator.
@@ -188,25 +188,26 @@ class DataLoader:
             name = type(self._source.source).__name__
             raise TypeError(f"the loader has no length, because its source, a {name}, has none")
         size = self.batch_size or 1
-        # Rounded up without floats, which are not exact for large numbers.
+        # Round up in integers, because floats are not exact for large numbers.
         return length // size if self.drop_last else -(-length // size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on with that of :meth:`load_state_dict`.
+        """Begin the next epoch, or continue that of :meth:`load_state_dict`.
 
         Raises:
-            TimeoutError: The source is an iterator, or has a state, and is still in a read of the last
-                iteration. Another try may follow when that has ended.
-            ValueError: The source can be read once, and was read; or ``on_error="replace"`` needs positions,
-                which it does not have; or ranks of ``torch.distributed`` differ in its seed, length or epoch.
+            TimeoutError: The source is an iterator, or has a state, and the last iteration is still reading
+                from it. Try again when that read has ended.
+            ValueError: The source can be read only once, and was read; or it has no positions, which
+                ``on_error="replace"`` needs; or ranks of ``torch.distributed`` differ in seed, length or
+                epoch.
         """
         return self._iterate(Epoch)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """Do as :meth:`__iter__` for a task of any event loop, which goes on with others meanwhile.
+        """Begin the next epoch for an asynchronous consumer, in any event loop.
 
-        A task that is cancelled while it waits for a batch, such as by ``asyncio.timeout``, loses none: the
-        iterator may be asked again.
+        If the task is cancelled while it waits for a batch, such as by ``asyncio.timeout``, no batch is lost:
+        the iterator can still be used.
 
         Raises:
             TimeoutError: As in :meth:`__iter__`.
@@ -216,21 +217,21 @@ class DataLoader:
 
     def _iterate(self, kind: type[E]) -> E:
         start = self._begin()
-        # Counted even if the comparison fails, so that all ranks go on with the same number.
+        # Counted even if the comparison fails, so that the number stays the same on all ranks.
         self._num_iterations += 1
         key = f"{self._origin}/{self._num_iterations}"
-        # Before the pipeline starts: a rank that differs should load nothing.
+        # Before the pipeline starts, so that a rank that differs loads nothing.
         compare_ranks(self, self._source.source, start.epoch, key)
         ledger = Ledger(self._from_here(start))
         self._pipeline = LoaderStages(self, start, ledger).pipeline()
-        # Only now: had the pipeline failed, the state would still be that of the last iteration.
+        # Set last: if making the pipeline fails, the state stays that of the last iteration.
         self._ledger = ledger
         self._pinned, self._next_epoch = None, start.epoch + 1
         return kind(self, self._pipeline, ledger)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments and the place in the epoch: a copy in another process goes on from there."""
-        # A pipeline has threads, and the ledger belongs to it.
+        """Return the arguments and the state of the epoch, so that a pickled copy continues from there."""
+        # Without the pipeline, which has threads, and the ledger, which belongs to it.
         state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
         if self._ledger is not None:
             state["_pinned"] = self._ledger.state()
@@ -238,35 +239,35 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next iteration.
+        """Number of the epoch of the next iteration.
 
         Raises:
-            Exception: The source's own ``epoch`` or ``__len__`` raises.
+            Exception: The source's ``epoch`` or ``__len__`` raises.
         """
         return self._upcoming().epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, which begins at its start.
+        """Set the epoch of the next iteration, which starts at the epoch's beginning.
 
         Raises:
-            ValueError: The epoch is negative.
+            ValueError: ``epoch`` is negative.
         """
         self._pin(self._fresh(check_int("epoch", epoch, at_least=0)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is done, so that a loader made the same way can resume, in any process.
+        """Return the state, from which a loader made with equal arguments can resume, in any process.
 
-        A batch is done when iteration has handed it out, not before. After the end of an epoch, the
-        state is the beginning of the next one.
+        A batch counts as done when iteration has handed it out. After the end of an epoch, the state is the
+        beginning of the next one.
 
         Returns:
-            Plain numbers, lists and dictionaries, which can be written as JSON; under ``"source"``,
-            what ``state_dict`` of a source that has one returned, copied.
+            Numbers, lists and dictionaries, which can be written as JSON. If the source has ``state_dict``, a
+            copy of its result is under ``"source"``.
 
         Thread safety: call it in the thread that iterates.
 
         Raises:
-            Exception: The source's own ``state_dict`` raises, or what it returns cannot be copied.
+            Exception: The source's ``state_dict`` raises, or its result cannot be copied.
         """
         ledger = self._ledger
         state = self._from_here(self._upcoming()) if ledger is None else ledger.state()
@@ -277,27 +278,28 @@ class DataLoader:
     ) -> None:
         """Make the next iteration resume where :meth:`state_dict` was called.
 
-        It gives the rest of that epoch, each sample once; with ``output_order="input"`` in the same
-        order, and in the same batches if the batch size is the same. A sequence or sampler is
-        indexed, a source with ``load_state_dict`` gets its state, and any other iterable is read
-        from its start again without processing the items that are done. The seed is taken from the
-        state.
+        The iteration gives the rest of that epoch, each sample once. With ``output_order="input"`` the
+        samples have the same order as without the interruption, and with an equal batch size they are in the
+        same batches. A sequence or sampler is read by index, a source with ``load_state_dict`` gets its
+        state, and any other iterable is read from its start again without processing the items that are done.
+        The seed is taken from the state.
 
         Args:
-            state_dict: What :meth:`state_dict` of a loader with an equal source returned. Or a sequence of
-                those of all ranks, saved at one time: what is left of the epoch is shared out anew over the
-                ranks that there are now, each sample once. The sampler treats a last round that is too short
-                for all ranks as ever. The order stays that of the epoch; ``rng`` of a sample stays the same.
+            state_dict: The result of :meth:`state_dict` of a loader with an equal source. Or a sequence of
+                the states of all ranks, saved at one time: then the rest of the epoch is redistributed over
+                the current ranks, each sample once. If the last round is too short for all ranks, the
+                sampler's ``uneven`` applies. The order stays that of the epoch, and each sample keeps its
+                ``rng``.
 
         Raises:
-            TypeError: It is no mapping, or states of several ranks are loaded for a source that is not shared
-                out by a sampler of :mod:`spdl_media.source`, ``ImageFolder`` or ``Shards``.
-            ValueError: It is no such state, or that of a source of another length or kind, or of a sampler
-                with another seed, rank or world size. Of several, one is missing, or they are of different
-                epochs.
+            TypeError: The state is not a mapping; or states of several ranks are given, but the source is not
+                distributed by a sampler of :mod:`spdl_media.source`, ``ImageFolder`` or ``Shards``.
+            ValueError: The state is invalid, or is that of a source of another length or kind, or of a
+                sampler with another seed, rank or world size. Of several states, one is missing, or they are
+                of different epochs.
         """
         state = loaded_state(state_dict, self._fresh(0), self._source.source)
-        # Random numbers of the rest must be those of the samples that are done.
+        # The remaining samples must draw from the same seed as those that are done.
         self.seed = state.seed
         self._pin(state)
 
@@ -308,14 +310,14 @@ class DataLoader:
 
     @property
     def failure_counts(self) -> Mapping[str, int]:
-        """How many inputs failed in the latest iteration, by name of the stage."""
+        """Number of inputs that failed in the latest iteration, by the name of the stage."""
         return {} if self._pipeline is None else self._pipeline.failure_counts
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
-        """The rows of the batch that iteration gave last whose own items failed (see ``on_error``).
+        """Rows of the last batch that have a replacement, because their items failed (see ``on_error``).
 
-        Ask in the thread that iterates, before the next batch.
+        Thread safety: read it in the thread that iterates, before the next batch.
         """
         return tuple(
             Replaced(row, tag[0], tag.item, tag.by)
@@ -341,13 +343,13 @@ class DataLoader:
         return self._fresh(self._next_epoch if chosen is None else chosen)
 
     def _from_here(self, start: State) -> State:
-        """Add where an iterator is now: it has no start to which a state without it could lead back."""
+        """Add the current state of a source that is an iterator, because it cannot be iterated anew."""
         if self._pinned is not None or not self._source.leads_back or start.snapshot is not None:
             return start
         return replace(start, snapshot=self._source.snapshot(0))
 
     def _begin(self) -> State:
-        """Return where the next iteration starts, once no former one reads the source any more."""
+        """Return the state from which the next iteration starts, after earlier ones have stopped reading."""
         start = self._upcoming()
         source = self._source.source
         iterator, leads_back = iterator_in(source), self._source.leads_back
@@ -366,7 +368,7 @@ class DataLoader:
                 "__iter__ starts anew",
                 UserWarning,
             )
-        # After the checks: from here on, former iterations read nothing.
+        # After the checks, because from here on earlier iterations cannot read the source.
         self._source.take_turn()
-        # An iterator was read further than what was handed out; its state leads back to there.
+        # An iterator was read ahead of what was handed out. Its state leads back there.
         return self._ledger.state() if leads_back and self._ledger is not None else start

@@ -1,4 +1,4 @@
-"""Data sets as sources: a folder of classes, and a mixture of other sources. Both are read by position."""
+"""Datasets as sources, which are read by position: a folder of classes, and a mixture of other sources."""
 
 from __future__ import annotations
 
@@ -21,42 +21,43 @@ __all__ = ("ImageFolder", "Mix")
 _FORMATS = "avif bmp gif heic heif jp2 jpeg jpg pgm png ppm tif tiff webp"
 _IMAGES = tuple(f".{name}" for name in _FORMATS.split())
 
-# How many names an error lists.
+# Maximum number of names that an error message lists.
 _MAX_LISTED = 5
 
 
 class ImageFolder(MapIterator[tuple[str, int]]):
     """Pairs ``(path, class)`` of the files in a folder that has a subfolder for each class.
 
-    Classes are numbered in the order of their names. The files of a class are those of its folder and of
-    all folders below it, sorted as by torchvision's ``ImageFolder``, so that both number them alike. Files
-    beside the folders of classes are left out. Links are followed.
+    Classes are numbered in the order of their names. The files of a class are those in its folder and in
+    all folders below it, sorted as by torchvision's ``ImageFolder``, so that both have the same indices.
+    Files directly in ``root`` are ignored. Links are followed.
 
     Each iteration is the next epoch. A :class:`~spdl_media.DataLoader` resumes by index.
 
     Args:
-        root: The folder. It is searched once, here.
-        shuffle: Give another order in each epoch, which depends on ``seed`` and the epoch alone.
-        seed: All ranks must have the same.
-        rank: The process that the files are for; as for
-            :class:`~spdl_media.source.DistributedRandomSampler`, as are the next two.
-        world_size: How many processes there are.
-        uneven: What becomes of a last round with fewer files than ranks.
-        extensions: Endings of the files to take, whatever their case. ``None``: those of images.
-        allow_empty: Take classes without files, too.
+        root: The folder. It is searched once, when the object is made.
+        shuffle: Whether to shuffle in each epoch. The order depends only on ``seed`` and the epoch.
+        seed: Seed of the order. All ranks must have the same.
+        rank: Rank of the process that reads the files; as for
+            :class:`~spdl_media.source.DistributedRandomSampler`.
+        world_size: Number of ranks; as for :class:`~spdl_media.source.DistributedRandomSampler`.
+        uneven: What to do with a last round of fewer files than ranks; as for
+            :class:`~spdl_media.source.DistributedRandomSampler`.
+        extensions: File name extensions to include, in any case. ``None``: those of images.
+        allow_empty: Whether to allow classes without files.
 
     Attributes:
         classes: Names of the classes, sorted.
-        class_to_idx: The number of each.
-        samples: All pairs, in the order of the paths; a sequence.
-        targets: The class of each, int64.
+        class_to_idx: Index of each class, by name.
+        samples: All pairs, sorted by path; a sequence.
+        targets: Class of each file, int64.
         epoch: The epoch of the next iteration.
 
     Raises:
-        NotADirectoryError: ``root`` is no folder.
-        FileNotFoundError: There are no folders of classes, classes without files, or links that lead nowhere
-            or in a circle; these are listed.
-        ValueError: An extension does not begin with a dot, or as for the samplers.
+        NotADirectoryError: ``root`` is not a folder.
+        FileNotFoundError: There are no class folders, or there are classes without files, or broken or
+            circular links. The message lists the classes or links.
+        ValueError: An extension does not begin with a dot, or an argument of the sampler is invalid.
 
     Thread safety: iterators are independent; begin each in one thread at a time.
 
@@ -87,12 +88,12 @@ class ImageFolder(MapIterator[tuple[str, int]]):
             raise ValueError(f"extensions must be endings such as ('.jpg',), not {extensions!r}")
         broken: list[str] = []
         found: dict[str, list[str]] = {}
-        # By the path of the folder, then by name.
+        # Sorted by the path of the folder, then by name.
         for folder, paths in sorted(_walk(os.fspath(root), suffixes, broken)):
-            # The root itself has no part, so its files are found under "".
+            # The root itself has no relative part, so its files are under "".
             name = "".join(Path(folder).relative_to(root).parts[:1])
             found.setdefault(name, []).extend(sorted(paths))
-        del found[""]  # files next to the folders of classes
+        del found[""]  # files directly in the root
         if broken:
             raise FileNotFoundError(
                 f"links lead nowhere or in circles: {_some(broken)}. Remove them"
@@ -110,17 +111,18 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         self.classes = list(found)
         self.class_to_idx = {name: index for index, name in enumerate(found)}
         self.targets = np.repeat(np.arange(len(found), dtype=np.int64), [*map(len, found.values())])
-        # Pairs are made when asked for: a million would take 60 MB, besides their paths.
+        # Pairs are made on access: a million of them would take 60 MB, besides their paths.
         pair = partial(_pair, [path for paths in found.values() for path in paths], self.targets)
         self.samples = Mapped(pair, range(len(self.targets)))
-        # Without shuffling a last round that is left out is warned of, once, by the sampler.
+        # Without shuffling, the sampler warns once if it leaves out the last round.
         kind: Any = DistributedRandomSampler if shuffle else DistributedDeterministicSampler
         order: Any = {"seed": seed} if shuffle else {}
         order |= {"rank": rank, "world_size": world_size, "uneven": uneven}
         super().__init__(self.samples, kind(len(self.targets), **order))
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        # Of its own, for there is nothing to fetch: a DataLoader has a stage less.
+        # A DataLoader does not read a source that has its own __iter__ by key, which saves a stage. Pairs
+        # need no reading in threads.
         return super().__iter__()
 
 
@@ -131,9 +133,9 @@ def _pair(paths: Sequence[str], targets: npt.NDArray[np.int64], position: int) -
 def _walk(
     folder: str, suffixes: tuple[str, ...], broken: list[str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each folder, from this one on, with the paths of its files."""
+    """Yield this folder and all folders below it, each with the paths of its files."""
     folders, paths = [], []
-    # Not pathlib: the system says with each name what it is, so that 100,000 files take 0.15 s.
+    # Not pathlib: scandir gets the types of entries with the names, so that 100,000 files take 0.15 s.
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink() and _is_broken(Path(entry.path)):
@@ -148,7 +150,7 @@ def _walk(
 
 
 def _is_broken(link: Path) -> bool:
-    # A link to a folder that it lies in would be followed for ever.
+    # A link to a folder that contains it would be followed forever.
     return not link.exists() or link.parent.resolve().is_relative_to(link.resolve())
 
 
@@ -160,32 +162,32 @@ def _some(names: Sequence[str]) -> str:
 class Mix(MapIterator[Any]):
     """Items of several sources in given proportions, in random order.
 
-    An epoch has exactly the share of each source that its weight says, to the nearest whole number. A source
-    that is used up goes on with its own next epoch, and one that is not goes on in the next epoch of the
-    mixture where it was: no item of a source comes again before all others have come.
+    In each epoch, the number of items of a source is exactly its share by weight, rounded to a whole number.
+    An exhausted source continues with its own next epoch. A source that is not exhausted continues in the
+    next epoch of the mixture. So no item of a source is repeated before all its others have been used.
 
-    The order depends on ``seed`` and the epoch alone. A :class:`~spdl_media.DataLoader` resumes by index, and
-    reads map-style datasets in its threads. Ranks are split by the sources, each by itself, and what a rank
-    has of one depends on what it had in the epochs before: so a loader takes the state of its own rank, and
-    the number of ranks changes between two epochs alone.
+    The order depends only on ``seed`` and the epoch. A :class:`~spdl_media.DataLoader` resumes by index, and
+    reads map-style datasets in its threads. Each source splits its items among the ranks itself, and which
+    of them a rank gets in an epoch depends on its earlier epochs. So a loader can load only the state of its
+    own rank, and the number of ranks may change only between two epochs.
 
     Args:
-        sources: What is read by position: :class:`~spdl_media.ImageFolder`,
+        sources: Sources that can be read by position: :class:`~spdl_media.ImageFolder`,
             :class:`~spdl_media.source.MapIterator`, samplers, sequences, map-style datasets, other mixtures.
-        weights: The proportions of the sources in an epoch. 0: none. ``None``: those of their lengths, so
-            that each item comes once.
-        length: Items of an epoch, of this rank. ``None``: the sum of the lengths of the sources that have
-            weight.
-        seed: Of the order. All ranks should have the same.
+        weights: Proportions of the sources in an epoch; a source of weight 0 is not used. ``None``: in
+            proportion to their lengths, so that each item is used once.
+        length: Number of items in an epoch of this rank. ``None``: the sum of the lengths of the sources with
+            a weight above 0.
+        seed: Seed of the order. All ranks should have the same.
 
     Attributes:
-        counts: Items of each source in an epoch.
+        counts: Number of items of each source in an epoch.
         epoch: The epoch of the next iteration.
 
     Raises:
         TypeError: A source cannot be read by position, or has no length.
-        ValueError: There are no sources, or a source with weight is empty; sources are of other ranks than
-            each other; weights that are negative, not finite, all zero, or not one for each.
+        ValueError: There are no sources; a source with a weight above 0 is empty; sources are split for
+            different ranks; weights are negative, not finite, all zero, or not one per source.
 
     Thread safety: iterators are independent; begin each in one thread at a time.
 
@@ -211,7 +213,7 @@ class Mix(MapIterator[Any]):
         if (empty := (shares > 0) & (sizes == 0)).any():
             raise ValueError(f"sources[{empty.argmax()}] has no items; give it the weight 0")
         total = int(sizes[shares > 0].sum()) if length is None else check_int("length", length)
-        # In proportion to the shares: rounded down, and then up where most is missing.
+        # Round down, then add one to those with the largest remainders.
         exact = total * (shares / shares.sum())
         counts = np.floor(exact).astype(np.int64)
         counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
@@ -222,11 +224,11 @@ class Mix(MapIterator[Any]):
 
 
 def _by_position(position: int, source: Any) -> MapIterator[Any]:
-    """The source as keys and their values."""
+    """Return the source as a ``MapIterator``, which has keys and values."""
     if isinstance(source, MapIterator):
         return source
     if hasattr(source, "begin_by_position"):
-        return MapIterator(_Same(), source)
+        return MapIterator(_Identity(), source)
     if is_indexed(source):
         return MapIterator(source)
     raise TypeError(
@@ -235,15 +237,15 @@ def _by_position(position: int, source: Any) -> MapIterator[Any]:
     )
 
 
-class _Same:
-    """Values that are their own keys."""
+class _Identity:
+    """A mapping in which each key is its own value."""
 
     def __getitem__(self, key: Any) -> Any:
         return key
 
 
 class _Values:
-    """The value of a source's key."""
+    """The mappings of all sources as one, with keys ``(source, key)``."""
 
     def __init__(self, mappings: Sequence[Any]) -> None:
         self._mappings = mappings
@@ -253,7 +255,7 @@ class _Values:
 
 
 class _MixOrder:
-    """The sampler of a mixture: pairs of a source's number and the key that it has there."""
+    """The sampler of a mixture. Its keys are pairs of a source's index and a key of that source."""
 
     def __init__(
         self,
@@ -263,7 +265,7 @@ class _MixOrder:
         length: int | None,
     ) -> None:
         self.mixed = parts
-        # Said for all ranks; the sum of the sources may differ by rank.
+        # The explicit length is the same for all ranks; the sum of the sources' lengths may differ by rank.
         self.num_draws = length
         self.counts = counts
         self.seed = check_int("seed", seed, at_least=0)
@@ -290,7 +292,7 @@ class _MixOrder:
         self.set_epoch(epoch + 1)
         order = permutation(random_bits(Purpose.MIX, self.seed, epoch), len(self))
         chosen = np.repeat(np.arange(len(self.counts)), self.counts)[order]
-        # Which of its own items a source gives, counted from the first epoch on.
+        # The index of each item in its source, counted from the first epoch on.
         numbers = np.empty_like(order)
         numbers[np.argsort(chosen, kind="stable")] = np.concatenate(
             [np.arange(epoch * count, (epoch + 1) * count) for count in self.counts.tolist()]
@@ -298,9 +300,9 @@ class _MixOrder:
         return Mapped(partial(self._key, chosen, numbers, {}), range(len(order)))
 
     def _key(self, chosen: Any, numbers: Any, begun: Any, position: int) -> tuple[int, Any]:
-        """The key at a position; ``begun`` keeps the epoch that each source was asked for last."""
+        """Return the key at a position; ``begun`` caches the last epoch of each source."""
         source, part = int(chosen[position]), self.mixed[chosen[position]]
-        # A source that is used up goes on with its next epoch.
+        # An exhausted source continues with its next epoch.
         epoch, place = divmod(int(numbers[position]), len(part))
         if begun.get(source, (-1, None))[0] != epoch:
             begun[source] = epoch, part.begin_keys(epoch)
