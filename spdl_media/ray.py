@@ -1,7 +1,7 @@
-"""Decoders for Ray Data: objects for ``Dataset.map_batches`` that turn a column of files into one of arrays.
+"""Decoders for Ray Data: callables for ``Dataset.map_batches`` that decode a column of files to arrays.
 
-They need nothing of Ray's, which calls them with batches of rows as dictionaries of NumPy arrays. An input
-that cannot be decoded keeps its row: a column of its own says why.
+They do not import Ray, which calls them with batches as dictionaries of NumPy arrays. An input that cannot
+be decoded keeps its row, and a column of errors tells why.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
 
 Array = npt.NDArray[Any]
 
-# A row may have no input at all, or one that an option does not suit, such as the name of a decoder.
-_OF_ROWS = (MediaError, TypeError, ValueError)
+# Errors of a single row: TypeError and ValueError if the input is missing, or an option does not suit it.
+_ROW_ERRORS = (MediaError, TypeError, ValueError)
 
-# Arrays on a device would not reach Ray.
-_TAKEN = {"cuda", "cuda_config", "name", "on_error", "storage"}
-# They are about files, and change nothing of an array whose shape was asked for.
-_OF_FILES = {
+# Options that the decoders set themselves. Not cuda, because Ray takes only host memory.
+_RESERVED = {"cuda", "cuda_config", "name", "on_error", "storage"}
+# Options that depend on the files and do not change the shape of the arrays.
+_FILE_OPTIONS = {
     *("crops", "decode_config", "demux_config", "filter_desc", "flips", "num_threads", "rng"),
     *("stream_index", "timestamp"),
 }
 
 
 class _Decoder:
-    """Calls a function of ``load`` for each row.
+    """Base of the decoders: loads each row with a ``load_*`` function.
 
     Memory for arrays of one shape is leased from a pool that lives as long as the object.
     """
 
-    #: What must be given for arrays of one shape.
+    #: Options that must all be given for arrays of one shape.
     shape_options: ClassVar[Sequence[str]]
 
     def __init__(
         self, column: str | None, output: str, error: str, options: Mapping[str, Any]
     ) -> None:
-        if taken := sorted(_TAKEN & options.keys()):
+        if taken := sorted(_RESERVED & options.keys()):
             raise TypeError(f"{type(self).__name__} takes no {taken[0]}=, which it chooses itself")
         self._column, self._output, self._error = column, output, error
         self._options = dict(options)
         self._has_one_shape = all(options.get(name) is not None for name in self.shape_options)
-        # Of a file made here. It checks the options, before any row is read.
-        plain = {name: value for name, value in options.items() if name not in _OF_FILES}
+        # Loading a generated file checks the options, and gives the shape, before any row is read.
+        plain = {name: value for name, value in options.items() if name not in _FILE_OPTIONS}
         if plain.get("on_short") == "error":
             plain["on_short"] = "repeat_last"
-        self._blank: Array = np.zeros_like(to_numpy(self._load(self._made_file(), plain)))
+        self._blank: Array = np.zeros_like(to_numpy(self._load(self._example_file(), plain)))
         if "filter_desc" in options:
-            # It may not suit that file, but options that exclude each other are refused here.
+            # The filters may not suit the generated file, but contradicting options raise here.
             with contextlib.suppress(MediaError):
-                self._load(self._made_file(), {**plain, "filter_desc": options["filter_desc"]})
+                self._load(self._example_file(), {**plain, "filter_desc": options["filter_desc"]})
         self._pool: StoragePool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,15 +75,15 @@ class _Decoder:
         """Decode a batch of rows.
 
         Args:
-            batch: Columns of equal length, as ``batch_format="numpy"`` gives them. It is not changed.
+            batch: Columns of equal length, as from ``batch_format="numpy"``. It is not changed.
 
         Returns:
-            The columns, with the arrays and the errors. Bytes that were decoded are left out; paths stay.
+            The columns, plus those of arrays and errors. A column of bytes is dropped; paths are kept.
 
         Raises:
-            TypeError: It is no dictionary.
-            KeyError: It has no column of inputs.
-            ValueError: It has a column already of the name of one that would be added.
+            TypeError: The batch is not a dictionary.
+            KeyError: The batch has no column of inputs.
+            ValueError: The batch already has a column named like one that would be added.
             MissingDependencyError: A path is a URL, and fsspec is not installed.
         """
         if not isinstance(batch, Mapping):
@@ -105,9 +105,9 @@ class _Decoder:
         inputs = list(batch[name])
         errors = [""] * len(inputs)
         arrays = self._rows(inputs, errors) if self._has_one_shape else self._each(inputs, errors)
-        # Of an empty batch only the name tells; its columns must be those of the others.
+        # For an empty batch the name decides, so that it has the same columns as other batches.
         is_path = all(isinstance(one, str) for one in inputs) if inputs else name == "path"
-        # Bytes would double what Ray has to store.
+        # Keeping the bytes would increase what Ray has to store.
         kept = {key: column for key, column in batch.items() if key != name or is_path}
         return {**kept, self._output: arrays, self._error: np.array(errors, object)}
 
@@ -115,12 +115,12 @@ class _Decoder:
         """Load one input."""
         raise NotImplementedError
 
-    def _made_file(self) -> bytes:
-        """A file without content that matters."""
+    def _example_file(self) -> bytes:
+        """Generate a file with arbitrary content."""
         return encode_image(np.zeros((64, 64, 3), np.uint8), "png")
 
     def _rows(self, inputs: list[Any], errors: list[str]) -> Array:
-        """Load inputs into one array, zeros where there is an error."""
+        """Load inputs into one array, with zeros for failed rows."""
         shape = (len(inputs), *self._blank.shape)
         size = math.prod(shape) * self._blank.itemsize
         memory = lease_memory(size, self._storage(size))
@@ -130,10 +130,10 @@ class _Decoder:
         return rows
 
     def _each(self, inputs: list[Any], errors: list[str]) -> Array:
-        """Load inputs into arrays of their own, without elements where there is an error."""
+        """Load inputs into separate arrays; failed rows get empty arrays."""
         arrays = np.empty(len(inputs), object)
         for row, src in enumerate(inputs):
-            # With the dimensions of the others, because Ray wants one type for a column.
+            # Empty, but with the same number of dimensions, because Ray needs one type for a column.
             arrays[row] = np.empty((0,) * self._blank.ndim, self._blank.dtype)
             try:
                 array = to_numpy(self._load(src, self._options))
@@ -142,18 +142,18 @@ class _Decoder:
                         f"it gives {_kind(array)}, which does not fit among {_kind(self._blank)}"
                     )
                 arrays[row] = array
-            # It is a MediaError as well, and each row would fail alike.
+            # Also a MediaError, but not of the row: all rows would fail.
             except MissingDependencyError:
                 raise
-            except _OF_ROWS as error:
+            except _ROW_ERRORS as error:
                 errors[row] = _described(error)
         return arrays
 
     def _storage(self, size: int) -> StoragePool | None:
-        """Memory that no earlier batch uses; ``None`` for fresh memory."""
+        """Return a pool with memory that no earlier batch uses; ``None`` to allocate new memory."""
         if self._pool is None or self._pool.nbytes < size:
             self._pool = StoragePool(max(size, 1), 2, pin_memory=False)
-        # Ray may keep several batches until they make a block.
+        # The pool may be empty, because Ray collects several batches for a block.
         return self._pool if self._pool.num_free else None
 
 
@@ -161,20 +161,21 @@ class DecodeImages(_Decoder):
     """Decode a column of images, for ``map_batches`` of a ``ray.data.Dataset``.
 
     With ``width=`` and ``height=`` the result is one array, ``(B, height, width, 3)`` uint8 for ``rgb24``,
-    with zeros for what cannot be decoded. Without both, each row has an array of its own size, and one
-    without elements for what cannot be decoded.
+    with zeros for rows that cannot be decoded. Otherwise each row has an array of its own size, which is
+    empty if the row cannot be decoded.
 
     Args:
         column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
         output: Name of the column of arrays.
-        error: Name of the column of errors: text, empty where there is none.
-        **options: Those of :func:`~spdl_media.load_image_batch` but ``on_error``, ``storage`` and ``cuda``.
+        error: Name of the column of errors: text, empty if there is none.
+        **options: Options of :func:`~spdl_media.load_image_batch`, except ``on_error``, ``storage`` and
+            ``cuda``.
 
     Raises:
         TypeError: An option has the wrong type or is not known.
         ValueError: An option is invalid.
 
-    Thread safety: safe. An object can be pickled, and its copy begins without memory.
+    Thread safety: safe. Picklable; a copy begins without memory.
 
     Example:
         >>> decode = DecodeImages(width=224, height=224)
@@ -206,8 +207,8 @@ class DecodeImages(_Decoder):
             )
         except MissingDependencyError:
             raise
-        # None could be decoded, or they do not fit into one array: by themselves they say why.
-        except _OF_ROWS:
+        # None could be decoded, or they do not fit into one array: load them one by one for each error.
+        except _ROW_ERRORS:
             return super()._rows(inputs, errors)
         for failure in batch.failures:
             errors[failure.index] = _described(failure.error)
@@ -218,20 +219,22 @@ class DecodeImages(_Decoder):
 class DecodeVideo(_Decoder):
     """Decode a column of videos, for ``map_batches`` of a ``ray.data.Dataset``.
 
-    With ``width=``, ``height=``, ``num_frames=`` and ``on_short=`` the result is one array, ``(B, num_frames,
-    height, width, 3)`` uint8 for ``rgb24``, with zeros for what cannot be decoded. Without all of them, each
-    row has an array of its own size, and one without elements for what cannot be decoded.
+    With all of ``width=``, ``height=``, ``num_frames=`` and ``on_short=`` the result is one array, ``(B,
+    num_frames, height, width, 3)`` uint8 for ``rgb24``, with zeros for rows that cannot be decoded. Otherwise
+    each row has an array of its own size, which is empty if the row cannot be decoded.
 
     Args:
-        timestamp: Window ``(start, end)`` in seconds, of each video; ``None``: all of it.
-        column: As for :class:`DecodeImages`, as are ``output`` and ``error``.
-        **options: Those of :func:`~spdl_media.load_video` but ``name``, ``storage`` and ``cuda``.
+        timestamp: Window ``(start, end)`` of each video in seconds; ``None``: the whole video.
+        column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
+        output: Name of the column of arrays.
+        error: Name of the column of errors: text, empty if there is none.
+        **options: Options of :func:`~spdl_media.load_video`, except ``name``, ``storage`` and ``cuda``.
 
     Raises:
         TypeError: An option has the wrong type or is not known.
         ValueError: An option is invalid.
 
-    Thread safety: safe. An object can be pickled, and its copy begins without memory.
+    Thread safety: safe. Picklable; a copy begins without memory.
     """
 
     shape_options = ("width", "height", "num_frames", "on_short")
@@ -254,21 +257,23 @@ class DecodeVideo(_Decoder):
 class DecodeAudio(_Decoder):
     """Decode a column of audio, for ``map_batches`` of a ``ray.data.Dataset``.
 
-    With ``num_channels=``, ``num_samples=`` and ``on_short=`` the result is one array, ``(B, num_channels,
-    num_samples)`` float32 for ``fltp``, with zeros for what cannot be decoded. Without all of them, each row
-    has an array of its own size, and one without elements for what cannot be decoded.
+    With all of ``num_channels=``, ``num_samples=`` and ``on_short=`` the result is one array, ``(B,
+    num_channels, num_samples)`` float32 for ``fltp``, with zeros for rows that cannot be decoded. Otherwise
+    each row has an array of its own size, which is empty if the row cannot be decoded.
 
     Args:
-        timestamp: Window ``(start, end)`` in seconds, of each file; ``None``: all of it.
-        column: As for :class:`DecodeImages`, as are ``output`` and ``error``.
-        **options: Those of :func:`~spdl_media.load_audio` but ``name``, ``storage`` and ``cuda``. Give
-            ``sample_rate``, or rows may have several.
+        timestamp: Window ``(start, end)`` of each file in seconds; ``None``: the whole file.
+        column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
+        output: Name of the column of arrays.
+        error: Name of the column of errors: text, empty if there is none.
+        **options: Options of :func:`~spdl_media.load_audio`, except ``name``, ``storage`` and ``cuda``. Give
+            ``sample_rate``, or sample rates may differ between rows.
 
     Raises:
         TypeError: An option has the wrong type or is not known.
         ValueError: An option is invalid.
 
-    Thread safety: safe. An object can be pickled, and its copy begins without memory.
+    Thread safety: safe. Picklable; a copy begins without memory.
     """
 
     shape_options = ("num_channels", "num_samples", "on_short")
@@ -287,7 +292,7 @@ class DecodeAudio(_Decoder):
     def _load(self, src: Any, options: Mapping[str, Any]) -> Any:
         return load_audio(src, **options)
 
-    def _made_file(self) -> bytes:
+    def _example_file(self) -> bytes:
         made = io.BytesIO()
         with wave.open(made, "wb") as writer:
             writer.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -300,5 +305,5 @@ def _kind(array: Array) -> str:
 
 
 def _described(error: BaseException) -> str:
-    # Without its source, which has columns of its own.
+    # error.message, without the name of the source, which the row has in other columns.
     return f"{type(error).__name__}: {getattr(error, 'message', error)}"

@@ -1,6 +1,7 @@
-"""Readers for what is no local file: memory and file objects.
+"""Readers through which FFmpeg reads memory and file objects.
 
-Nothing of the caller's is handed to PyAV directly: it copies whatever ``read`` gives into FFmpeg's buffer.
+The caller's objects are not passed to PyAV directly: it copies whatever ``read`` returns into FFmpeg's
+buffer without checking the length.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ __all__ = ()
 
 T = TypeVar("T")
 
-# What a file is asked for at a time, at most.
+# Largest size of a single read from a file object.
 _PIECE = 16 * 1024 * 1024
 
 
 def memory_of(src: Any) -> bytes | memoryview | None:
-    """The memory behind bytes, buffers, arrays and tensors, as flat bytes, without a copy.
+    """Return the memory of bytes, buffers, arrays and tensors as flat bytes, without a copy.
 
     Returns:
-        ``None`` for what is none of them.
+        The memory; ``None`` if ``src`` is none of these.
 
     Raises:
-        TypeError: It is memory of a GPU, or not uint8.
-        ValueError: It is not 1-D, or not contiguous.
+        TypeError: The memory is on a GPU, or not uint8.
+        ValueError: The memory is not 1-D, or not contiguous.
     """
     if isinstance(src, bytes):
         return src
-    # PyTorch's CPU tensors raise AttributeError here, those on a GPU do not.
+    # The attribute of PyTorch's tensors raises AttributeError on the CPU.
     if hasattr(src, "__cuda_array_interface__"):
         raise TypeError(
             f"{type(src).__name__} is in the memory of a GPU; copy it with .cpu() or .get()"
@@ -59,7 +60,7 @@ def memory_of(src: Any) -> bytes | memoryview | None:
 def _array_content(src: Any) -> memoryview:
     try:
         array = np.asarray(src)
-    except RuntimeError as error:  # PyTorch's word for tensors that NumPy cannot view
+    except RuntimeError as error:  # raised by PyTorch for tensors that NumPy cannot view
         raise TypeError(
             f"an encoded file in a tensor is 1-D uint8 on the CPU, this one NumPy cannot view: {error}"
         ) from error
@@ -74,12 +75,12 @@ def _array_content(src: Any) -> memoryview:
 
 
 def flat(view: memoryview) -> memoryview:
-    """The bytes of any C-contiguous view.
+    """Return the bytes of a C-contiguous view of any type.
 
     Raises:
         BufferError: The view is not C-contiguous.
     """
-    # Not memoryview.cast, which refuses formats such as "<B".
+    # NumPy, because memoryview.cast refuses formats such as "<B".
     return np.frombuffer(view, np.uint8).data if view.nbytes else memoryview(b"")
 
 
@@ -88,11 +89,11 @@ Content: TypeAlias = bytes | memoryview
 
 
 def content_of(data: Any, format: str) -> Content:
-    """The memory behind the argument of a public function, without a copy.
+    """Return the memory of an argument of a public function, without a copy.
 
     Raises:
-        TypeError: It is no memory.
-        ValueError: It is not contiguous.
+        TypeError: The argument is not bytes, a buffer or a uint8 array.
+        ValueError: The memory is not contiguous.
     """
     content = None if isinstance(data, str | os.PathLike) else memory_of(data)
     if content is None:
@@ -104,12 +105,12 @@ def content_of(data: Any, format: str) -> Content:
 
 
 def name_of(content: Content) -> str:
-    """Name of such a source in messages."""
+    """Return the name of content in messages."""
     return f"bytes of length {len(content)}"
 
 
 def path_error(name: str, error: OSError | ValueError) -> SourceError:
-    """Make the error for a path that cannot be read, with the system's reason and a remedy."""
+    """Make the error for a path that cannot be read, with the operating system's reason and a remedy."""
     if not isinstance(error, OSError):
         return SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL)
     reason = error.strerror or str(error)
@@ -123,24 +124,24 @@ def path_error(name: str, error: OSError | ValueError) -> SourceError:
 
 
 class Readable(Protocol):
-    """A binary file-like object. ``seek`` is used if it has one; ``tell`` is not needed."""
+    """A binary file-like object. ``seek`` is used if present; ``tell`` is not needed."""
 
     def read(self, size: int = ..., /) -> Any:
-        """Give up to ``size`` bytes, and none only at the end.
+        """Return up to ``size`` bytes; empty only at the end.
 
         Raises:
-            Exception: Of any class. Whoever reads then gets a SourceError, whose cause it is.
+            Exception: Any class. The function that reads the source raises SourceError from it.
         """
         ...
 
 
 class Positioned:
-    """Base of readers with a known size: keeps the position of the next byte."""
+    """Base of readers with a known size: keeps the read position."""
 
     _position = 0
 
     def size(self) -> int:
-        """Bytes in the file.
+        """Return the size of the file in bytes.
 
         Raises:
             NotImplementedError: The class does not define it.
@@ -148,8 +149,8 @@ class Positioned:
         raise NotImplementedError
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, as in ``io``; give its position."""
-        # SEEK_SET counts from 0.
+        """Set the position, as in ``io``, and return it."""
+        # The origin of SEEK_SET is 0.
         origin = self.size() if whence == io.SEEK_END else self._position * (whence == io.SEEK_CUR)
         self._position = max(0, origin + offset)
         return self._position
@@ -159,7 +160,7 @@ class Positioned:
 
 
 class ViewReader(Positioned):
-    """A flat buffer as a seekable file. ``read`` copies the piece asked for, never the whole."""
+    """A flat buffer as a seekable file. ``read`` copies only the requested bytes."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view
@@ -168,30 +169,30 @@ class ViewReader(Positioned):
         return len(self._view)
 
     def read(self, size: int = -1) -> bytes:
-        """Give up to ``size`` bytes, all that are left if it is negative."""
+        """Return up to ``size`` bytes, or all remaining bytes if it is negative."""
         stop = len(self._view) if size < 0 else self._position + size
         data = bytes(self._view[self._position : stop])
         self._position += len(data)
         return data
 
     def close(self) -> None:
-        """Let go of the buffer, which PyAV's container would keep alive."""
+        """Release the buffer, because PyAV's container keeps this object alive."""
         self._view = memoryview(b"")
 
 
 class FileReader:
-    """A file object as FFmpeg needs it: from byte 0, in ``bytes`` of at most the size asked for.
+    """Adapts a file object for FFmpeg: reads from byte 0 and returns ``bytes`` of at most the requested size.
 
-    FFmpeg calls ``read`` and ``seek`` back from its own code, where Python errors cannot pass. So the first
-    error is kept in ``failure`` (a :class:`SourceError`, if the file raised it), and after it there is only
-    the end of the file: a source that has lost bytes is not to be trusted any more.
+    FFmpeg calls ``read`` and ``seek`` from C code, through which Python errors cannot pass. So the first
+    error is kept in ``failure`` (a :class:`SourceError`, if the file raised it), and all further reads
+    report the end of the file, because a source that has lost bytes cannot be trusted.
 
     Args:
-        file: What is read. If it can seek, it is used from its first byte, otherwise from where it is.
-        name: What messages call it.
-        seekable: Whether it can seek.
-        restore: The position to leave it at.
-        owned: Close it when it is let go of.
+        file: The file object. If it is seekable, it is read from its first byte, else from its position.
+        name: Name in messages.
+        seekable: Whether the file can seek.
+        restore: Position to restore when it is released.
+        owned: Close the file when it is released.
 
     Thread safety: one thread at a time.
     """
@@ -205,7 +206,7 @@ class FileReader:
         restore: int | None = None,
         owned: bool = False,
     ) -> None:
-        # Not "name": PyAV would give it to FFmpeg, which reads more at a time from an address of HTTP.
+        # Not "name", which PyAV would pass to FFmpeg: it reads larger pieces if the name is an HTTP URL.
         self.label = name
         self._file = file
         self._restore = restore
@@ -216,17 +217,17 @@ class FileReader:
         self.failure: BaseException | None = None
 
     def seekable(self) -> bool:
-        """PyAV asks, and FFmpeg cannot seek where it is False."""
+        """Whether FFmpeg may seek; PyAV calls this."""
         return self._seekable
 
     def head(self, size: int) -> bytes:
-        """The first bytes of the file. Those of a file that cannot seek are kept and read again.
+        """Return the first bytes of the file. If it cannot seek, they are kept and read again by FFmpeg.
 
         Raises:
-            ValueError: More of them than before, of a file that cannot seek and was read on.
+            ValueError: The file cannot seek, was read past its head, and more bytes are requested.
         """
         if len(self._head) < size:
-            # What was read past the head is gone.
+            # Bytes read past the head are not kept.
             if not self._seekable and self._position > len(self._head):
                 raise ValueError(
                     f"{self.label}: {size} bytes of its head were asked for after it was read "
@@ -236,16 +237,16 @@ class FileReader:
         return self._head[:size]
 
     def peek(self, start: int, size: int) -> bytes:
-        """Up to ``size`` bytes, joined from short reads. A file that can seek keeps its position.
+        """Return up to ``size`` bytes, joined from short reads. A seekable file keeps its position.
 
         Raises:
-            SourceError: They cannot be read.
+            SourceError: The file cannot be read.
         """
         pieces = []
         if self._seekable:
             self._move(start)
-        # Sockets and pipes give what they have, but a signature must be read whole. Pieces: a size that a
-        # damaged header states costs no more memory than one of them, and what the file gives.
+        # Loop, because sockets and pipes return short reads. In pieces, so that a wrong size in a damaged
+        # header does not allocate more than one piece beyond what the file has.
         while size > 0 and (data := self._pull(min(size, _PIECE), start)):
             pieces.append(data)
             size -= len(data)
@@ -255,20 +256,20 @@ class FileReader:
         return b"".join(pieces)
 
     def size(self) -> int:
-        """Bytes in a file that can seek; the position stays.
+        """Return the size in bytes of a seekable file, whose position is kept.
 
         Raises:
-            SourceError: The file cannot tell.
+            SourceError: The file cannot seek to its end.
         """
         size = self._move(0, io.SEEK_END)
         self._move(self._position)
         return size
 
     def read_all(self) -> bytes:
-        """The whole content: a new ``bytes`` object, and not a copy of what the file gave.
+        """Return the whole content: a new ``bytes`` object, without a second copy if the file returned bytes.
 
         Raises:
-            ValueError: It cannot seek, and some of it has been read.
+            ValueError: The file cannot seek, and some of it has been read.
         """
         if self._seekable:
             self._move(0)
@@ -282,10 +283,10 @@ class FileReader:
         return self._head + rest
 
     def rewind(self) -> None:
-        """Go back to the first byte, for the next one who reads.
+        """Go back to the first byte.
 
         Raises:
-            ValueError: It cannot seek, and more than its head has been read.
+            ValueError: The file cannot seek, and more than its head has been read.
         """
         if self._seekable:
             self._move(0)
@@ -297,9 +298,9 @@ class FileReader:
         self._position = 0
 
     def detach(self) -> None:
-        """Let go of the file, which PyAV's container would keep alive."""
+        """Release the file, because PyAV's container keeps this object alive."""
         if self._restore is not None:
-            # It may be closed or broken by now, and the caller asked nothing of it here.
+            # The file may be closed or broken by now, which is not an error of this call.
             with suppress(Exception):
                 self._file.seek(self._restore)
         if self._owned and self._file is not None:
@@ -309,7 +310,7 @@ class FileReader:
         self.failure = None
 
     def check(self) -> None:
-        """Raise the error that has stopped the reading, if there was one.
+        """Raise the error that stopped reading, if there was one.
 
         Raises:
             SourceError: A read or seek failed.
@@ -318,23 +319,23 @@ class FileReader:
             raise self.failure
 
     def read(self, size: int) -> bytes:
-        """Give up to ``size`` bytes, and none only at the end.
+        """Return up to ``size`` bytes; empty only at the end. An error is also kept in ``failure``.
 
         Raises:
-            SourceError: The file cannot be read; it is kept in ``failure``.
-            TypeError: The file gives something else than bytes, likewise.
+            SourceError: The file cannot be read.
+            TypeError: The file returns something else than bytes.
         """
-        # The head of a file that cannot seek is given a second time.
+        # The kept head of a file that cannot seek comes first.
         kept = b"" if self._seekable else self._head[self._position : self._position + size]
         data = kept or self._called(b"", self._pull, size, self._position)
         self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte, as in ``io``; give its position, or FFmpeg's code of an error.
+        """Set the position, as in ``io``. Return it, or FFmpeg's error code after an earlier failure.
 
         Raises:
-            SourceError: The file cannot seek there; it is kept in ``failure``.
+            SourceError: The file cannot seek there. The error is also kept in ``failure``.
         """
         position = self._called(-errno.EIO, self._move, offset, whence)
         if position >= 0:
@@ -345,14 +346,14 @@ class FileReader:
         return self._position
 
     def _called(self, otherwise: T, call: Callable[..., T], *args: int) -> T:
-        """Call, and keep the first failure; after it give something else."""
+        """Call a function and keep its first failure; after a failure, return ``otherwise``."""
         if self.failure is not None:
             return otherwise
         try:
             return call(*args)
         except BaseException as error:
-            # PyAV raises the first exception when FFmpeg returns, but has room for one only, and prints a
-            # second one on stderr. Ctrl-C does not pass through it at all; check() raises it.
+            # PyAV raises an exception when FFmpeg returns, but stores only one and prints a second one to
+            # stderr. It does not pass on KeyboardInterrupt; check() raises that.
             self.failure = error
             if isinstance(error, Exception):
                 raise
@@ -363,14 +364,14 @@ class FileReader:
             position = self._file.seek(offset, whence)
             # Some file-like objects return nothing from seek().
             return int(self._file.tell() if position is None else position)
-        except Exception as error:  # whatever a caller's own file object may raise
+        except Exception as error:  # a file object may raise any class
             raise self._source_error("seek", error, self._position) from error
 
     def _pull(self, size: int | None, position: int) -> bytes:
-        """Read from a position at which the file is."""
+        """Read from the file, whose position is ``position``."""
         try:
             data = self._file.read() if size is None else self._file.read(size)
-        except Exception as error:  # whatever a caller's own file object may raise
+        except Exception as error:  # a file object may raise any class
             raise self._source_error("read", error, position) from error
         if data is None:
             none_yet = BlockingIOError(errno.EAGAIN, "no data yet (None)")
@@ -381,10 +382,10 @@ class FileReader:
                 f"{type(data).__name__}. Open the file in binary mode ('rb')."
             )
         if size is not None and len(data) > size:
-            # PyAV would write them past the end of its buffer, whose length it does not look at.
+            # PyAV would write them past the end of its buffer, because it does not check the length.
             too_many = ValueError(f"read({size}) gave {len(data)} bytes")
             raise self._source_error("read", too_many, position)
-        # A view may be of memory that the file uses again for its next read.
+        # Copied, because a view may refer to memory that the file reuses for its next read.
         return data if type(data) is bytes else bytes(data)
 
     def _source_error(self, verb: str, error: Exception, position: int) -> SourceError:
@@ -397,20 +398,20 @@ class FileReader:
 
 
 def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> FileReader:
-    """Take a caller's file object. One that can seek is put back to where it was on ``detach``.
+    """Wrap a caller's file object. ``detach`` restores the position of a seekable one.
 
     Args:
         file: The file object.
-        name: What messages call it, instead of its own name.
-        forward: Read it from where it is, and never seek in it.
+        name: Name in messages, instead of the file's own name.
+        forward: Read from the current position, and never seek.
 
     Raises:
-        TypeError: It is open in text mode, or for writing.
-        ValueError: It is closed.
-        SourceError: Its position cannot be told.
+        TypeError: The file is open in text mode, or not for reading.
+        ValueError: The file is closed.
+        SourceError: The position of the file cannot be determined.
     """
     if name is None:
-        # The name of a file that was opened by its descriptor is a number.
+        # The name of a file opened by descriptor is an int.
         label, kind = getattr(file, "name", None), type(file).__name__
         name = f"{kind} {label!r}" if isinstance(label, str | int) else f"{kind} object"
     if isinstance(file, io.TextIOBase):
@@ -424,23 +425,23 @@ def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> F
 
 
 def _position(file: Any, name: str) -> int | None:
-    """Where a file object is, or ``None`` if it cannot seek."""
+    """Return the position of a file object; ``None`` if it cannot seek."""
     if not callable(getattr(file, "seek", None)):
         return None
     try:
-        # A pipe has seek() and tell() too, and only seekable() says that they fail.
+        # A pipe has seek() and tell(), too; only seekable() tells that they fail.
         says = callable(getattr(file, "seekable", None))
         if says and not file.seekable():
             return None
         has_tell = callable(getattr(file, "tell", None))
         position = int(file.tell() if has_tell else file.seek(0, io.SEEK_CUR))
-        # Of an object without seekable(), only trying tells.
+        # Without seekable(), only an attempt tells whether seek() works.
         if not says:
             file.seek(position)
         return position
     except io.UnsupportedOperation:
         return None
-    except Exception as error:  # whatever a caller's own file object may raise
+    except Exception as error:  # a file object may raise any class
         raise SourceError(
             f"its position cannot be told: {type(error).__name__}: {error}", source=name
         ) from error

@@ -1,4 +1,4 @@
-"""What classifiers are trained with: from a path and its label to an image for the batch, and its label."""
+"""Preprocessing of images for training and evaluating classifiers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of ImageNet's red, green and blue, for ``mean=``."""
 
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
-"""Standard deviation of the same, for ``std=``."""
+"""Standard deviation of ImageNet's red, green and blue, for ``std=``."""
 
 
-# Of load_image, as they are.
+# Fields that are passed to load_image unchanged.
 _OPTIONS = "dtype mean std layout scale_algo quality decode_config".split()
 
 
 def _on_grid(crop: Crop, least: int, size: Size, rng: np.random.Generator) -> Box | None:
-    """The box of a function, with its edges on the grid of a JPEG's blocks if it is large."""
+    """Return the box of a crop function; edges of a large box are rounded to the blocks of a JPEG."""
     box = crop(size, rng)
     if box is None or min(box[2:]) < least:
         return box
     x, y, w, h = box
     left, top = round(x / 8) * 8, round(y / 8) * 8
-    # The image may end amid a block.
+    # At most the last whole block: the image may end inside a block.
     right, bottom = (
         min(round(end / 8), side // 8) * 8 for end, side in zip((x + w, y + h), size, strict=True)
     )
@@ -50,33 +50,34 @@ def _on_grid(crop: Crop, least: int, size: Size, rng: np.random.Generator) -> Bo
 
 @dataclass(frozen=True, eq=False)
 class ImageRecipe:
-    """A preprocessor of images as classifiers take them: cut, scaled, mirrored and normalised in one pass.
+    """A preprocessor of images for classifiers: crops, scales, mirrors and normalises in one pass.
 
-    For training, a random box is stretched to a square; without ``random_crop``, for evaluation, the shorter
-    side is scaled and the square in the middle cut out, as by torchvision's ``Resize`` and ``CenterCrop``.
-    A batch of :func:`~spdl_media.collate` gets each image by one copy, in which it becomes floats, and has
-    ``boxes`` and ``flips``, which say what was drawn.
+    For training, with ``random_crop``, a random box is stretched to a square. For evaluation, the shorter
+    side is scaled and the centre square cropped, as by torchvision's ``Resize`` and ``CenterCrop``. The
+    images are buffers for :func:`~spdl_media.collate`, which converts each to floats while it copies it to
+    the batch. ``boxes`` and ``flips`` of the batch are the random crops and flips.
 
     Args:
         size: Side of the square.
         random_crop: True for ``RandomResizedCrop()``, or another function for ``crops=``.
-        flip: Probability to exchange left and right.
-        dtype: As of :func:`~spdl_media.load_image`, as are the next two; uint8 without one.
-        mean: A number for each channel, or one for all, such as ``IMAGENET_MEAN``.
-        std: Likewise.
+        flip: Probability of mirroring left to right.
+        dtype: Type of the values, as for :func:`~spdl_media.load_image`; the default is uint8.
+        mean: Subtracted from values: a number per channel, or one for all, such as ``IMAGENET_MEAN``.
+        std: Values are divided by it: a number per channel, or one for all, such as ``IMAGENET_STD``.
         layout: ``"NCHW"`` or ``"NHWC"``.
-        resize_size: What the shorter side is scaled to for evaluation. ``None``: ``size * 256 / 224``.
+        resize_size: Size of the shorter side before the centre crop. ``None``: ``size * 256 / 224``.
         scale_algo: Name of FFmpeg's scaling algorithm.
         quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
-        decode_config: How to decode. With ``decode_config(downscale="dct")`` edges of random boxes twice as
-            large as ``size`` are multiples of 8 pixels, so that they are edges of shrunk images, too.
-        field: Where the source of the image is in items that are tuples, lists, dictionaries or dataclasses.
+        decode_config: How to decode. With ``decode_config(downscale="dct")``, random boxes at least twice as
+            large as ``size`` get edges at multiples of 8 pixels, so that they can be cropped from a reduced
+            image.
+        field: Key of the image's source in items that are tuples, lists, dictionaries or dataclasses.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An option is invalid, or ``resize_size`` stands beside ``random_crop``.
+        ValueError: An option is invalid, or ``resize_size`` is given with ``random_crop``.
 
-    Thread safety: immutable, free to share. Can be pickled.
+    Thread safety: immutable, free to share. Picklable.
 
     Example:
         >>> recipe = ImageRecipe(224, random_crop=True, flip=0.5)
@@ -102,7 +103,7 @@ class ImageRecipe:
     def __post_init__(self) -> None:
         size, crop = check_int("size", self.size), self.random_crop
         if not crop:
-            # Of most published recipes for evaluation.
+            # The ratio of most published recipes for evaluation.
             resized = size * 256 // 224 if self.resize_size is None else self.resize_size
             crop = ResizeCenterCrop(resized, size)
         elif self.resize_size is not None:
@@ -111,38 +112,39 @@ class ImageRecipe:
             )
         crop = RandomResizedCrop() if crop is True else crop
         if self.random_crop and self.decode_config is not None and self.decode_config.downscale:
-            # A JPEG that shrinks while it is decoded is cut at edges of its blocks alone.
+            # A JPEG decoded at a reduced size can be cropped only at edges of its blocks.
             crop = partial(_on_grid, crop, 2 * size)
         cuts: Any = {"crops": crop, "flips": self.flip}
         options = {name: getattr(self, name) for name in _OPTIONS}
         request = image_request(width=size, height=size, scale_mode=None, **options, **cuts)
-        # Checked once, for all images.
+        # Prepared once, so that the options are not checked for each image.
         object.__setattr__(self, "_prepared", (request, cuts))
 
     @property
     def is_random(self) -> bool:
-        """Whether another call gives another crop or flip of the same image."""
+        """Whether calls with the same image can give different crops or flips."""
         return self.random_crop is not False or self.flip not in (0, 1)
 
     def __call__(self, item: Any, rng: Rng | None = None) -> Any:
-        """Load an image, and pass on what else is in the item.
+        """Load the image of an item; other fields of the item are kept.
 
         Args:
-            item: A source as of :func:`~spdl_media.load_image`, or what has one in ``field``.
-            rng: What is drawn comes from it, a generator of NumPy's or a seed. ``None``: others each time.
+            item: A source as for :func:`~spdl_media.load_image`, or an item with a source in ``field``.
+            rng: NumPy generator, or a seed, for random crops and flips. ``None`` draws different ones at each
+                call.
 
         Returns:
-            A buffer ``(3, size, size)`` (or ``(size, size, 3)``), or the item with it in the place of the
-            source.
+            A buffer ``(3, size, size)`` or ``(size, size, 3)``; for an item, the item with the buffer in
+            place of the source.
 
         Raises:
-            MediaError: As for :func:`~spdl_media.load_image`.
+            MediaError: The image cannot be loaded, as for :func:`~spdl_media.load_image`.
             KeyError: The item has no such field.
         """
         fields = fields_of(item)
         if fields is None:
             return self._load(item, rng)
-        # A named tuple has indices beside its names.
+        # Fields of a named tuple can be given by index, too.
         indices: dict[Key, Key] = dict(enumerate(fields)) if isinstance(item, tuple) else {}
         field = indices.get(self.field, self.field)
         if field not in fields:

@@ -1,10 +1,10 @@
-"""A ring of shared blocks: arrays inside of values cross to another process without being serialised.
+"""A ring of shared memory blocks, through which arrays reach another process without being serialised.
 
-The *sender*, a process that was started for it, pickles values with their arrays out of band (PEP 574), in
-blocks. The *receiver* makes arrays that are views of the blocks. A block is free again when the last array
-over it is gone, in both processes.
+The *sender*, a child process, pickles values with their arrays out of band (PEP 574) into blocks. The
+*receiver* makes arrays that are views of the blocks. A block is free again when the last array over it is
+gone in both processes.
 
-Storage that is asked for in the sender may lie in a block from the start; then nothing is copied.
+Storage that the sender allocates may be in a block from the start; then nothing is copied.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
 __all__ = ("Sender", "shared_empty")
 
-# To share what is smaller costs more than to copy it a few times.
+# Arrays below this size are pickled: sharing them costs more than a few copies.
 _LEAST_SHARED: Final = 4096
-# The pickled rest of a value, with the arrays that could not be shared.
+# A pickle stream of at least this size goes into a block, too.
 _LEAST_STREAM: Final = 1 << 16
 _ALIGNMENT: Final = 64
-# Their numbers are sent as a byte, and each takes address space.
+# Block numbers are sent as one byte, and each block takes address space.
 _MAX_BLOCKS: Final = 0x7F
 # Blocks that arrays of the sender may hold at a time, while values are being made.
 _NUM_OWN: Final = 16
 
-# Block, beginning in it, bytes.
+# Number of the block, offset in it, size in bytes.
 _Place: TypeAlias = tuple[int, int, int]
 
 
 class Ring:
-    """The receiver's end of the memory between two processes.
+    """The receiver's end of the memory that two processes share.
 
     Args:
-        context: How that process starts.
-        block_size: Bytes of a block, of which a value takes one at least.
-        num_sent: Values that may be on their way.
-        num_views: Blocks that arrays of the receiver may hold at a time. What comes beyond is copied.
+        context: Context of ``multiprocessing`` that starts the sender.
+        block_size: Size of a block in bytes. A value takes at least one block.
+        num_sent: Maximum number of values in transit.
+        num_views: Blocks that arrays of the receiver may hold at a time. Values beyond that are copied.
         pin_memory: Pin blocks in the receiver.
         warns: Whether the receiver warns when it has to copy.
 
     Raises:
-        OSError: There are no more descriptors.
+        OSError: No more file descriptors are available.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Ring:
         pin_memory: bool = False,
         warns: bool = False,
     ) -> None:
-        # One block more than all others may hold for long, so the sender gets one at last.
+        # One block more than all others can hold for long, so that the sender always gets one eventually.
         count = min(_NUM_OWN + num_views + num_sent + 1, _MAX_BLOCKS)
         self.blocks = SharedBlocks(block_size, count)
         try:
-            # Through it come the numbers of blocks that are no more in use. Finalizers of arrays write them
-            # at any moment in any thread, which a lock would not allow.
+            # A pipe for the numbers of released blocks. Finalizers of arrays write to it at any time in any
+            # thread, where taking a lock could deadlock.
             self.freed, self.freeing = context.Pipe(duplex=False)
         except BaseException:
             self.blocks.close_file()
@@ -84,31 +84,31 @@ class Ring:
         self._num_views = min(num_views, count - _NUM_OWN - 1)
         self._pin_memory = pin_memory
         self._warns = warns
-        # One entry for each block that arrays here hold.
+        # One entry for each block that arrays in this process hold.
         self._views: deque[None] = deque()
 
     def hand_over(self) -> None:
-        """Close what the sending process alone uses, now that it has it."""
+        """Close the handles that only the sender uses, after it has inherited them."""
         self.blocks.close_file()
         self.freed.close()
 
     def close(self) -> None:
-        """Close the receiver's end. Arrays over blocks live on."""
+        """Close the receiver's end. Arrays over blocks stay valid."""
         self.hand_over()
         self.freeing.close()
 
     @property
     def other_end(self) -> tuple[SharedBlocks, Connection, Connection]:
-        """What the sending process gets when it starts, for its :class:`Sender`."""
+        """Arguments for the :class:`Sender` of the other process."""
         return self.blocks, self.freed, self.freeing
 
     def unpack(self, places: Sequence[_Place], stream: bytes | None) -> Any:
-        """Make a value whose arrays are views of blocks.
+        """Unpickle a value whose arrays are views of blocks.
 
         Raises:
-            MissingDependencyError: Blocks are to be pinned, and torch is not installed.
-            MemoryError: So much cannot be pinned.
-            Exception: What the classes of the value raise when they are unpickled.
+            MissingDependencyError: Blocks have to be pinned, and torch is not installed.
+            MemoryError: The memory cannot be pinned.
+            Exception: A class of the value raises when it is unpickled.
         """
         is_full = len(self._views) + len({place[0] for place in places}) > self._num_views
         blocks: dict[int, Bytes] = {}
@@ -137,19 +137,19 @@ class Ring:
 
 
 def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> None:
-    # A process that was forked meanwhile has the arrays as well, but not the right to say that they are gone.
+    # A forked child has copies of the arrays, but only the process that got the block may release it.
     if os.getpid() == pid:
         held.pop()
         _tell_free(pipe, number)
 
 
 def _tell_free(pipe: Connection, number: int) -> None:
-    with suppress(OSError):  # closed, or the other process is gone
+    with suppress(OSError):  # the pipe is closed, or the other process has ended
         pipe.send_bytes(bytes((number,)))
 
 
 class Sender:
-    """The end of a ring in the process that makes values.
+    """The sender's end of a ring.
 
     Thread safety: safe.
     """
@@ -157,26 +157,26 @@ class Sender:
     def __init__(self, blocks: SharedBlocks, freed: Connection, freeing: Connection) -> None:
         self._blocks = blocks
         self._freed, self._freeing = freed, freeing
-        # Entered again by a finalizer that allocates.
+        # Reentrant, because a finalizer that allocates may run while it is held.
         self._lock = threading.RLock()
-        # A stack: blocks that are never needed take no memory.
+        # A stack, so that the blocks used last are reused and the others take no memory.
         self._free = list(range(self._blocks.count))
-        # By block: how often it was sent and not given back, and one more if arrays here lie in it.
+        # For each block: how often it was sent and not released, plus one if arrays here use it.
         self._num_holders = [0] * self._blocks.count
-        # One entry for each block that arrays here lie in.
+        # One entry for each block that arrays in this process use.
         self._own: deque[None] = deque()
-        # Of the biggest array that was sent last. Others in a process are parts of it.
+        # Size of the largest array of the last value. Much smaller arrays are probably only parts of one.
         self._usual = math.inf
-        # The thread that reads numbers of blocks. A finalizer that runs in it meanwhile must not read others.
+        # The thread that reads released block numbers. A finalizer that runs in it must not read others.
         self._reader: int | None = None
 
     def offer(self, nbytes: int, spare: int = 0, *, is_meant: bool = False) -> Bytes | None:
-        """Lease a block to an array that may be sent; ``None`` if it is too small for that, or none is free.
+        """Lease a block for an array that may be sent; ``None`` if its size is unsuitable or none is free.
 
         Args:
-            nbytes: Of the array.
-            spare: Further ones that it may have, but will hardly touch.
-            is_meant: Whether it surely will be sent, whatever its size.
+            nbytes: Size of the array.
+            spare: Additional bytes that the array may use, but hardly will.
+            is_meant: Whether the array will be sent for certain, so that it may be smaller than usual.
         """
         is_usual = is_meant or nbytes >= self._usual / 2
         if not (is_usual and _LEAST_SHARED <= nbytes <= self._blocks.block_size):
@@ -200,19 +200,20 @@ class Sender:
         return np.asarray(Lease(memory, _give_back, *post))
 
     def pack(self, box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
-        """Pickle a value; its arrays are in blocks then. Waits for one that is free.
+        """Pickle a value, with its arrays in blocks. Waits for a free block.
 
         Args:
-            box: Holds the value, and is emptied.
-            is_alone: Whether the other process gets memory that nothing here looks at, of any size.
+            box: A list with the value, which is removed from it.
+            is_alone: Whether the other process must get memory that this one no longer uses. Values larger
+                than a block are then pickled as a whole.
 
         Raises:
-            ValueError: Its arrays are larger than a block.
-            MemoryError: There is no more shared memory.
+            ValueError: The arrays are larger than a block.
+            MemoryError: Shared memory is exhausted.
             Exception: The value cannot be pickled.
         """
         arrays: list[Bytes] = []
-        # What is pickled holds its arrays until they are copied.
+        # The buffers in `arrays` keep the arrays alive until they are copied.
         pickled: bytes | memoryview | None = dumps(box[0], arrays)
         assert pickled is not None
         if len(pickled) >= _LEAST_STREAM:
@@ -226,10 +227,10 @@ class Sender:
         places = [self._blocks.place(array) for array in arrays]
         landed = {place[0] for place in places if place is not None}
         with self._lock:
-            # Those of an array that is sent again and again would fill the pipe.
+            # Read the pipe now, otherwise sending the same array repeatedly would fill it.
             self._settle()
             self._usual = max(sizes)
-            # From here on they are not given to other arrays.
+            # From here on, these blocks are not leased to other arrays.
             for number in landed:
                 self._num_holders[number] += 1
         try:
@@ -248,11 +249,11 @@ class Sender:
         return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
 
     def _part_from(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
-        """Have arrays in blocks copied, whose memory somebody here still holds."""
+        """Clear the places of arrays whose block is still in use here, so that they are copied."""
         for index, place in enumerate(places):
             if place is not None:
                 number, start = place
-                # The same memory, without holding it.
+                # The same memory, but without keeping the lease alive.
                 arrays[index] = self._blocks.block(number)[start:][: arrays[index].nbytes]
         with self._lock:
             self._settle()
@@ -261,12 +262,12 @@ class Sender:
             ]
 
     def _take_back(self, numbers: Iterable[int]) -> None:
-        """Note that blocks were not sent after all."""
+        """Release blocks that were not sent after all."""
         for number in numbers:
             _tell_free(self._freeing, number)
 
     def _copy(self, arrays: Sequence[Bytes]) -> list[tuple[int, int]]:
-        """Copy arrays to a block that is free; returns where they are."""
+        """Copy arrays to a free block, and return their places."""
         nbytes = sum(_aligned(array.nbytes) for array in arrays)
         if nbytes > self._blocks.block_size:
             raise ValueError(
@@ -281,7 +282,7 @@ class Sender:
             block, start = self._blocks.block(number), 0
             places = []
             for array in arrays:
-                # It releases the GIL, which an assignment does not.
+                # np.copyto releases the GIL, an assignment does not.
                 np.copyto(block[start : start + array.nbytes], array)
                 places.append((number, start))
                 start += _aligned(array.nbytes)
@@ -296,11 +297,11 @@ class Sender:
                 self._settle()
                 if self._free:
                     return self._free.pop()
-            # Not under the lock: others may have a block to send.
+            # Without the lock, because other threads may have a block to send.
             self._freed.poll(1.0)
 
     def _settle(self) -> None:
-        """Take note of blocks that were given back."""
+        """Read the numbers of released blocks. The caller holds the lock."""
         self._reader = threading.get_ident()
         while self._freed.poll():
             (number,) = self._freed.recv_bytes()
@@ -311,12 +312,12 @@ class Sender:
 
 
 def unpack(data: bytes, ring: Ring | None) -> Any:
-    """Make a value of what :func:`pack` gave.
+    """Unpickle the result of :func:`pack`.
 
     Raises:
-        Exception: As :meth:`Ring.unpack`.
+        Exception: As :meth:`Ring.unpack` raises.
     """
-    # Every pickle of ours begins with 0x80.
+    # Without the prefix it is a plain pickle, which begins with 0x80.
     if data[:1] != b"R":
         return pickle.loads(data)  # noqa: S301  # from a process that was started by this one
     assert ring is not None
@@ -324,10 +325,10 @@ def unpack(data: bytes, ring: Ring | None) -> Any:
 
 
 def pack(box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
-    """Pickle a value for :func:`unpack` in the process that started this one; see :meth:`Sender.pack`.
+    """Pickle a value for :func:`unpack` in the parent process; see :meth:`Sender.pack`.
 
     Raises:
-        Exception: As there.
+        Exception: As :meth:`Sender.pack` raises.
     """
     return dumps(box.pop()) if sender is None else sender.pack(box, is_alone=is_alone)
 
@@ -337,37 +338,37 @@ def _aligned(nbytes: int) -> int:
 
 
 sender: Sender | None = None
-"""This process's end of a ring, if it makes values for another one."""
+"""This process's end of a ring, if it sends values to another process."""
 
 
 def begin_to_send(end: tuple[SharedBlocks, Connection, Connection] | None) -> None:
-    """Let this process use its end of a ring, :attr:`Ring.other_end`."""
+    """Make this process the sender of a ring, given its :attr:`Ring.other_end`."""
     global sender  # noqa: PLW0603  # a process has one
     sender = None if end is None else Sender(*end)
 
 
-# What is forked has no end of its own.
+# A forked child is not a sender.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: begin_to_send(None))
 
 
 def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> npt.NDArray[Any]:
-    """Make an uninitialised array that crosses to the process that started this one without a copy.
+    """Allocate an uninitialised array that reaches the parent process without a copy.
 
-    For the ``out=`` of functions of NumPy's and others, in a process of :func:`iterate_in_subprocess`,
+    Use it for ``out=`` of NumPy and other functions, in a process of :func:`iterate_in_subprocess`,
     :func:`run_pipeline_in_subprocess`, ``DataLoader(num_processes=)`` or a stage. ``load_*``,
-    ``convert_frames`` and ``collate`` do without it. Elsewhere, when too many such arrays are held, and of
-    objects, it is an ordinary array.
+    ``convert_frames`` and ``collate`` do not need it. In other processes, for dtype object, and when too many
+    such arrays exist, the result is an ordinary array.
 
     Args:
         shape: Shape of the array.
-        dtype: Its type.
+        dtype: Type of its elements.
 
     Returns:
-        A C-contiguous array. To write to it after it was handed on changes what the other process has.
+        A C-contiguous array. Writing to it after it was sent changes the array of the other process.
 
     Raises:
-        TypeError: ``dtype`` is none that NumPy knows.
+        TypeError: ``dtype`` is not known to NumPy.
         ValueError: ``shape`` has a negative size.
 
     Thread safety: safe.
@@ -382,7 +383,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
 
 
 def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:
-    """Pickle a value, and collect the memory of its arrays beside it if there is a list for them.
+    """Pickle a value. If a list is given, append the memory of large arrays to it instead of pickling them.
 
     Raises:
         Exception: The value cannot be pickled.
@@ -395,7 +396,7 @@ def dumps(value: object, arrays: list[Bytes] | None = None) -> memoryview:
         return False
 
     file = io.BytesIO()
-    # Plain pickle cannot send connections.
+    # A ForkingPickler, because plain pickle cannot send connections.
     _Pickler(file, pickle.HIGHEST_PROTOCOL, True, keep).dump(value)  # noqa: FBT003  # as pickle has it
     return file.getbuffer()
 
@@ -413,7 +414,7 @@ class _Pickler(ForkingPickler):
 
 def _reduce_array(array: npt.NDArray[Any]) -> Any:
     flags = array.flags
-    # Pickle would copy it into the stream.
+    # Pickle sends only contiguous arrays out of band, and would copy others into the stream.
     if flags.c_contiguous or flags.f_contiguous or array.dtype.hasobject:
         return NotImplemented
     whole = np.ascontiguousarray(array)
@@ -424,9 +425,9 @@ def _reduce_array(array: npt.NDArray[Any]) -> Any:
 def _reduce_tensor(tensor: Any, torch: Any) -> Any:
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not is_plain or tensor.requires_grad or tensor.is_quantized or tensor.is_nested:
-        # As torch itself has it.
+        # Pickled by torch itself.
         return NotImplemented
-    # Of images with channels last: their memory in its own order.
+    # Axes in the order of memory, so that images with channels last are not copied.
     order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
     dense = tensor.permute(order)
     flat = dense.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
