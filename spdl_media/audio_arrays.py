@@ -17,7 +17,7 @@ from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
-from spdl_media.codec import AudioCodec
+from spdl_media.codec import AudioCodec, stream_rank
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
@@ -167,18 +167,26 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
     container = Container(input, config, tries=None if LogState.forwarded else NO_DECODERS)
     if container.tried is None:
         return container
-    streams = container.av.streams
-    # Without decoders, FFmpeg cannot tell which of several streams is best, nor where other streams of an Ogg
-    # file begin, and best_index ignores an audio stream whose sample rate is unknown.
-    is_alone = len(streams) == 1 or container.format.startswith("mov")
     tries = None
-    if is_alone and len(streams.audio) == 1 and container.best_index("audio") is not None:
+    if _is_certain(container):
         codec = container.audio()[1]
         if codec.sample_fmt is not None:
             return container
         tries = codec.name
     container.close()
     return Container(input, config, tries=tries)
+
+
+def _is_certain(container: Container) -> bool:
+    """Whether headers alone tell FFmpeg which stream of audio is the best one."""
+    streams = container.av.streams
+    # Without decoders, FFmpeg cannot tell where other streams of an Ogg file begin.
+    if len(streams) > 1 and not container.format.startswith("mov"):
+        return False
+    # best_index ignores an audio stream whose sample rate is unknown.
+    ranks = {stream.index: stream_rank(stream) for stream in streams.audio}
+    highest = [index for index, rank in ranks.items() if rank == max(ranks.values())]
+    return highest == [container.best_index("audio")]
 
 
 def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import av
 from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
+from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options
@@ -136,6 +137,14 @@ def _common(stream: Any, alike: Iterable[str]) -> dict[str, Any]:
         "time_base": as_fraction(stream.time_base),
         "codec_tag": _tag_number(context),
     }
+
+
+_IMPAIRED = Disposition.hearing_impaired | Disposition.visual_impaired
+
+
+def stream_rank(stream: Any) -> int:
+    """How good a stream is for FFmpeg by its header. Packets decide between streams of one rank."""
+    return (not stream.disposition & _IMPAIRED) + bool(stream.disposition & Disposition.default)
 
 
 STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})

@@ -10,6 +10,7 @@ import av
 import numpy as np
 import pytest
 from audio_oracle import clip
+from av.stream import Disposition
 
 import spdl_media as sm
 from spdl_media.testing import index_samples, make_audio
@@ -228,6 +229,46 @@ def test_only_the_decoder_of_aac_is_tried_that_may_double_its_rate(timestamp: An
         found = sm.load_audio(data, timestamp)
     assert [options.get("codec_whitelist") for options in tried] == ["none", "aac"]
     np.testing.assert_array_equal(found.array, wanted.array)
+
+
+def two_streams(dispositions: tuple[Disposition, Disposition]) -> bytes:
+    """An MP4 of two streams of AAC, the second one of more bits a second."""
+    sources = [av.open(io.BytesIO(clip("aac", "mp4", rate, 1))) for rate in (32000, 48000)]
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as muxer:
+        streams = [muxer.add_stream_from_template(one.streams[0]) for one in sources]
+        for stream, disposition in zip(streams, dispositions, strict=True):
+            stream.disposition = disposition
+        for source, stream in zip(sources, streams, strict=True):
+            for packet in source.demux():
+                if packet.size:
+                    packet.stream = stream
+                    muxer.mux(packet)
+    return out.getvalue()
+
+
+def test_a_second_stream_of_lower_rank_costs_no_decoders() -> None:
+    usual, deaf = Disposition.default, Disposition.hearing_impaired
+    none = Disposition(0)
+    wrong = []
+    for pair, is_tried in (
+        ((usual, none), False),
+        ((none, usual), False),
+        ((usual, deaf), False),
+        ((usual | deaf, usual), False),
+        ((usual, usual), True),
+        ((usual | deaf, none), True),
+    ):
+        data = two_streams(pair)
+        best = av.open(io.BytesIO(data)).streams.best("audio")
+        wanted = sm.load_audio(data, stream_index=getattr(best, "index", None)).array
+        with pytest.MonkeyPatch.context() as patch:
+            real, opened = av.open, []
+            patch.setattr(av, "open", lambda *a, **k: opened.append(k) or real(*a, **k))
+            found = sm.load_audio(data).array
+        if not np.array_equal(found, wanted) or len(opened) != 1 + is_tried:
+            wrong.append(pair)
+    assert not wrong
 
 
 @pytest.mark.parametrize(
