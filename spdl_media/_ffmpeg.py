@@ -183,6 +183,26 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
                 _forward(lines)
 
 
+@contextmanager
+def unheard_log() -> Iterator[None]:
+    """Run a block without collecting what FFmpeg logs in it, unless the program wants to see it.
+
+    PyAV takes the GIL for each line, whatever its level, and FFmpeg may log thousands while it opens an MP4.
+    Errors of the block lack FFmpeg's reason: repeat what failed in an :func:`ffmpeg_log` block.
+    """
+    if LogState.forwarded or _current_log.lines is not None:
+        with ffmpeg_log():
+            yield
+        return
+    with LogState.lock:
+        _suppress_output()
+    _current_log.lines = []
+    try:
+        yield
+    finally:
+        _current_log.lines = None
+
+
 class TranslatedErrors:
     """A context manager that turns an FFmpeg error into a :class:`MediaError` with FFmpeg's message.
 

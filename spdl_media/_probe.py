@@ -12,7 +12,8 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
-from spdl_media.audio_arrays import WAVInfo, read_wav_info
+from spdl_media.array_formats.wav import find_chunks
+from spdl_media.audio_arrays import read_wav_info
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -197,8 +198,8 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     if _is_still(input, config):
         return _probe_still(read_image(input, config))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
-    if config == DemuxConfig() and (wav := read_wav_info(input)) is not None:
-        return _wav_info(wav)
+    if config == DemuxConfig() and (info := _wav_info(input)) is not None:
+        return info
     # Closed at once: PyAV's reference cycles would keep it open until the garbage collector runs.
     with closing(Container(input, config)) as container:
         info = _probe_container(container)
@@ -228,15 +229,51 @@ def _is_still(input: Input, config: DemuxConfig) -> bool:
     return config.format is None and container_still(head) == "avif" and head[8:12] != b"avis"
 
 
-def _wav_info(wav: WAVInfo) -> MediaInfo:
-    rate, count = wav.header.sample_rate, wav.header.num_samples
+# Files with longer chunks after the samples are left to FFmpeg.
+_WAV_TAIL_SIZE = 8 * 1024
+# FFmpeg's names of the tags in a LIST chunk of type INFO.
+_INFO_NAMES = dict(
+    pair.encode().split(b":")
+    for pair in "IART:artist ICMT:comment ICOP:copyright ICRD:date IGNR:genre ILNG:language INAM:title "
+    "IPRD:album IPRT:track ISFT:encoder ISMP:timecode ITCH:encoded_by ITRK:track".split()
+)
+
+
+def _wav_info(input: Input) -> MediaInfo | None:
+    """Return stream and tags of a WAV file; ``None`` if the file must be read by FFmpeg."""
+    wav = read_wav_info(input)
+    if wav is None:
+        return None
+    header = wav.header
+    end = header.data_offset + header.data_size + header.data_size % 2
+    if input.size() - end > _WAV_TAIL_SIZE:
+        return None
+    metadata: dict[str, str] = {}
+    # The chunks after RIFF, size and WAVE (12 bytes), up to name and size of the "data" chunk (8 bytes).
+    parts = (input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_TAIL_SIZE))
+    for part in map(bytes, parts):
+        for name, start, size in find_chunks(part, 0):
+            content = part[start : start + size]
+            if name == b"LIST" and content[:4] == b"INFO":
+                for key, place, length in find_chunks(content, 4):
+                    text = content[place : place + length]
+                    # The encoding of non-ASCII text is unknown, so FFmpeg decides.
+                    if key not in _INFO_NAMES or not text.isascii():
+                        return None
+                    metadata[_INFO_NAMES[key].decode()] = text.partition(b"\0")[0].decode()
+            elif name == b"fact" and content == header.num_samples.to_bytes(4, "little"):
+                continue
+            # FFmpeg may find metadata in other chunks.
+            elif name != b"fmt ":
+                return None
+    rate, count = header.sample_rate, header.num_samples
     return MediaInfo(
         format="wav",
         # Rounded to microseconds, as FFmpeg rounds the duration of a container.
         duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
         streams=(_audio_stream(wav.codec, 0, count / rate),),
         best_audio=0,
-        metadata=tuple(wav.metadata.items()),
+        metadata=tuple(metadata.items()),
     )
 
 

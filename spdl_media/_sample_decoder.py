@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import av
 
-from spdl_media._ffmpeg import AvPacket, current_log, describe, ffmpeg_log
+from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
 from spdl_media._picture_decoder import OpenDecoder
 from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_lateness
 from spdl_media.codec import AudioCodec, DecoderAtRest
@@ -336,7 +336,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     (first, last), position = found.window, found.position
     # Not in turn with a resampler, which runs long without the GIL.
     is_alone = not rows.resamples(found.codec.sample_rate)
-    with in_turn(found.codec) if is_alone else nullcontext(), ffmpeg_log():
+    with in_turn(found.codec) if is_alone else nullcontext(), unheard_log():
         for packet, num_samples in found.packets():
             try:
                 frames = decoder.decode(packet)

@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import NO_DECODERS, Container
-from spdl_media._ffmpeg import LogState
+from spdl_media._ffmpeg import LogState, ffmpeg_log, unheard_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
-from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, find_chunks, parse_file
+from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
-from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError
-from spdl_media.filters import naming
+from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_frames
 from spdl_media.frames import silence_of
@@ -46,14 +46,14 @@ class AudioRequest:
     """Options of one audio load.
 
     Attributes:
-        desc: The filter graph; ``None``: no graph.
+        desc: Operations, a filter graph of the caller's, or ``None``: no graph.
         storage: Memory for the result; ``None``: fresh memory.
         config: Options of decoding.
         num_samples: Maximum number of samples per channel.
         on_short: How to fill up to ``num_samples``; ``None``: the result may be shorter.
     """
 
-    desc: str | None
+    desc: SoundOps | str | None
     storage: Storage | None
     config: DecodeConfig
     num_samples: int | None = None
@@ -77,7 +77,6 @@ class AudioRequest:
             return None
         return SampleRows(
             ops,
-            self.desc,
             lambda size: lease_memory(size, None),
             zero=zero,
             end=end,
@@ -150,8 +149,7 @@ def load_audio_array(
             if array is not None:
                 return array
         if input.seekable:
-            with closing(_open_container(input, config)) as container:
-                array = _decode_while_reading(container, stream_index, window, request)
+            array = _decode_while_reading(input, config, stream_index, window, request)
             if array is not None:
                 return array
         # After any fault, read from the start with a new container: in a damaged MPEG-TS, FFmpeg does not
@@ -206,7 +204,8 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
         if not rows.mixed:
             return _finished(rows, request, metadata, packets.codec)
     # Frames of several formats, or a graph of the caller's. The graph may convert all to one format.
-    frames = decode_packets(packets, request.desc, request.config, num_samples=request.num_samples)
+    desc = FilterDesc(request.desc) if isinstance(request.desc, SoundOps) else request.desc
+    frames = decode_packets(packets, desc, request.config, num_samples=request.num_samples)
     array = convert_frames(frames).array
     return request.result(
         array, frames.sample_fmt, metadata, frames.sample_rate, frames.first_sample
@@ -214,7 +213,11 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
 
 
 def _decode_while_reading(
-    container: Container, stream_index: int | None, window: Window, request: AudioRequest
+    input: Input,
+    config: DemuxConfig,
+    stream_index: int | None,
+    window: Window,
+    request: AudioRequest,
 ) -> AudioArray | None:
     """Decode each packet as it is read, without keeping packets.
 
@@ -222,20 +225,28 @@ def _decode_while_reading(
         The audio; ``None`` if the source has a fault. The caller then reads all packets before it decodes
         them, which raises the right error.
     """
-    metadata = PacketMetadata(container.name, container.zero, window)
+    # That pages of Ogg are damaged, FFmpeg says in its log alone.
+    is_ogg = bytes(input.head(4)) == b"OggS"
     try:
-        with naming(container.name), container.reading():
-            index, codec, packets = audio_packets(container, stream_index, window, keep=False)
-            rows = request.rows(container.zero, _stated_end(container, index, codec, window))
-            if rows is None:
+        with (
+            ffmpeg_log() if is_ogg else unheard_log(),
+            closing(_open_container(input, config)) as container,
+        ):
+            if (container.format == "ogg") != is_ogg:
                 return None
-            decoder = SampleDecoder(codec, metadata, request.config)
-            decoder.run(packets, rows)
-    except (DemuxError, DecodeError):
-        return None
-    last = decoder.last_packet
-    # The caller's other path raises the error.
-    if rows.mixed or last is None or container.missing_end((last,)):
+            with container.reading():
+                index, codec, packets = audio_packets(container, stream_index, window, keep=False)
+                rows = request.rows(container.zero, _stated_end(container, index, codec, window))
+                if rows is None:
+                    return None
+                metadata = PacketMetadata(container.name, container.zero, window)
+                decoder = SampleDecoder(codec, metadata, request.config)
+                decoder.run(packets, rows)
+            last = decoder.last_packet
+            # The caller's other path raises the error.
+            if rows.mixed or last is None or container.missing_end((last,)):
+                return None
+    except (DemuxError, DecodeError, FilterError):
         return None
     return _finished(rows, request, metadata, codec)
 
@@ -272,12 +283,14 @@ def _load_without_container(
         end = begin + Fraction(most, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
     most = most if rate is None else None
-    with naming(input.name):
+    try:
         wav = _read_wav(input, window, most)
         if wav is not None:
             return _load_wav(input.name, wav, window, request)
         found = None if config.gaps == "fill" else find_frames(input, window, most)
         return None if found is None else _load_frames(input.name, found, window, request)
+    except FilterError:
+        return None
 
 
 def _load_wav(
@@ -333,26 +346,18 @@ _SYNC_WORDS = tuple(
     bytes.fromhex(word)
     for word in ("7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f".split())
 )
-# FFmpeg's names of the tags in a LIST chunk of type INFO.
-_INFO_NAMES = dict(
-    pair.encode().split(b":")
-    for pair in "IART:artist ICMT:comment ICOP:copyright ICRD:date IGNR:genre ILNG:language INAM:title "
-    "IPRD:album IPRT:track ISFT:encoder ISMP:timecode ITCH:encoded_by ITRK:track".split()
-)
 
 
 class WAVInfo(NamedTuple):
-    """Header, stream and tags of a WAV file, as FFmpeg describes them.
+    """Header and stream of a WAV file, as FFmpeg describes them.
 
     Attributes:
         header: The parsed header.
         codec: Parameters of the stream.
-        metadata: The tags of the file; empty unless read by :func:`read_wav_info`.
     """
 
     header: WAVHeader
     codec: AudioCodec
-    metadata: dict[str, str] = {}  # noqa: RUF012  # never modified
 
 
 def _read_wav(
@@ -369,7 +374,7 @@ def _read_wav(
         The stream, the samples as ``(samples, channels)``, and the position of the first one. ``None`` if
         the file must be read by FFmpeg, or the window contains no sample.
     """
-    info = _known_info(input)
+    info = read_wav_info(input)
     if info is None:
         return None
     header = info.header
@@ -389,37 +394,6 @@ def _read_wav(
 
 
 def read_wav_info(input: Input) -> WAVInfo | None:
-    """Return stream and tags of a WAV file; ``None`` if the file must be read by FFmpeg."""
-    info = _known_info(input)
-    if info is None:
-        return None
-    header = info.header
-    end = header.data_offset + header.data_size + header.data_size % 2
-    # Files with long chunks after the samples are left to FFmpeg.
-    if input.size() - end > _WAV_HEAD_SIZE:
-        return None
-    metadata: dict[str, str] = {}
-    # The chunks after RIFF, size and WAVE (12 bytes), up to name and size of the "data" chunk (8 bytes).
-    parts = (input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_HEAD_SIZE))
-    for part in map(bytes, parts):
-        for name, start, size in find_chunks(part, 0):
-            content = part[start : start + size]
-            if name == b"LIST" and content[:4] == b"INFO":
-                for key, place, length in find_chunks(content, 4):
-                    text = content[place : place + length]
-                    # The encoding of non-ASCII text is unknown, so FFmpeg decides.
-                    if key not in _INFO_NAMES or not text.isascii():
-                        return None
-                    metadata[_INFO_NAMES[key].decode()] = text.partition(b"\0")[0].decode()
-            elif name == b"fact" and content == header.num_samples.to_bytes(4, "little"):
-                continue
-            # FFmpeg may find metadata in other chunks.
-            elif name != b"fmt ":
-                return None
-    return info._replace(metadata=metadata)
-
-
-def _known_info(input: Input) -> WAVInfo | None:
     """Return header and stream of a WAV file whose samples FFmpeg would decode in the same way.
 
     ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, does not state its size, or its

@@ -21,7 +21,6 @@ from spdl_media.crops import Rng, check_rng
 from spdl_media.decode import DEFAULT_FILTER
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, awaitable, frame_request, frame_steps
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
@@ -129,7 +128,7 @@ def load_clip(
     decode = frame_steps(request)
     finish, memory = on_its_way(request.config, arguments["audio_storage"], request.purpose)
     of_audio = AudioRequest(
-        FilterDesc(ops), memory, for_audio, num_samples, None if num_samples is None else on_short
+        ops, memory, for_audio, num_samples, None if num_samples is None else on_short
     )
     with Demuxer(src, demux_config=arguments["demux_config"], name=arguments["name"]) as demuxer:
         # Read both streams before decoding, so that the source is closed early.

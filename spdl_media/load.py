@@ -36,7 +36,6 @@ from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer, video_parts
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
@@ -259,9 +258,7 @@ def load_audio(
     num_samples = arguments["num_samples"]
     check_length("num_samples", num_samples, arguments["on_short"])
     decoding = as_decode_config(arguments["decode_config"])
-    # Text for FFmpeg's graph that keeps the operations, for decoding without a graph.
-    text = FilterDesc(desc) if isinstance(desc, SoundOps) else desc
-    request = AudioRequest(text, memory, decoding, num_samples, arguments["on_short"])
+    request = AudioRequest(desc, memory, decoding, num_samples, arguments["on_short"])
     audio = load_audio_array(
         src,
         parse_window(timestamp),

@@ -13,6 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import AudioChunk, frame_of, placed_chunk, sample_time_base
@@ -35,7 +36,6 @@ class SampleRows:
 
     Args:
         ops: What to make of the samples, without filters that may depend on where frames begin.
-        desc: The same as a filter graph; ``None`` for none.
         allocate: Gives memory of so many bytes.
         zero: Second 0 of the container on the stream's own clock.
         end: Where the last sample is expected, in seconds on the container's clock, if known.
@@ -51,7 +51,6 @@ class SampleRows:
     def __init__(
         self,
         ops: SoundOps,
-        desc: str | None,
         allocate: Callable[[int], npt.NDArray[np.uint8]],
         *,
         zero: Fraction = Fraction(0),
@@ -60,7 +59,7 @@ class SampleRows:
     ) -> None:
         self.first = self.sample_rate = 0
         self.mixed = False
-        self._ops, self._desc, self._allocate = ops, desc, allocate
+        self._ops, self._allocate = ops, allocate
         self._zero, self._end = zero, end
         # Of what comes in, less the blocks that were taken, and of what comes out.
         self._wanted = self._limit = sys.maxsize if limit is None else limit
@@ -220,9 +219,9 @@ class SampleRows:
             and ops.num_channels in (None, _usual_channels(layout))
             and (packed == into or into in ("flt", "dbl"))
         )
-        if self._desc is not None and not is_plain:
+        if not is_plain:
             self._time_base = sample_time_base(rate, self._zero)
-            self._graph = FrameFilter(self._desc, kind="audio", time_base=self._time_base)
+            self._graph = FrameFilter(FilterDesc(ops), kind="audio", time_base=self._time_base)
 
     def _take_blocks(self) -> bool:
         """Take the blocks that are complete; True: there are enough samples."""

@@ -23,7 +23,6 @@ from spdl_media.clips import RESAMPLED
 from spdl_media.codec import configs_by_kind
 from spdl_media.crops import check_rng
 from spdl_media.errors import ConvertError
-from spdl_media.filter_desc import FilterDesc
 from spdl_media.frames import silence_of
 from spdl_media.operations import SoundOps
 from spdl_media.row_plan import OnShort
@@ -278,7 +277,7 @@ def _audio(
         rate = ops.sample_rate or packets.sample_rate
         # Of one length for all clips, whatever their own starts and ends would round to.
         count = max(round(seconds * rate), 1)
-        request = AudioRequest(FilterDesc(ops), None, config, count, "zeros")
+        request = AudioRequest(ops, None, config, count, "zeros")
         one = decode_audio_array(packets, request)
         samples, fmt = one.buffer.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
         if array is None:
