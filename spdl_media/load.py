@@ -40,10 +40,10 @@ from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, SoundOps
 from spdl_media.packets import VideoPackets
+from spdl_media.row_plan import parse_values
 from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
-from spdl_media.values import parse_values
 
 __all__ = (
     "async_load_audio",
@@ -100,7 +100,8 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    return _steps([src], _single_request(arguments))(None)
+    request = _image_request(arguments, 1, "load_image(cuda=)", is_single=True)
+    return _steps([src], request)(None)
 
 
 @overload
@@ -298,11 +299,7 @@ def image_request(**arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Fra
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
     """
-    return _single_request(arguments)
-
-
-def _single_request(arguments: Any) -> FrameRequest:
-    return _image_request(arguments, 1, purpose="load_image(cuda=)", is_single=True)
+    return _image_request(arguments, 1, "load_image(cuda=)", is_single=True)
 
 
 def _steps(inputs: Sequence[Source], request: FrameRequest) -> ImageSteps:

@@ -35,7 +35,7 @@ ORDER = [
     ["cuda_driver", "handover", "devices"],
     ["storage"],
     ["buffer"],
-    ["values", "row_plan", "rows", "convert", "audio_arrays"],
+    ["row_plan", "rows", "convert", "audio_arrays"],
     ["arrays", "transfer"],
     ["_collate"],
     ["arguments", "batch"],

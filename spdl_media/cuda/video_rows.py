@@ -29,11 +29,11 @@ from spdl_media.row_plan import (
     ArrayLayout,
     Colors,
     FrameKind,
+    Values,
     kinds_differ,
     matrix_and_range,
 )
 from spdl_media.transfer import buffer_on_stream
-from spdl_media.values import Values
 
 # Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
