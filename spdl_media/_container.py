@@ -209,7 +209,7 @@ class Container:
     def zero(self) -> Fraction:
         """Start time of the container on FFmpeg's clock, in seconds; it is second 0 of our timestamps."""
         start = self.av.start_time
-        if start is None:
+        if start is None or (start == 0 and any(s.start_time == 0 for s in self.av.streams)):
             return Fraction(0)
         # FFmpeg rounds the container's start to microseconds. The stream that starts first states the same
         # moment exactly, in its own time base. Without that, the edge of a window could miss a frame.
@@ -418,10 +418,10 @@ class Container:
         Yields:
             An iterator of packets, and whether a seek found its start.
         """
-        base = as_fraction(self.av.streams[indices[0]].time_base)
         back = 0
         while pts is not None and self.seek(pts - back, indices[0]):
             yield self.packets(indices, keep=keep, mend=mend), True
+            base = as_fraction(self.av.streams[indices[0]].time_base)
             if (pts - back) * base < self.zero:
                 break
             back = back * 2 or round(1 / base)

@@ -75,9 +75,9 @@ def still_codec(head: Bytes) -> str | None:
         TypeError: ``head`` is no contiguous buffer.
     """
     view = memoryview(head).cast("B")
-    for signature, decoder, _ in _SIGNATURES:
-        if view[: len(signature)] == signature:
-            return decoder(view) if callable(decoder) else decoder
+    if found := _SIGNATURE.match(view):
+        decoder, _ = _SIGNATURES[bytes(found[0])]
+        return decoder(view) if callable(decoder) else decoder
     # Version 7 of XV's thumbnails also begins with P7, but with a space behind it.
     return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
@@ -149,12 +149,12 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     view = memoryview(data).cast("B")
     if decoder == "targa":
         return still_faults.targa_reason(view)
-    for signature, _, reason in _SIGNATURES:
-        if view[: len(signature)] == signature:
-            try:
-                return reason(view) if callable(reason) else reason
-            except (struct.error, IndexError):  # cut short: FFmpeg's error says more
-                return None
+    if found := _SIGNATURE.match(view):
+        _, reason = _SIGNATURES[bytes(found[0])]
+        try:
+            return reason(view) if callable(reason) else reason
+        except (struct.error, IndexError):  # cut short: FFmpeg's error says more
+            return None
     return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
 
@@ -167,32 +167,33 @@ def pillow_video_reason(head: Bytes) -> str | None:
 _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
 # By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
-_SIGNATURES: tuple[tuple[bytes, _Found, _Found], ...] = (
-    (b"\xff\xd8\xff\xf7", "jpegls", still_faults.jpeg_reason),
-    (b"\xff\xd8\xff", "mjpeg", still_faults.jpeg_reason),
-    (b"\x89PNG\r\n\x1a\n", _png_codec, still_faults.png_reason),
-    (b"RIFF", _webp_codec, still_faults.webp_reason),
-    (b"BM", _bmp_codec, still_faults.bmp_reason),
-    (b"II*\0", "tiff", still_faults.tiff_reason),
-    (b"MM\0*", "tiff", still_faults.tiff_reason),
-    (b"II+\0", None, "a BigTIFF"),
-    (b"MM\0+", None, "a BigTIFF"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", _jp2_codec, still_faults.jp2_reason),
-    (b"\xff\x4f\xff\x51", "jpeg2000", None),
-    (b"qoif", "qoi", None),
-    (b"DDS ", "dds", still_faults.dds_reason),
-    (b"SDPX", "dpx", None),
-    (b"XPDS", "dpx", None),
-    (b"v/1\x01", "exr", None),
-    (b"\x01\xda", _sgi_codec, None),
-    (b"\x59\xa6\x6a\x95", "sunrast", None),
-    (b"\0\0\1\0", None, "an icon"),
-    (b"\0\0\2\0", None, still_faults.cursor_reason),
-    (b"icns", None, "an icon"),
-    (b"BLP1", None, "a BLP"),
-    (b"BLP2", None, "a BLP"),
-    (b"#define ", None, "an XBM"),
-)
+_SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
+    b"\xff\xd8\xff\xf7": ("jpegls", still_faults.jpeg_reason),
+    b"\xff\xd8\xff": ("mjpeg", still_faults.jpeg_reason),
+    b"\x89PNG\r\n\x1a\n": (_png_codec, still_faults.png_reason),
+    b"RIFF": (_webp_codec, still_faults.webp_reason),
+    b"BM": (_bmp_codec, still_faults.bmp_reason),
+    b"II*\0": ("tiff", still_faults.tiff_reason),
+    b"MM\0*": ("tiff", still_faults.tiff_reason),
+    b"II+\0": (None, "a BigTIFF"),
+    b"MM\0+": (None, "a BigTIFF"),
+    b"\0\0\0\x0cjP  \r\n\x87\n": (_jp2_codec, still_faults.jp2_reason),
+    b"\xff\x4f\xff\x51": ("jpeg2000", None),
+    b"qoif": ("qoi", None),
+    b"DDS ": ("dds", still_faults.dds_reason),
+    b"SDPX": ("dpx", None),
+    b"XPDS": ("dpx", None),
+    b"v/1\x01": ("exr", None),
+    b"\x01\xda": (_sgi_codec, None),
+    b"\x59\xa6\x6a\x95": ("sunrast", None),
+    b"\0\0\1\0": (None, "an icon"),
+    b"\0\0\2\0": (None, still_faults.cursor_reason),
+    b"icns": (None, "an icon"),
+    b"BLP1": (None, "a BLP"),
+    b"BLP2": (None, "a BLP"),
+    b"#define ": (None, "an XBM"),
+}
+_SIGNATURE = re.compile(b"|".join(map(re.escape, _SIGNATURES)))
 
 
 # What FFmpeg does not know, or cannot tell from audio.

@@ -70,7 +70,11 @@ class _VideoRun:
     def add(self, packet: AvPacket) -> bool:
         """Take the next packet of the stream; True: no later one can belong to the window."""
         pts, dts = packet.pts, packet.dts
-        if packet.is_keyframe and _at_or_before(packet, self._restart):
+        if (
+            self._restart is not None
+            and packet.is_keyframe
+            and _at_or_before(packet, self._restart)
+        ):
             self._kept.clear()
         self._kept.append(packet)
         # Behind what an edit list hides, it goes back in time to what it shows next.
