@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,9 +78,26 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Where all tests of a run find the library, those of other workers of pytest-xdist, too."""
+    if compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    base = factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel"
+
+
 @cache
 def compiled(folder: Path, *extra: str) -> ctypes.CDLL:
-    """The kernel's source as a library for the CPU."""
+    """The kernel's source as a library for the CPU, which is compiled if it is not in the folder."""
+    library = folder / "yuv_to_rgb.so"
+    if not library.exists():
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            _compile(Path(own), extra).replace(library)
+    return ctypes.CDLL(str(library))
+
+
+def _compile(folder: Path, extra: tuple[str, ...]) -> Path:
     path, library = folder / "yuv_to_rgb.cpp", folder / "yuv_to_rgb.so"
     entries = "".join(_ENTRY.format(name=name) for name in KERNELS)
     path.write_text(f"{_BEFORE}\n{source()}\n{_AFTER}{entries}}}\n", encoding="utf-8")
@@ -88,7 +107,7 @@ def compiled(folder: Path, *extra: str) -> ctypes.CDLL:
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC"]
     options += ["-Wno-unknown-pragmas", *extra]
     subprocess.run([tool, *options, "-shared", "-o", library, path], check=True)
-    return ctypes.CDLL(str(library))
+    return library
 
 
 class FakeArray(fake_cuda.DeviceArray):

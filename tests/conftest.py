@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import signal
@@ -46,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
         settings = hypothesis.settings(settings, derandomize=True, database=None)
     hypothesis.settings.register_profile("spdl_media", settings)
     hypothesis.settings.load_profile("spdl_media")
+    if not hasattr(config, "workerinput"):
+        # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE, each would compile the package.
+        compileall.compile_dir(CHECKOUT / "spdl_media", quiet=2)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -58,9 +58,7 @@ needs_dali = pytest.mark.skipif(not has_dali, reason="DALI is not installed")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if color_kernel.compiler() is None:
-        pytest.skip("there is no C++ compiler")
-    return color_kernel.compiled(tmp_path_factory.mktemp("kernel"))
+    return color_kernel.compiled(color_kernel.shared_folder(tmp_path_factory))
 
 
 # A batch with a bad picture is the CPU's where DALI decodes, and that is told.

@@ -7,9 +7,11 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import av
 import numpy as np
@@ -47,51 +49,46 @@ def _seek_table(rate: int) -> bytes:
 
 VARIABLE = {"global_quality": "236", "flags": "+qscale"}
 BARE = {"write_xing": "0", "id3v2_version": "0"}
-FLAC = _made("flac", 16000, 1, frame_size="4096")
-FILES: dict[str, bytes] = {
-    "MP3, 16 kHz": _made("mp3", 16000, 1),
-    "MP3, 8 kHz, few bits": _made("mp3", 8000, 1, b="8000"),
-    "MP3, 44.1 kHz, few bits": _made("mp3", 44100, 1, b="32000"),
-    "MP3, 48 kHz stereo": _made("mp3", 48000, 2, b="320000"),
-    "MP3 that varies": _made("mp3", 44100, 2, **VARIABLE),
-    "MP3 that varies and does not say so": _made("mp3", 22050, 2, BARE, **VARIABLE),
-    "MP3 without reservoir": _made("mp3", 32000, 2, BARE, reservoir="0"),
-    "MP3 behind a large tag": b"ID3\4\0\0\0\1\0\0" + bytes(1 << 14) + _made("mp3", 24000, 1, BARE),
-    "MP3 before a tag": _made("mp3", 16000, 1) + b"TAG" + bytes(125),
-    "FLAC, 16 kHz": FLAC,
-    "FLAC, 44.1 kHz stereo": _made("flac", 44100, 2),
-    "FLAC, 24 bits": _made("flac", 48000, 2, bits="24"),
-    "FLAC, small blocks": _made("flac", 22050, 1, frame_size="256"),
-    "FLAC, one block": _made("flac", 8000, 1, frame_size="65535"),
-    "FLAC, silence": make_media(
+# Encoded when a test asks for them: each worker of pytest-xdist imports this module.
+FILES: dict[str, Callable[[], bytes]] = {
+    "MP3, 16 kHz": lambda: _made("mp3", 16000, 1),
+    "MP3, 8 kHz, few bits": lambda: _made("mp3", 8000, 1, b="8000"),
+    "MP3, 44.1 kHz, few bits": lambda: _made("mp3", 44100, 1, b="32000"),
+    "MP3, 48 kHz stereo": lambda: _made("mp3", 48000, 2, b="320000"),
+    "MP3 that varies": lambda: _made("mp3", 44100, 2, **VARIABLE),
+    "MP3 that varies and does not say so": lambda: _made("mp3", 22050, 2, BARE, **VARIABLE),
+    "MP3 without reservoir": lambda: _made("mp3", 32000, 2, BARE, reservoir="0"),
+    "MP3 behind a large tag": lambda: (
+        b"ID3\4\0\0\0\1\0\0" + bytes(1 << 14) + _made("mp3", 24000, 1, BARE)
+    ),
+    "MP3 before a tag": lambda: file("MP3, 16 kHz") + b"TAG" + bytes(125),
+    "FLAC, 16 kHz": lambda: _made("flac", 16000, 1, frame_size="4096"),
+    "FLAC, 44.1 kHz stereo": lambda: _made("flac", 44100, 2),
+    "FLAC, 24 bits": lambda: _made("flac", 48000, 2, bits="24"),
+    "FLAC, small blocks": lambda: _made("flac", 22050, 1, frame_size="256"),
+    "FLAC, one block": lambda: _made("flac", 8000, 1, frame_size="65535"),
+    "FLAC, silence": lambda: make_media(
         [AudioTrack(samples=np.zeros((160_000, 1), np.int16), sample_rate=16000, codec="flac")],
         format="flac",
     ),
-    "FLAC with a seek table": _with_block(FLAC, 3, _seek_table(16000)),
-    "FLAC with a picture": _with_block(FLAC, 6, bytes(100_000)),
-}  # fmt: skip
+    "FLAC with a seek table": lambda: _with_block(file("FLAC, 16 kHz"), 3, _seek_table(16000)),
+    "FLAC with a picture": lambda: _with_block(file("FLAC, 16 kHz"), 6, bytes(100_000)),
+}
 
 
-@pytest.fixture
-def no_demuxer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """FFmpeg's demuxers fail, so what is loaded was read without them."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise AssertionError("a demuxer was opened")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(av, "open", fail)
-        yield
+@cache
+def file(name: str) -> bytes:
+    return FILES[name]()
 
 
-WHOLE = {name: (linear(data), sm.probe(data).audio) for name, data in FILES.items()}
+def _no_demuxer(*_: Any, **__: Any) -> None:
+    raise AssertionError("a demuxer was opened")
 
 
 @each("name", FILES)
-def test_any_window_is_that_of_the_whole_file(
-    name: str, no_demuxer: None, rng: np.random.Generator
-) -> None:
-    data, (whole, audio) = FILES[name], WHOLE[name]
+def test_any_window_is_that_of_the_whole_file(name: str, rng: np.random.Generator) -> None:
+    data = file(name)
+    whole, audio = linear(data), sm.probe(data).audio
     assert audio is not None
     rate, end = audio.sample_rate, whole.shape[1]
     windows: list[tuple[int, int | None]] = [
@@ -105,7 +102,8 @@ def test_any_window_is_that_of_the_whole_file(
     windows += [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     for start, stop in windows:
         window = None if stop is None else (Fraction(start, rate), Fraction(stop, rate))
-        array = sm.load_audio(data, window, sample_fmt=None).array
+        with mock.patch.object(av, "open", _no_demuxer):
+            array = sm.load_audio(data, window, sample_fmt=None).array
         found = array if audio.sample_fmt in ("fltp", "s16p", "s32p") else array.T
         np.testing.assert_array_equal(found, whole[:, start:stop], err_msg=str((start, stop)))
 
@@ -130,7 +128,7 @@ def _check_as_by_packets(data: bytes, window: Any) -> bool:
     "name", ["MP3, 16 kHz", "MP3, 48 kHz stereo", "MP3 that varies", "FLAC, 16 kHz"]
 )
 def test_damage_is_told_as_by_packets(name: str, rng: np.random.Generator) -> None:
-    clean = FILES[name]
+    clean = file(name)
     fine = 0
     for _ in range(examples(120)):
         damaged = bytearray(clean)
@@ -151,7 +149,7 @@ def test_damage_is_told_as_by_packets(name: str, rng: np.random.Generator) -> No
 
 def _tagged(**changes: int) -> bytes:
     """An MP3 whose tag states other numbers."""
-    data = bytearray(FILES["MP3, 16 kHz"])
+    data = bytearray(file("MP3, 16 kHz"))
     place = data.index(b"Info") + 8
     for offset, name in enumerate(("frames", "bytes")):
         if name in changes:
@@ -162,41 +160,49 @@ def _tagged(**changes: int) -> bytes:
     return bytes(data)
 
 
-MP3 = FILES["MP3, 16 kHz"]
-ODD: dict[str, bytes] = {
-    "a tag of fewer frames": _tagged(frames=100),
-    "a tag of more frames": _tagged(frames=1000),
-    "a tag of more bytes": _tagged(bytes=10**6),
-    "a tag of fewer bytes": _tagged(bytes=1000),
-    "no delay and no padding": _tagged(delays=0),
-    "a long delay and padding": _tagged(delays=0x7FF << 12 | 0x7FF),
-    "a tag of another encoder": MP3.replace(b"Lavf", b"Here"),
-    "two files": MP3 + MP3,
-    "two files without tags": MP3 + FILES["MP3 that varies and does not say so"],
-    "another rate behind": MP3 + FILES["MP3, 8 kHz, few bits"],
-    "two channels behind": MP3 + _made("mp3", 16000, 2),
-    "an APE tag behind": MP3 + b"APETAGEX" + struct.pack("<4I8x", 2000, 32, 0, 0),
-    "two tags in front": b"ID3\4\0\0\0\0\0\x10" + bytes(16) + MP3,
-    "a tag with a footer": b"ID3\4\0\x10\0\0\0\x10" + bytes(16) + b"3DI\4\0\x10\0\0\0\x10" + MP3,
-    "junk in front": bytes(500) + MP3,
-    "MP3 cut short": MP3[: len(MP3) // 2 + 33],
-    "FLAC cut short": FLAC[: len(FLAC) // 2],
-    "FLAC before a tag": FLAC + b"TAG" + bytes(125),
-    "FLAC of no stated length": FLAC[:21] + bytes([FLAC[21] & 0xF0]) + bytes(4) + FLAC[26:],
-    "FLAC with a mask of channels": _with_block(
-        FLAC, 4, b"\0\0\0\0" + b"\1\0\0\0" + struct.pack("<I", 37)
-        + b"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x1"
+# Of an MP3 and a FLAC file.
+ODD: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "a tag of fewer frames": lambda mp3, flac: _tagged(frames=100),
+    "a tag of more frames": lambda mp3, flac: _tagged(frames=1000),
+    "a tag of more bytes": lambda mp3, flac: _tagged(bytes=10**6),
+    "a tag of fewer bytes": lambda mp3, flac: _tagged(bytes=1000),
+    "no delay and no padding": lambda mp3, flac: _tagged(delays=0),
+    "a long delay and padding": lambda mp3, flac: _tagged(delays=0x7FF << 12 | 0x7FF),
+    "a tag of another encoder": lambda mp3, flac: mp3.replace(b"Lavf", b"Here"),
+    "two files": lambda mp3, flac: mp3 + mp3,
+    "two files without tags": lambda mp3, flac: mp3 + file("MP3 that varies and does not say so"),
+    "another rate behind": lambda mp3, flac: mp3 + file("MP3, 8 kHz, few bits"),
+    "two channels behind": lambda mp3, flac: mp3 + _made("mp3", 16000, 2),
+    "an APE tag behind": lambda mp3, flac: mp3 + b"APETAGEX" + struct.pack("<4I8x", 2000, 32, 0, 0),
+    "two tags in front": lambda mp3, flac: b"ID3\4\0\0\0\0\0\x10" + bytes(16) + mp3,
+    "a tag with a footer": lambda mp3, flac: (
+        b"ID3\4\0\x10\0\0\0\x10" + bytes(16) + b"3DI\4\0\x10\0\0\0\x10" + mp3
     ),
-    "FLAC without the first frames": FLAC[:42] + FLAC[FLAC.index(FLAC[-1:], 40_000) :],
-    "a signature": b"fLaC" + bytes(10),
-    "a header": MP3[MP3.index(b"Info") - 20 :][:30],
-}  # fmt: skip
+    "junk in front": lambda mp3, flac: bytes(500) + mp3,
+    "MP3 cut short": lambda mp3, flac: mp3[: len(mp3) // 2 + 33],
+    "FLAC cut short": lambda mp3, flac: flac[: len(flac) // 2],
+    "FLAC before a tag": lambda mp3, flac: flac + b"TAG" + bytes(125),
+    "FLAC of no stated length": lambda mp3, flac: (
+        flac[:21] + bytes([flac[21] & 0xF0]) + bytes(4) + flac[26:]
+    ),
+    "FLAC with a mask of channels": lambda mp3, flac: _with_block(
+        flac,
+        4,
+        struct.pack("<3I", 0, 1, 37) + b"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x1",
+    ),
+    "FLAC without the first frames": lambda mp3, flac: (
+        flac[:42] + flac[flac.index(flac[-1:], 40_000) :]
+    ),
+    "a signature": lambda mp3, flac: b"fLaC" + bytes(10),
+    "a header": lambda mp3, flac: mp3[mp3.index(b"Info") - 20 :][:30],
+}
 
 
 @each("name", ODD)
 def test_odd_files_are_read_as_by_packets(name: str) -> None:
+    data = ODD[name](file("MP3, 16 kHz"), file("FLAC, 16 kHz"))
     for window in [None, (0, 1), (2.5, 3.1), (6.5, 7), (6.9, 9), (9, 14)]:
-        _check_as_by_packets(ODD[name], window)
+        _check_as_by_packets(data, window)
 
 
 FORK = """
@@ -230,4 +236,4 @@ sys.exit(status != 0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
-    subprocess.run([sys.executable, "-c", FORK], input=MP3, timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", FORK], input=file("MP3, 16 kHz"), timeout=100, check=True)

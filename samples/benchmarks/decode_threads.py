@@ -88,10 +88,11 @@ def speed(case: Case, num_threads: int, seconds: float) -> float:
 BLOCK = bytes(1 << 20)
 
 
-def cores_are_free() -> bool:
+def cores_are_free(seconds: float) -> bool:
     """Whether two threads of C code get two cores."""
     case: Case = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
-    return speed(case, 2, 0.08) >= 1.93 * speed(case, 1, 0.08)
+    seconds = min(seconds, 0.08)
+    return speed(case, 2, seconds) >= 1.93 * speed(case, 1, seconds)
 
 
 def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
@@ -99,11 +100,11 @@ def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
     case()
     pairs: list[tuple[float, float]] = []
     disturbed: list[tuple[float, float]] = []
-    free = cores_are_free()
+    free = cores_are_free(seconds)
     for number in range(4 * rounds):
         order = (1, 2) if number % 2 == 0 else (2, 1)
         result = {threads: speed(case, threads, seconds) for threads in order}
-        before, free = free, cores_are_free()
+        before, free = free, cores_are_free(seconds)
         (pairs if before and free else disturbed).append((result[1], result[2]))
         if len(pairs) == rounds:
             break

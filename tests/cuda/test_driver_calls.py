@@ -114,7 +114,7 @@ def send(size=1000):
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where a process finds such a driver."""
     compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None or color_kernel.compiler() is None or sys.platform != "linux":
+    if compiler is None or sys.platform != "linux":
         pytest.skip("there is no C compiler, or the driver has another name here")
     folder = tmp_path_factory.mktemp("driver")
     (folder / "cuda.c").write_text(DRIVER, encoding="utf-8")
@@ -122,11 +122,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", library, folder / "cuda.c", "-ldl"], check=True
     )
-    color_kernel.compiled(folder)
+    kernels = color_kernel.shared_folder(tmp_path_factory)
+    color_kernel.compiled(kernels)
     path = os.pathsep.join([str(folder), os.environ.get("LD_LIBRARY_PATH", "")])
     return os.environ | {
         "LD_LIBRARY_PATH": path,
-        "FAKE_KERNELS": str(folder / "yuv_to_rgb.so"),
+        "FAKE_KERNELS": str(kernels / "yuv_to_rgb.so"),
         "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,14 @@ NVDEC = "libnvcuvid.so.1"
 on_gpu = pytest.mark.cuda("cupy", NVDEC)
 
 # NVDEC has a smallest size, which differs by codec and card.
-PLANES = index_planes(30, 320, 240)
+SIZE = (320, 240)
+CODECS = ("libx264", "libx265")
 
 
-def clip(codec: str, **options: Any) -> bytes:
-    return make_video(PLANES, codec=codec, format="mp4", max_b_frames=2, gop_size=8, **options)
-
-
-CLIPS = {codec: clip(codec) for codec in ("libx264", "libx265")}
+@cache
+def clip(codec: str) -> bytes:
+    planes = index_planes(30, *SIZE)
+    return make_video(planes, codec=codec, format="mp4", max_b_frames=2, gop_size=8)
 
 
 @pytest.fixture(params=["stand-in", pytest.param("gpu", marks=on_gpu)])
@@ -44,33 +45,33 @@ def load(data: bytes, place: Any, window: Any = None, **options: Any) -> Any:
     return found.buffer, found.timestamps
 
 
-@pytest.mark.parametrize("codec", CLIPS)
+@pytest.mark.parametrize("codec", CODECS)
 def test_planes_are_the_cpus_bit_for_bit(place: Any, codec: str) -> None:
-    batches = streaming_load_video_nvdec(CLIPS[codec], place, num_frames=7)
+    batches = streaming_load_video_nvdec(clip(codec), place, num_frames=7)
     found = np.concatenate([host(batch) for batch in batches])
-    want = sm.load_video(CLIPS[codec], pix_fmt="nv12").array[:, 0]
+    want = sm.load_video(clip(codec), pix_fmt="nv12").array[:, 0]
     np.testing.assert_array_equal(found, want)
 
 
-@pytest.mark.parametrize("codec", CLIPS)
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("size", [{}, {"width": 96, "height": 80}])
 @pytest.mark.parametrize("window", [None, (0.45, 1.75)])
 def test_frames_and_their_times_are_those_of_the_cpu(
     place: Any, codec: str, size: Any, window: Any
 ) -> None:
-    found, times = load(CLIPS[codec], place, window, **size)
-    want = sm.load_video(CLIPS[codec], window, **size, quality="accurate").array
+    found, times = load(clip(codec), place, window, **size)
+    want = sm.load_video(clip(codec), window, **size, quality="accurate").array
     assert np.abs(host(found).astype(int) - want).max() <= 2
-    packets = sm.demux_video(CLIPS[codec], timestamp=window)
+    packets = sm.demux_video(clip(codec), timestamp=window)
     assert times == sm.decode_packets(packets, filter_desc=None).timestamps
 
 
-@pytest.mark.parametrize("codec", CLIPS)
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.cuda("nvidia.dali", NVDEC)
 @pytest.mark.parametrize("options", [{}, {"timestamp": (0.45, 1.75)}, {"num_frames": 5}])
 def test_dali_gives_the_frames_of_the_cpu(codec: str, options: Any) -> None:
-    found = sm.load_video(CLIPS[codec], cuda=0, decoder="dali", **options)
-    want = sm.load_video(CLIPS[codec], **options, quality="accurate").array
+    found = sm.load_video(clip(codec), cuda=0, decoder="dali", **options)
+    want = sm.load_video(clip(codec), **options, quality="accurate").array
     assert np.abs(host(found).astype(int) - want).max() <= 2
 
 
@@ -124,7 +125,9 @@ def test_other_codecs_and_odd_widths(codec: str, format: str, pix_fmt: str, size
 
 @on_gpu
 def test_grain_of_av1_film_is_put_on_as_the_cpu_puts_it_on() -> None:
-    data = make_video(PLANES, codec="libsvtav1", options={"svtav1-params": "film-grain=20"})
+    data = make_video(
+        index_planes(30, *SIZE), codec="libsvtav1", options={"svtav1-params": "film-grain=20"}
+    )
     found = host(sm.load_video(data, cuda=0, decoder="pyav")).astype(int)
     want = sm.load_video(data, quality="accurate").array
     assert np.abs(found - want).mean() <= 0.5
@@ -139,8 +142,8 @@ def test_an_odd_height_is_refused() -> None:
 
 @on_gpu
 def test_results_are_not_written_over_while_they_are_read() -> None:
-    want = sm.load_video(CLIPS["libx264"], quality="accurate").array
-    kept = [sm.load_video(CLIPS["libx264"], cuda=0, decoder="pyav") for _ in range(8)]
+    want = sm.load_video(clip("libx264"), quality="accurate").array
+    kept = [sm.load_video(clip("libx264"), cuda=0, decoder="pyav") for _ in range(8)]
     for buffer in kept:
         assert np.abs(host(buffer).astype(int) - want).max() <= 2
 
@@ -158,11 +161,11 @@ def test_memory_stays_flat_over_many_videos() -> None:
     for number in range(60):
         if number == 20:  # pools and decoders have what they need
             before = used()
-        sm.load_video(CLIPS["libx264"], cuda=0, decoder="pyav", num_frames=1 + number % 7)
+        sm.load_video(clip("libx264"), cuda=0, decoder="pyav", num_frames=1 + number % 7)
     assert used() <= before + (64 << 20)
 
 
 @on_gpu
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="CUDA device 999 was asked for"):
-        sm.load_video(CLIPS["libx264"], cuda=999)
+        sm.load_video(clip("libx264"), cuda=999)

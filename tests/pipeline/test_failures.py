@@ -530,9 +530,7 @@ def test_on_failure_holds_the_pipeline_up_rather_than_piling_up() -> None:
         entered.release()
         assert gate.wait(WAIT)
 
-    builder = (
-        PipelineBuilder().add_source(range(10_000)).pipe(fail_when(lambda _: True, "function"))
-    )
+    builder = PipelineBuilder().add_source(range(1000)).pipe(fail_when(lambda _: True, "function"))
     pipeline = builder.build(max_failures=math.inf, on_failure=block)
     with pipeline.auto_stop():
         assert entered.acquire(timeout=WAIT)

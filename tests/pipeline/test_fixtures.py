@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 HERE = Path(__file__).parent
 
@@ -32,14 +31,9 @@ def test_leaves_a_thread():
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [(BLOCKING, "the event loop was blocked"), (LEAVING, "threads are left: ['left']")],
-    ids=["blocking", "leaving"],
-)
-def test_a_test_that_misbehaves_fails(tmp_path: Path, code: str, message: str) -> None:
+def test_tests_that_misbehave_fail(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
-    (tmp_path / "test_it.py").write_text(code)
+    (tmp_path / "test_it.py").write_text(BLOCKING + LEAVING)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True,
@@ -51,4 +45,9 @@ def test_a_test_that_misbehaves_fails(tmp_path: Path, code: str, message: str) -
     )
 
     assert result.returncode == 1, result.stdout
-    assert message in result.stdout
+    for test, message in (
+        ("test_blocks", "the event loop was blocked"),
+        ("test_leaves_a_thread", "threads are left: ['left']"),
+    ):
+        assert re.search(rf"^ERROR .*::{test} - ", result.stdout, re.MULTILINE)
+        assert message in result.stdout
