@@ -52,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(CHECKOUT / "spdl_media", quiet=2)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: nearly all that is made stays, and walks through it take seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests of processes, servers and timeouts wait for a while."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import gc
 import itertools
@@ -12,15 +11,24 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from left_behind import WAIT, wait_until
+from remote_items import (
+    Batches,
+    Draws,
+    Faulty,
+    Items,
+    fail_to_start,
+    one,
+    pid_with,
+    refuse_memory,
+    same,
+    square,
+)
 
 import spdl_media
 from spdl_media.pipeline import (
@@ -32,108 +40,11 @@ from spdl_media.pipeline import (
     cache_iterator,
     iterate_in_subprocess,
     run_pipeline_in_subprocess,
-    shared_empty,
 )
 
 ROOT = Path(spdl_media.__file__).parents[1]
 TESTS = [str(folder) for folder in Path(__file__).parents[:2]]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-class Batches:
-    """An iterable: each iteration gives the same."""
-
-    def __init__(self, count: int = 5) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for index in range(self.count):
-            rows = shared_empty((50, 100))
-            rows[:] = index
-            yield {"index": index, "pid": os.getpid(), "rows": rows, "made": [rows[0] + 100]}
-
-
-class Draws:
-    def __init__(self, loaded: Any) -> None:
-        self.loaded = loaded
-
-    def __iter__(self) -> Iterator[Any]:
-        torch = sys.modules.get("torch")
-        of_torch = [float(torch.rand(()))] if torch is not None else []
-        yield random.random(), np.random.rand(), *of_torch  # noqa: NPY002, S311  # they are meant
-
-
-def same(items: Any) -> Any:
-    return items
-
-
-class Dataset:
-    """``__getitem__`` goes wrong at the third item, in one of several ways."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    def __len__(self) -> int:
-        return 5
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 2:
-            if self.how == "raise":
-                raise LookupError("no third item")
-            if self.how == "exit":
-                os._exit(3)
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if self.how == "leave":
-                raise GeneratorExit("left")
-            if self.how == "memory":
-                raise MemoryError("none left")
-            if self.how == "unpicklable":
-                return threading.Lock()
-            if self.how == "large":
-                return np.zeros(1 << 20, np.uint8)
-            if self.how == "hang":
-                time.sleep(1000)
-        return index
-
-
-def each_of(dataset: Dataset) -> Iterator[Any]:
-    return (dataset[index] for index in range(len(dataset)))
-
-
-class Items:
-    """Iterates over a dataset, as often as wanted."""
-
-    def __init__(self, how: str) -> None:
-        self.dataset = Dataset(how)
-
-    def __iter__(self) -> Iterator[Any]:
-        return each_of(self.dataset)
-
-
-def square(number: int) -> int:
-    if number < 0:
-        raise ValueError(f"no root of {number}")
-    return number * number
-
-
-def pid_with(item: object) -> tuple[object, int]:
-    return item, os.getpid()
-
-
-def refuse_memory() -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    os.posix_fallocate = refuse
-
-
-def fail_to_start() -> None:
-    raise LookupError("no licence")
-
-
-def one() -> int:
-    return 1
 
 
 def test_every_iteration_is_one_in_the_same_process() -> None:
@@ -245,18 +156,8 @@ ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
 }
 
 
-class Faulty:
-    """Each iteration goes wrong in another way."""
-
-    def __init__(self) -> None:
-        self.hows = iter([*ERRORS, "not"])
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(Items(next(self.hows)))
-
-
 def test_an_error_comes_with_its_traceback_and_the_process_goes_on() -> None:
-    with iterate_in_subprocess(Faulty, block_size=1 << 16) as items:
+    with iterate_in_subprocess(functools.partial(Faulty, *ERRORS), block_size=1 << 16) as items:
         for error, message, place in ERRORS.values():
             found: list[int] = []
             with pytest.raises(error, match=message) as caught:
@@ -407,7 +308,7 @@ SCRIPT = """
 import os, sys
 import spdl_media.pipeline as p
 sys.path[:0] = {tests!r}
-from test_remote import Batches
+from remote_items import Batches
 if __name__ == "__main__":
     batches = p.iterate_in_subprocess({fn})
     iterator = iter(batches)
