@@ -1,6 +1,6 @@
 """Decode images, video and audio for machine learning.
 
-The data goes through these steps::
+Data goes through these steps::
 
     source -> demux -> packets -> decode (filter graph) -> frames
 
@@ -14,7 +14,7 @@ The modules with public names; each imports only modules above it:
 ``packets``       coded data as plain values: reusable, picklable, safe to share between threads
 ``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`; :func:`apply_bsf`
 ``demuxer``       :class:`Demuxer`: many windows, streams and chunks of one source
-``_probe``        :func:`probe`: what is in a source
+``_probe``        :func:`probe`: streams and metadata of a source
 ``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
 ``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: crop boxes
 ``frames``        decoded planes with their metadata
@@ -39,10 +39,10 @@ The modules with public names; each imports only modules above it:
 ``shards``        :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
-Two more packages stand apart: ``pipeline``, a generic asyncio pipeline without media, and ``ray``, decoders
+There are two more modules: ``pipeline``, generic concurrent pipelines without media, and ``ray``, decoders
 for Ray Data. These two, ``source`` and ``dataloader`` are imported at first use.
 
-FFmpeg comes inside PyAV's wheel; no system library is needed.
+FFmpeg is part of PyAV's wheel; no system library is needed.
 """
 
 from __future__ import annotations
