@@ -1,8 +1,8 @@
 """Builds the documentation: ``python -m sphinx -W docs build/docs``.
 
-The pages are the Markdown files of this folder. Two things are made of them: the table of contents, of the
-links in ``index.md``; and the pages of ``api/``, of docstrings and the tables in ``reference.md`` and
-``pipeline.md``, and of ``samples/``, of the programs and their docstrings.
+The pages are the Markdown files of this folder. The table of contents is made from the links in
+``index.md``, the pages of ``api/`` from docstrings and the tables in ``reference.md`` and ``pipeline.md``,
+and the pages of ``samples/`` from the programs and their docstrings.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
-# In the order of the source: that of the data's way.
+# The order of the source is the order of the data flow.
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-# Of what classes inherit, that of Python and PyTorch is documented there.
+# Members inherited from Python and PyTorch are documented there.
 FOREIGN = (
     "object",
     "tuple",
@@ -51,7 +51,7 @@ autodoc_default_options = {
     "show-inheritance": True,
 }
 maximum_signature_line_length = 88
-# Attributes of dataclasses as a list, not as entries that autodoc makes as well.
+# List attributes of dataclasses, because autodoc already makes entries of them.
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 add_module_names = False
@@ -67,25 +67,25 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 html_theme_options = {"navigation_with_keys": True}
 
-# A row of a table of names: one or more names, and what they are.
+# A row of a table of names: one or more names, and their description.
 ROW = re.compile(r"^\| (?P<names>`[\w.]+`(?:, `[\w.]+`)*) \| (?P<what>\S.*) \|$", re.MULTILINE)
-# Modules whose names stand in no table.
+# Modules whose names are in no table.
 MODULES = ("spdl_media.dataloader", "spdl_media.source", "spdl_media.torch")
 
 
 def sections(text: str) -> list[tuple[str, str]]:
-    """The headings of the second level, each with its text."""
+    """Return the headings of the second level, each with its text."""
     _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     return [(part.partition("\n")[0].strip(), part.partition("\n")[2]) for part in parts]
 
 
 def slug(heading: str) -> str:
-    """Name of the page for a heading."""
+    """Return the name of the page for a heading."""
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def entry(module: str, name: str, what: str) -> str:
-    """The directive that documents a name."""
+    """Return the directive that documents a name."""
     value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value):
         return f".. autoclass:: {module}.{name}\n"
@@ -97,13 +97,13 @@ def entry(module: str, name: str, what: str) -> str:
 
 
 def page(title: str, module: str, rows: list[tuple[str, str]]) -> str:
-    """A page with the docstrings of some names."""
+    """Return a page with the docstrings of some names."""
     parts = [title, "=" * len(title), "", f".. currentmodule:: {module}", ""]
     return "\n".join([*parts, *(entry(module, name, what) for name, what in rows)])
 
 
 def names_of(table: str) -> list[tuple[str, str]]:
-    """The names in a table, each with what the table says."""
+    """Return the names in a table, each with its description."""
     return [
         (name, match["what"])
         for match in ROW.finditer(table)
@@ -112,7 +112,7 @@ def names_of(table: str) -> list[tuple[str, str]]:
 
 
 def api_pages() -> dict[str, str]:
-    """All pages of ``api/``, by name."""
+    """Return all pages of ``api/``, by name."""
     pages = {}
     for heading, text in sections((DOCS / "reference.md").read_text(encoding="utf-8")):
         rows = names_of(text)
@@ -138,7 +138,7 @@ def api_pages() -> dict[str, str]:
 
 
 def documented_in(module: Any, name: str) -> bool:
-    """Whether a module's name belongs to it, and to no page of its own."""
+    """Return whether a name of a module is documented on the module's own page."""
     value = getattr(module, name)
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return False
@@ -149,16 +149,16 @@ def documented_in(module: Any, name: str) -> bool:
 
 
 def sample_pages() -> dict[str, str]:
-    """All pages of ``samples/``: what the docstring says, a picture if there is one, and the program."""
+    """Return all pages of ``samples/``: the docstring, an image if there is one, and the program."""
     pages = {}
     for path in sorted(SAMPLES.glob("*.py")):
         docstring = ast.parse(path.read_text(encoding="utf-8")).body[0]
         picture = f"pictures/{path.stem}.jpg"
         parts = [f"{path.name}\n{'=' * len(path.name)}", ".. highlight:: none"]
-        # Its value is the text, and its last line that from which the program goes on.
+        # The program continues after the last line of the docstring.
         parts.append(inspect.cleandoc(docstring.value.value))
         if (DOCS / picture).exists():
-            parts.append(f".. image:: /{picture}\n   :alt: what it draws")
+            parts.append(f".. image:: /{picture}\n   :alt: output of the program")
         lines = f"   :language: python\n   :lines: {docstring.end_lineno + 1}-"
         parts += [
             "The program\n-----------",
@@ -172,7 +172,7 @@ def sample_pages() -> dict[str, str]:
 
 
 def cell_parts(cell: dict[str, Any]) -> list[str]:
-    """A cell of a notebook as Markdown."""
+    """Return a cell of a notebook as Markdown."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return [source]
@@ -186,7 +186,7 @@ def cell_parts(cell: dict[str, Any]) -> list[str]:
 
 
 def write_pages(_: object) -> None:
-    """Write the pages that changed, and remove those that are no more."""
+    """Write changed pages, and remove pages that no longer exist."""
     api = {f"{name}.rst": text for name, text in api_pages().items()}
     for name, pages in (("api", api), ("samples", sample_pages())):
         folder = DOCS / name
@@ -201,11 +201,11 @@ def write_pages(_: object) -> None:
 
 
 def add_to_page(_: object, docname: str, content: list[str]) -> None:
-    """Add what the Markdown, which is read on its own as well, does not say."""
+    """Add what the Markdown, which is also read without Sphinx, cannot have."""
     if docname == "index":
-        # Each heading with links is a part of the table of contents.
+        # Each heading with links is a section of the table of contents.
         for heading, text in sections(content[0]):
-            # By the words of the link, which are shorter than the titles of pages.
+            # The words of the link are shorter than the page titles.
             links = {
                 page: words for words, page in re.findall(r"\[([^]]+)\]\(([\w/-]+)\.md\)", text)
             }
@@ -224,7 +224,7 @@ def add_to_page(_: object, docname: str, content: list[str]) -> None:
 
 
 def linked(row: re.Match[str], module: str) -> str:
-    """A row of a table of names, whose names lead to their docstrings."""
+    """Return a row of a table of names, with links to their docstrings."""
     names = re.sub(
         r"`([\w.]+)`", lambda name: f"{{py:obj}}`{name[1]} <{module}.{name[1]}>`", row["names"]
     )

@@ -87,7 +87,7 @@ class Drawing:
 
 def data_flow() -> Drawing:
     """From a file to an array."""
-    drawing = Drawing(760, 230, "The way of the data from a source to an array")
+    drawing = Drawing(760, 230, "Data flow from a source to an array")
     steps = [
         ("source\npath, URL, bytes", GRAY),
         ("packets\ncoded data", BLUE),
@@ -107,14 +107,14 @@ def data_flow() -> Drawing:
     drawing.text(
         380,
         215,
-        "load_* in one call: each frame goes straight to its row",
+        "load_*: one call, each frame is written directly to its row",
         anchor="middle",
         small=True,
     )
     drawing.text(
         380,
         20,
-        "libraries of FFmpeg work without the GIL in demux and decode",
+        "FFmpeg releases the GIL in demux and decode",
         anchor="middle",
         small=True,
     )
@@ -122,8 +122,8 @@ def data_flow() -> Drawing:
 
 
 def window() -> Drawing:
-    """Which packets and frames belong to a window of time."""
-    drawing = Drawing(760, 220, "A half-open window of time, and what is decoded for it")
+    """The packets and frames of a time window."""
+    drawing = Drawing(760, 220, "A half-open time window, and the frames decoded for it")
     left, step = 40, 34
     for number in range(20):
         inside, lead = 9 <= number < 15, 4 <= number < 9
@@ -139,19 +139,19 @@ def window() -> Drawing:
         drawing.line(x, 50, x, 130, GREEN)
         drawing.text(x + 4, 44, label, GREEN, small=True)
     for x, color, text in (
-        (40, ORANGE, "decoded, because frames refer to it, and left out"),
-        (400, GREEN, "the frames that you get"),
-        (590, GRAY, "never read or decoded"),
+        (40, ORANGE, "decoded as references, then dropped"),
+        (400, GREEN, "frames of the window"),
+        (590, GRAY, "not read or decoded"),
     ):
         drawing.box(x, 180, 14, 14, "", color)
         drawing.text(x + 20, 192, text, small=True)
-    drawing.text(40, 24, "K: a key frame, where decoding can begin")
+    drawing.text(40, 24, "K: a key frame, where decoding can start")
     return drawing
 
 
 def ownership() -> Drawing:
-    """Who keeps a block of a pool."""
-    drawing = Drawing(760, 260, "How a block of a pool is leased and comes back")
+    """The lease of a block of a pool."""
+    drawing = Drawing(760, 260, "How a block of a pool is leased and returned")
     drawing.frame(10, 20, 200, 210, "StoragePool(size, count=3)")
     for number, (text, color) in enumerate(
         (("block, free", GRAY), ("block, free", GRAY), ("block, leased", ORANGE))
@@ -165,26 +165,26 @@ def ownership() -> Drawing:
         drawing.arrow((440, 189), (500, 189), (500, y + 23), (568, y + 23))
     drawing.text(505, 232, "views: no copy", anchor="start", small=True)
     drawing.arrow((655, 58), (655, 38), (250, 38), (250, 70), (192, 70), dashed=True)
-    drawing.text(452, 30, "back when the last of them is gone", anchor="middle", small=True)
+    drawing.text(452, 30, "returned when the last of them is deleted", anchor="middle", small=True)
     return drawing
 
 
 def threads() -> Drawing:
-    """What runs where in a pipeline."""
+    """The threads of a pipeline and their work."""
     drawing = Drawing(760, 300, "The threads of a pipeline")
-    drawing.frame(10, 10, 740, 84, "one thread: the event loop moves items, and runs coroutines")
+    drawing.frame(10, 10, 740, 84, "one thread: the event loop passes items on and runs coroutines")
     for x, text in ((30, "source"), (215, "download"), (400, "decode"), (585, "batch")):
         drawing.box(x, 40, 140, 40, text, BLUE)
     for x in (170, 355, 540):
         drawing.arrow((x, 60), (x + 43, 60))
     drawing.frame(
-        10, 110, 740, 84, "num_threads: plain functions; FFmpeg and NumPy work without the GIL"
+        10, 110, 740, 84, "num_threads: plain functions; FFmpeg and NumPy release the GIL"
     )
     for number in range(4):
         drawing.box(210 + number * 90, 140, 80, 40, "decode" if number < 3 else "batch", GREEN)
-    drawing.box(30, 140, 140, 40, "source, its own", GREEN)
+    drawing.box(30, 140, 140, 40, "source thread", GREEN)
     drawing.arrow((470, 82), (470, 138))
-    drawing.frame(10, 210, 360, 80, "executor=: processes, for Python that computes")
+    drawing.frame(10, 210, 360, 80, "executor=: processes for CPU-bound Python")
     drawing.box(30, 240, 150, 38, "worker process", PURPLE)
     drawing.box(200, 240, 150, 38, "worker process", PURPLE)
     drawing.frame(390, 210, 360, 80, "your thread")
@@ -202,7 +202,7 @@ def stopping() -> Drawing:
             "break, exception, Ctrl-C",
             "stop(), end of with",
             "too many failures",
-            "forgotten, exit",
+            "garbage collection, exit",
         )
     ):
         drawing.box(10, 10 + number * 47, 200, 38, text, GRAY if number else GREEN)
@@ -210,9 +210,9 @@ def stopping() -> Drawing:
     drawing.box(275, 95, 140, 60, "stop\nno new call starts", ORANGE)
     for y, text in (
         (20, "coroutines: cancelled"),
-        (78, "plain calls: left to return,\nnot waited for"),
+        (78, "plain calls: run to their end,\nnot waited for"),
         (136, "processes: terminated"),
-        (194, "after a failure: what was\nmade before is delivered"),
+        (194, "after a failure: earlier\nresults are delivered"),
     ):
         drawing.box(480, y, 250, 44, text, BLUE)
         drawing.arrow((415, 125), (478, y + 22))
