@@ -1,11 +1,11 @@
-"""Download images from a server, many at a time, and decode them in threads meanwhile.
+"""Download many images at a time from a web server, and decode them in threads.
 
 Command::
 
     python samples/async_downloads.py
 
-It starts a web server of its own on this machine. Of 60 images, which it gives slowly, it lacks one and never
-answers for another. It needs aiohttp.
+It starts its own slow web server on this machine. Of 60 images, one is missing and one request is never
+answered. It needs aiohttp.
 
 Output::
 
@@ -13,7 +13,7 @@ Output::
     failed: download 2 (404 Not Found, TimeoutError), decode 0
     downloads at the same time: more than 8
 
-Downloads wait in an event loop and cost no threads; decoding has two threads.
+Downloads wait in an event loop and need no threads. Two threads decode.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_IMAGES, MISSING, SILENT = 60, 7, 23
 
 
 class Server:
-    """Serves the files of a folder, each after a while."""
+    """Serves the files of a folder, each after a delay."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -49,7 +49,7 @@ class Server:
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            # In place of a network: an answer takes some turns of many milliseconds.
+            # Simulates a slow network.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), 60 if number == SILENT else 0.1)
         finally:
@@ -60,7 +60,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Serve on a free port; gives the address."""
+        """Serve on a free port, and yield the address."""
         app = web.Application()
         app.router.add_get("/{number}.jpg", self.get)
         runner = web.AppRunner(app, shutdown_timeout=0)
@@ -75,10 +75,10 @@ class Server:
 
 
 async def load(urls: list[str]) -> None:
-    """The pipeline; all else of this file is the server."""
+    """Run the pipeline. The rest of this file is the server."""
 
     async def download(url: str) -> bytes:
-        # The pipeline has an event loop of its own, so sessions of another one are of no use in it.
+        # The pipeline has its own event loop, so it cannot use a session of this one.
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             response.raise_for_status()
             return await response.read()

@@ -1,21 +1,21 @@
-"""Images and captions out of tar shards, in random order, shared out over ranks.
+"""Load images and captions from tar shards, in random order, split over ranks.
 
 Command::
 
     python samples/caption_shards.py
 
-It makes three shards of 16 JPEGs and captions in a temporary folder, and reads them as two ranks. The batches
-are PyTorch's tensors where that is installed, else NumPy's arrays.
+It makes three shards of 16 JPEGs with captions in a temporary folder, and reads them as two ranks. The
+batches are PyTorch tensors if PyTorch is installed, else NumPy arrays.
 
 Output::
 
     rank 0 of 2: 24 samples in 3 batches of jpg (8, 3, 64, 64) float32
     rank 1 of 2: 24 samples in 3 batches of jpg (8, 3, 64, 64) float32
     each sample once: True
-    2 ranks stop after a batch, 3 go on: 8 + 8 samples, then 10 + 11 + 11
+    2 ranks stop after a batch, 3 resume: 8 + 8 samples, then 10 + 11 + 11
     each sample once: True
 
-Exit status: 0, or 1 if a sample comes twice or not at all.
+Exit status: 0, or 1 if a sample is repeated or missing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LIBRARY: Any = "torch" if importlib.util.find_spec("torch") else "numpy"
 
 
 def loader(folder: Path, rank: int, world_size: int, *, equal_length: bool = True) -> sm.DataLoader:
-    """Samples are dictionaries; the recipe makes floats of ``jpg``, and the rest goes along."""
+    """Make the loader. Samples are dictionaries; the recipe converts ``jpg`` to floats and keeps the rest."""
     shards = sm.Shards(
         f"{folder}/{{000..002}}.tar",
         shuffle_shards=True,
         shuffle_buffer=1000,
-        rank=rank,  # torch.distributed says both where it runs
+        rank=rank,  # both are optional if torch.distributed is initialised
         world_size=world_size,
         equal_length=equal_length,
     )
@@ -56,7 +56,7 @@ def loader(folder: Path, rank: int, world_size: int, *, equal_length: bool = Tru
 
 
 def make_shards(folder: Path) -> None:
-    """Write noise to look at, and something to read."""
+    """Write shards of noise images with captions."""
     rng = np.random.default_rng(0)
     for number in range(3):
         with tarfile.open(folder / f"{number:03}.tar", "w") as archive:
@@ -70,7 +70,7 @@ def make_shards(folder: Path) -> None:
 
 
 def keys(batches: list[dict[str, Any]]) -> list[str]:
-    """Names of the samples in batches."""
+    """Return the names of the samples in batches."""
     return [key for batch in batches for key in batch["__key__"]]
 
 
@@ -100,7 +100,7 @@ def main() -> int:
             resumed.load_state_dict(states)
             rest.append(keys(list(resumed)))
         print(
-            f"2 ranks stop after a batch, 3 go on: {' + '.join(str(len(one)) for one in first)} samples, "
+            f"2 ranks stop after a batch, 3 resume: {' + '.join(str(len(one)) for one in first)} samples, "
             f"then {' + '.join(str(len(one)) for one in rest)}"
         )
         again = sorted(itertools.chain(*first, *rest)) == every

@@ -1,20 +1,20 @@
-"""Batches of images with their captions and sounds: one dictionary an item, one of arrays a batch.
+"""Load batches of images with captions and audio: each item and each batch is a dictionary.
 
 Command::
 
     python samples/captions.py
 
-It makes ten JPEGs, sounds and captions in a temporary folder. The batches are PyTorch's tensors where that is
-installed, else NumPy's arrays.
+It makes ten JPEGs with audio files and captions in a temporary folder. The batches are PyTorch tensors if
+PyTorch is installed, else NumPy arrays.
 
 Output::
 
-    image (4, 3, 64, 64), audio (4, 1, 32000) of 8000 to 32000 samples, 'picture 0'
-    image (4, 3, 64, 64), audio (4, 1, 32000) of 8000 to 32000 samples, 'picture 4'
-    image (2, 3, 64, 64), audio (2, 1, 16000) of 8000 to 16000 samples, 'picture 8'
+    image (4, 3, 64, 64), audio (4, 1, 32000) of 8000 to 32000 samples, 'image 0'
+    image (4, 3, 64, 64), audio (4, 1, 32000) of 8000 to 32000 samples, 'image 4'
+    image (2, 3, 64, 64), audio (2, 1, 16000) of 8000 to 16000 samples, 'image 8'
 
-``load`` and ``loader`` are all of the loading. Sounds differ in length, so ``batch["audio"]`` has ``data``
-and ``lengths``.
+``load`` and ``loader`` do all of the loading. The audio files differ in length, so ``batch["audio"]`` has
+``data`` and ``lengths``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ RECIPE = sm.ImageRecipe(64, random_crop=True, flip=0.5, dtype="float32", field="
 
 
 def load(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """The image as floats, the sound at 16 kHz, and the caption as it is."""
+    """Load the image as floats and the audio at 16 kHz; keep the caption."""
     audio = sm.load_audio(item["audio"], sample_rate=16000, num_channels=1)
     return {**RECIPE(item, rng), "audio": audio}
 
 
 def loader(items: list[dict[str, Any]]) -> sm.DataLoader:
-    """Batches of four items."""
+    """Make a loader of batches of four items."""
     return sm.DataLoader(
         items,
         preprocessor=load,
@@ -53,11 +53,11 @@ def loader(items: list[dict[str, Any]]) -> sm.DataLoader:
 
 
 def make_items(folder: Path) -> list[dict[str, Any]]:
-    """Ten images, sounds of 0.5 to 2 seconds, and captions."""
+    """Make ten images with captions and 0.5 to 2 seconds of audio."""
     images = make_photos(folder, 10)
     sounds = make_sounds(folder, [0.5 * (1 + index % 4) for index in range(10)])
     return [
-        {"image": image, "audio": audio, "caption": f"picture {index}"}
+        {"image": image, "audio": audio, "caption": f"image {index}"}
         for index, (image, audio) in enumerate(zip(images, sounds, strict=True))
     ]
 

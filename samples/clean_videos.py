@@ -1,8 +1,8 @@
-"""Look through a folder of videos: which are damaged and why, what is in the others, and a piece of each.
+"""Check a folder of videos: list the damaged ones; write stills, a contact sheet and a cut of the others.
 
-Every video is decoded to its end, in threads. ``OUT/damaged.tsv`` names the damaged ones with their reasons.
-Of each of the others, ``OUT`` has a folder with one frame a second as JPEG, a contact sheet of them, and a
-piece as MP4.
+Every video is decoded to its end, in threads. ``OUT/damaged.tsv`` lists the damaged ones with the reasons.
+For each of the others, ``OUT`` gets a folder with one frame per second as JPEG, a contact sheet, and a piece
+of the video as MP4.
 
     python samples/clean_videos.py FOLDER OUT [--start 0] [--seconds 5] [--threads 2]
 """
@@ -24,7 +24,7 @@ WIDTH, HEIGHT, COLUMNS = 192, 108, 5
 
 
 def main() -> int:
-    """Clean a folder; 1: there are damaged files."""
+    """Check a folder, and return the exit status: 1 if a file is damaged."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
@@ -58,10 +58,10 @@ def main() -> int:
 
 
 def damage(path: Path) -> str | None:
-    """Why a video cannot be decoded to its end; ``None``: it can."""
+    """Return why a video cannot be decoded to its end, or ``None`` if it can."""
     try:
         with sm.Demuxer(path) as demuxer:
-            # Frames stay as they are decoded, and none is kept.
+            # No conversion is needed, because the frames are discarded.
             decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=None)
             for packets in demuxer.streaming_demux(num_packets=64):
                 for _ in decoder.decode(packets):
@@ -74,7 +74,7 @@ def damage(path: Path) -> str | None:
 
 
 def describe(path: Path, out: Path, piece: tuple[float, float]) -> str | None:
-    """Write stills, a contact sheet and a piece of a video; say why if that fails."""
+    """Write stills, a contact sheet and a piece of a video. Return the reason if that fails."""
     out.mkdir(exist_ok=True)
     try:
         frames = sm.load_video(path, frame_rate=1).array
@@ -88,7 +88,7 @@ def describe(path: Path, out: Path, piece: tuple[float, float]) -> str | None:
 
 
 def contact_sheet(path: Path) -> npt.NDArray[np.uint8]:
-    """One small frame a second, in rows from left to right, (H, W, 3)."""
+    """Return one small frame per second, arranged in rows: ``(H, W, 3)``."""
     frames = sm.load_video(path, frame_rate=1, width=WIDTH, height=HEIGHT).array
     missing = -len(frames) % COLUMNS
     frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), np.uint8)])

@@ -1,20 +1,20 @@
-"""Decode on a cluster: a Dask of two worker processes, one of which is killed in the middle.
+"""Decode on a Dask cluster of two worker processes, one of which is killed during the run.
 
 Command::
 
     python samples/dask_cluster.py
 
-It makes 60 JPEGs in a temporary folder, one of them cut short, and starts two workers on this machine. With
+It makes 60 JPEGs in a temporary folder, one of them truncated, and starts two workers on this machine. With
 an address, ``Client("tcp://scheduler:8786")``, the same program runs on a cluster. It needs ``distributed``,
-the extra ``dask``.
+which the extra ``dask`` installs.
 
 Output::
 
     15 batches of 4 in order, 59 images, one worker killed
     000.jpg: DecodeError
 
-What it shows: Dask's own executor drives a stage, ``concurrency`` calls at a time. The calls of a worker that
-dies run elsewhere, so each image comes once and in its place; one that is damaged fails alone.
+Dask's executor runs the calls of a stage, ``concurrency`` at a time. If a worker dies, its calls run on
+another one, so each image comes once and in order. A damaged image fails alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from spdl_media.pipeline import PipelineBuilder
 
 
 def decode(path: str) -> tuple[str, int, Any]:
-    """Runs on a worker: what it gives is pickled, and so is ``path``."""
+    """Decode an image on a worker. ``path`` and the result are pickled."""
     image = sm.load_image(path, width=64, height=64)
     return Path(path).name, os.getpid(), sm.to_numpy(image)
 
@@ -45,7 +45,7 @@ def main() -> None:
     logging.getLogger("spdl_media.pipeline").setLevel(logging.ERROR)
     with (
         tempfile.TemporaryDirectory() as folder,
-        # It would tell of the worker at length.
+        # Otherwise Dask logs the death of the worker at length.
         Client(
             n_workers=2,
             threads_per_worker=1,

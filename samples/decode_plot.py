@@ -1,22 +1,22 @@
-"""Decode an image, a video and its sound, convert them to arrays, and draw them.
+"""Decode an image, a video and its audio, convert them to arrays, and plot them.
 
 Command::
 
     python samples/decode_plot.py [OUT.png]
 
-It reads ``samples/media``, and needs matplotlib. Without OUT.png the drawing goes to a temporary folder.
+It reads ``samples/media``, and needs matplotlib. Without OUT.png, the plot is written to a temporary folder.
 
 Output::
 
-    image     ImageFrames    270x480 yuvj420p as stored, turn by 90
+    image     ImageFrames    270x480 yuvj420p as stored, rotation 90
     -> array  (270, 480, 3) uint8
     video     VideoFrames    30 frames 480x270 yuv420p, 1.001 s to 1.969 s
     -> array  (30, 270, 480, 3) uint8
     audio     AudioFrames    16000 samples fltp at 16000 Hz
     -> array  (2, 16000) float32
-    drawn: the image, the first and last frame with their luma, and the sound
+    plotted: the image, the first and last frame with their luma, and the audio
 
-Frames keep the planes that the decoder wrote. ``convert_frames`` makes the array, by the only copy.
+Frames keep the decoder's planes. ``convert_frames`` copies them into the array; this is the only copy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(out: Path) -> None:
     image = sm.convert_frames(upright)
     print(
         f"image     ImageFrames    {stored.width}x{stored.height} {stored.pix_fmt} as stored, "
-        f"turn by {stored.rotation}"
+        f"rotation {stored.rotation}"
     )
     print(f"-> array  {image.shape} {image.dtype}")
 
@@ -75,12 +75,12 @@ def main(out: Path) -> None:
     for title, (pixels, place) in pictures.items():
         axes = figure.add_subplot(grid[place], title=title.strip(), xticks=[], yticks=[])
         axes.imshow(pixels, cmap="gray")
-    axes = figure.add_subplot(grid[2, :], title="the sound", xlabel="seconds")
+    axes = figure.add_subplot(grid[2, :], title="the audio", xlabel="seconds")
     axes.plot(
         audio.timestamp + np.arange(len(audio)) / audio.sample_rate, np.asarray(wave)[0], lw=0.5
     )
     figure.savefig(out)
-    print("drawn: the image, the first and last frame with their luma, and the sound")
+    print("plotted: the image, the first and last frame with their luma, and the audio")
 
 
 if __name__ == "__main__":

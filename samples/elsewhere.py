@@ -1,4 +1,4 @@
-"""The same loading in other places: processes of each kind, PyTorch's workers, asyncio, and datasets.map.
+"""Load in other environments: processes of each kind, PyTorch's workers, asyncio, and ``datasets.map``.
 
 Command::
 
@@ -8,16 +8,16 @@ It makes 8 JPEGs in a temporary folder. It needs PyTorch and Hugging Face's data
 
 Output::
 
-    multiprocessing, spawn        the same bits: True
-    multiprocessing, forkserver   the same bits: True
-    multiprocessing, fork         the same bits: True
-    packets sent to a process     the same bits: True
-    PyTorch's DataLoader          the same bits: True
-    asyncio                       the same bits: True
-    a loader that was pickled     the same bits: True
-    datasets.map                  the same bits: True
+    multiprocessing, spawn        equal results: True
+    multiprocessing, forkserver   equal results: True
+    multiprocessing, fork         equal results: True
+    packets sent to a process     equal results: True
+    PyTorch's DataLoader          equal results: True
+    asyncio                       equal results: True
+    a pickled loader              equal results: True
+    datasets.map                  equal results: True
 
-Windows has no fork; ``docs/howto/everywhere.md`` says what may cross to another process.
+Windows has no fork. ``docs/howto/everywhere.md`` lists what can be sent to another process.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ load = functools.partial(sm.load_image, width=64, height=48)
 
 
 def load_array(source: Any) -> np.ndarray:
-    """An image as an array, which any process can send back."""
+    """Load an image as an array, which a process can return."""
     return np.asarray(load(source))
 
 
 def decode(packets: sm.ImagePackets) -> np.ndarray:
-    """The rest of the work, for packets that another process has read."""
+    """Decode packets that another process has read."""
     desc = sm.get_video_filter_desc(scale_width=64, scale_height=48)
     return np.asarray(sm.convert_frames(sm.decode_packets(packets, desc)))
 
 
 def in_processes(method: str, function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-    """The results of two processes."""
+    """Return the results of two processes."""
     with multiprocessing.get_context(method).Pool(2) as pool:
         return pool.map(function, items)
 
 
 class Photos(torch.utils.data.Dataset[torch.Tensor]):
-    """Images for PyTorch's own loader, which starts processes."""
+    """Images for PyTorch's DataLoader, which starts processes."""
 
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
@@ -73,7 +73,7 @@ class Photos(torch.utils.data.Dataset[torch.Tensor]):
 
 
 async def gather(paths: list[str]) -> list[np.ndarray]:
-    """All at the same time, in an event loop."""
+    """Load all images concurrently in an event loop."""
     images = await asyncio.gather(
         *(sm.async_load_image(path, width=64, height=48) for path in paths)
     )
@@ -87,7 +87,7 @@ def main(folder: Path) -> None:
 
     def report(what: str, images: Any) -> None:
         same = np.array_equal(np.stack([np.asarray(one) for one in images]), np.stack(expected))
-        print(f"{what:29} the same bits: {same}")
+        print(f"{what:29} equal results: {same}")
 
     for method in ("spawn", "forkserver", "fork"):
         report(f"multiprocessing, {method}", in_processes(method, load_array, paths))
@@ -99,7 +99,7 @@ def main(folder: Path) -> None:
     report("PyTorch's DataLoader", workers)
     report("asyncio", asyncio.run(gather(paths)))
     loader = sm.DataLoader(paths, preprocessor=load, output_order="input", to="numpy")
-    report("a loader that was pickled", pickle.loads(pickle.dumps(loader)))  # noqa: S301  # its own
+    report("a pickled loader", pickle.loads(pickle.dumps(loader)))  # noqa: S301  # its own
     table = datasets.Dataset.from_dict({"path": paths}).map(
         lambda row: {"image": load_array(row["path"])}
     )

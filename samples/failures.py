@@ -1,10 +1,10 @@
-"""What failures look like: skipped, replaced, filled, raised; who says so, and what a report has.
+"""Show how failures are skipped, replaced, filled with zeros or raised, and how they are reported.
 
 Command::
 
     python samples/failures.py
 
-It makes 20 JPEGs in a temporary folder. One is cut short, one is empty, one is text, and one is missing.
+It makes 20 JPEGs in a temporary folder. One is truncated, one is empty, one is text, and one is missing.
 
 Output::
 
@@ -15,13 +15,13 @@ Output::
     007.jpg   DemuxError   the source is empty (0 bytes)
     011.jpg   DemuxError   the name says mjpeg, but the content is not
     gone.jpg  SourceError  cannot be read: No such file or directory
-    replaced: 20 of 20 images, 4 of them stand-ins
+    replaced: 20 of 20 images, 4 of them replacements
     filled: 4 rows, valid [True, True, True, False]
     raised: stage ImageRecipe, DecodeError of 003.jpg
     too many: the epoch ends when more than 10 % fail: True
     a damaged video: DecodeError
     with on_corrupt="keep", some of its frames are marked as damaged: True
-    with on_corrupt="drop", some are left out: True
+    with on_corrupt="drop", some are dropped: True
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECIPE = sm.ImageRecipe(32)
 
 
 def damaged_photos() -> list[str]:
-    """Twenty paths, of which four are no good."""
+    """Return twenty paths, four of them bad."""
     paths = make_photos(Path(), 20)
     cut_short(paths[3])
     paths[7].write_bytes(b"")
@@ -55,7 +55,7 @@ def damaged_photos() -> list[str]:
 
 
 def epoch(paths: list[str], **options: Any) -> tuple[sm.DataLoader, int]:
-    """Go through a loader; gives it and the number of images."""
+    """Iterate over a loader. Return it and the number of images."""
     loader = sm.DataLoader(
         paths, preprocessor=RECIPE, batch_size=4, output_order="input", to="numpy", **options
     )
@@ -73,7 +73,7 @@ def main() -> None:
     )
     errors = [one.exception for one in loader.failures if isinstance(one.exception, sm.MediaError)]
     for error in sorted(errors, key=lambda error: Path(error.source).name):
-        # The message goes on with what helps.
+        # The message continues with the remedy.
         reason = re.split(r"(?<=ends)|(?<=is not)|\. ", error.message)[0]
         print(f"{Path(error.source).name:8}  {type(error).__name__:11}  {reason}")
     logging.disable()
@@ -86,11 +86,11 @@ def main() -> None:
         on_error="replace",
         to="numpy",
     )
-    number = stand_ins = 0
+    number = replacements = 0
     for batch in loader:
         number += len(batch)
-        stand_ins += len(loader.replaced)
-    print(f"replaced: {number} of {len(paths)} images, {stand_ins} of them stand-ins")
+        replacements += len(loader.replaced)
+    print(f"replaced: {number} of {len(paths)} images, {replacements} of them replacements")
 
     batch = sm.load_image_batch(paths[:4], width=32, height=32, on_error="fill")
     print(f"filled: {len(batch)} rows, valid {batch.valid.tolist()}")
@@ -108,7 +108,7 @@ def main() -> None:
         ended = True
     print(f"too many: the epoch ends when more than 10 % fail: {ended}")
 
-    # A video with a hole: the decoder makes something up, and says which frames it reports.
+    # A video with a block of zeros: the decoder fills the gap, and reports the damaged frames.
     data = bytearray(make_video(index_frames(30, 64, 48), codec="mpeg4", format="mpegts"))
     data[len(data) // 2 : len(data) // 2 + 400] = bytes(400)
     video = sm.demux_video(bytes(data))
@@ -123,11 +123,11 @@ def main() -> None:
     print(
         f'with on_corrupt="keep", some of its frames are marked as damaged: {any(kept.is_corrupt)}'
     )
-    print(f'with on_corrupt="drop", some are left out: {dropped.num_dropped > 0}')
+    print(f'with on_corrupt="drop", some are dropped: {dropped.num_dropped > 0}')
 
 
 def shorten(record: logging.LogRecord) -> bool:
-    """Cut lines of the log where they go into detail."""
+    """Shorten log lines to their part before the details."""
     record.msg, record.args = record.getMessage().partition(":")[0], ()
     return True
 

@@ -1,10 +1,10 @@
-"""Crop, augment and overlay while decoding: filters of FFmpeg's, and random crops that come back as boxes.
+"""Crop, augment and overlay while decoding, with FFmpeg filters and with random crops that return boxes.
 
 Command::
 
     python samples/filters.py [OUT.jpg]
 
-It reads ``samples/media``. Without OUT.jpg the picture goes to a temporary folder.
+It reads ``samples/media``. Without OUT.jpg, the image is written to a temporary folder.
 
 Output::
 
@@ -16,7 +16,7 @@ Output::
     overlay     30 frames of 480x270
     sheet       672x352
 
-The sheet has a frame that is padded, cut and stylised; below, four random crops with flips, and the overlay.
+The sheet shows a frame padded, cropped and stylised; below, four random crops with flips, and the overlay.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PHOTO = VIDEO.with_name("technician_turned.jpg")
 
 
 def decode(packets: sm.VideoPackets, filter_desc: str | None) -> np.ndarray:
-    """The first frame, through a filter."""
+    """Return the first frame after a filter."""
     return np.asarray(sm.convert_frames(sm.decode_packets(packets, filter_desc)[0]))
 
 
 def picture_in_picture(packets: sm.VideoPackets) -> sm.VideoFrames:
-    """A graph of two inputs: the video, mirrored and small, in a corner of itself."""
+    """Overlay the video with a small, flipped copy of itself, by a graph of two inputs."""
     graph = sm.FilterGraph(
         "[inset]scale=120:-2,hflip,drawbox=color=white[small];[main][small]overlay=W-w-8:8,format=rgb24"
     )
@@ -95,7 +95,7 @@ def main(out: Path) -> None:
 
 
 def decode_overlay(frames: sm.VideoFrames) -> np.ndarray:
-    """One frame, 224 pixels wide: frames that are decoded go through a graph as well."""
+    """Scale one decoded frame to a width of 224 pixels with a graph."""
     graph = sm.FilterGraph("scale=224:-2,format=rgb24")
     graph.add_frames(frames[:1])
     graph.flush()

@@ -1,10 +1,10 @@
-"""A web server on asyncio that makes thumbnails: decoding runs in threads, and what nobody waits for stops.
+"""Serve thumbnails from an asyncio web server. Decoding runs in threads, and stops after a timeout.
 
 Command::
 
     python samples/image_server.py [PORT]
 
-Without PORT it serves on a free one, asks itself for some thumbnails, and ends. With PORT it serves
+Without PORT it serves on a free port, requests some thumbnails itself, and exits. With PORT it serves
 ``GET /FILE?width=N`` of ``samples/media`` until Ctrl-C.
 
 Output::
@@ -33,7 +33,7 @@ WIDEST, SECONDS = 4096, 20
 
 
 async def thumbnail(path: Path, width: int) -> bytes:
-    """A JPEG of an image, or of the first frame of a video."""
+    """Return a JPEG of an image, or of the first frame of a video."""
     try:
         image = await sm.async_load_image(path, width=width)
     except sm.MediaError:
@@ -43,12 +43,12 @@ async def thumbnail(path: Path, width: int) -> bytes:
 
 
 async def answer(target: str) -> tuple[int, str, bytes]:
-    """Status, type and content for what follows ``GET``."""
+    """Return the status, type and content for the target of a ``GET`` request."""
     url = urllib.parse.urlsplit(target)
     width = urllib.parse.parse_qs(url.query).get("width", ["256"])[0]
     if not width.isascii() or not width.isdigit() or not 1 <= int(width) <= WIDEST:
         return 400, "text/plain", f"width is a number from 1 to {WIDEST}".encode()
-    # The names that there are, so that no path leads out of the folder.
+    # Compare names, so that no path leads out of the folder.
     files = {path.name: path for path in MEDIA.iterdir()}
     path = files.get(urllib.parse.unquote(url.path).removeprefix("/"))
     if path is None:
@@ -64,7 +64,7 @@ async def answer(target: str) -> tuple[int, str, bytes]:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One request, one answer."""
+    """Answer one request."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         status, kind, content = await answer(head.split()[1])
@@ -77,13 +77,13 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write("\r\n".join(lines).encode() + content)
         await writer.drain()
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, IndexError):
-        pass  # the client went away, or speaks no HTTP
+        pass  # the client disconnected, or did not send HTTP
     finally:
         writer.close()
 
 
 async def get(port: int, target: str) -> tuple[int, str, bytes]:
-    """Ask the server."""
+    """Send a request to the server."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     head, _, content = (await reader.read()).partition(b"\r\n\r\n")
@@ -93,7 +93,7 @@ async def get(port: int, target: str) -> tuple[int, str, bytes]:
 
 
 async def demonstrate(port: int) -> None:
-    """Ask for some thumbnails, and say what came."""
+    """Request some thumbnails, and print the answers."""
     for target in (
         "/technician_turned.jpg?width=128",
         "/nasa_13013.mp4?width=96",

@@ -1,10 +1,10 @@
-"""Runs that do not end as planned: early breaks, two loaders, exceptions, Ctrl-C, and an exit in mid-epoch.
+"""End runs early: breaks, two loaders at once, exceptions, Ctrl-C, and an exit in the middle of an epoch.
 
 Command::
 
     python samples/interrupted.py
 
-It makes 40 JPEGs in a temporary folder, one of them cut short, and loads them again and again.
+It makes 40 JPEGs in a temporary folder, one of them truncated, and loads them several times.
 
 Output::
 
@@ -15,9 +15,10 @@ Output::
     two loaders at once: 8 and 8 images
     the loop failed with 'loss is nan', and the threads have ended: True
     Ctrl-C after 16 images, and 23 after the resume, each once: True
-    the program ends while a loader is at work
+    the program exits while a loader is running
 
-Ctrl-C reaches the loop as ``KeyboardInterrupt``, so its state can be saved there. Nothing has to be closed.
+Ctrl-C raises ``KeyboardInterrupt`` in the loop, so you can save the loader's state there. Nothing has to be
+closed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RECIPE = sm.ImageRecipe(16)
 
 
 def loader(paths: list[str]) -> sm.DataLoader:
-    """Batches of eight images with their paths."""
+    """Make a loader of batches of eight images with their paths."""
     samples = [(path, path) for path in paths]
     return sm.DataLoader(
         samples, preprocessor=RECIPE, batch_size=8, output_order="input", to="numpy"
@@ -49,12 +50,12 @@ def loader(paths: list[str]) -> sm.DataLoader:
 
 
 def have_ended() -> bool:
-    """Whether the program has one thread, as at its start."""
+    """Return whether only the main thread is running, as at the start."""
     return threading.active_count() == 1
 
 
 def train(batches: Any, done: list[str], *, nan_at: int = -1, ctrl_c_at: int = -1) -> None:
-    """Stand in for a training, in which something happens after so many batches."""
+    """Simulate a training that fails or is interrupted after some batches."""
     for number, (_, paths) in enumerate(batches, 1):
         done += paths
         if number == nan_at:
@@ -64,8 +65,8 @@ def train(batches: Any, done: list[str], *, nan_at: int = -1, ctrl_c_at: int = -
 
 
 def main() -> Iterator[Any]:
-    """Run the program; see the module. Returns an iterator in mid-epoch."""
-    # The program's own log has what fails, with its input.
+    """Run the program; see the module. Return an unfinished iterator."""
+    # Failures are logged with their inputs.
     logging.basicConfig(format="%(levelname)s: %(message).63s", stream=sys.stdout)
     paths = [str(path) for path in make_photos(Path(), 40)]
     cut_short(Path(paths[3]))
@@ -102,7 +103,7 @@ def main() -> Iterator[Any]:
         f"Ctrl-C after {len(before)} images, and {len(after)} after the resume, each once: {once}"
     )
 
-    print("the program ends while a loader is at work")
+    print("the program exits while a loader is running")
     at_work = iter(loader(paths))
     next(at_work)
     return at_work

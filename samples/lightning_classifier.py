@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a data module whose loaders are this library's, trained for two epochs.
+"""Train with PyTorch Lightning for two epochs, with this library's loaders in a data module.
 
 Command::
 
@@ -8,13 +8,13 @@ It makes 48 JPEGs of three colours in a temporary folder. It needs PyTorch and L
 
 Output::
 
-    batches of an epoch: 6 to train on, 2 to validate
-    after two epochs, the loss is lower than a guess: True
-    a checkpoint after 3 of 6 batches, and a resume: the other 3 come, in the same order: True
+    batches per epoch: 6 for training, 2 for validation
+    after two epochs, the loss is lower than that of guessing: True
+    resumed from a checkpoint after 3 of 6 batches: the other 3 come in the same order: True
 
-Lightning takes a loader as it is: it has a length, each iteration is an epoch, and its state goes into
-checkpoints. The loader's own source shares the samples out over ranks, so Lightning must put no sampler there
-(``use_distributed_sampler=False``).
+Lightning accepts the loader unchanged: it has a length, each iteration is an epoch, and Lightning saves its
+state in checkpoints. The loader's source already splits the samples over ranks, so disable Lightning's
+sampler (``use_distributed_sampler=False``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import spdl_media as sm
 
 
 class Data(lightning.LightningDataModule):
-    """Batches of images of a folder."""
+    """Batches of the images in a folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Data(lightning.LightningDataModule):
 
     @staticmethod
     def loader(folder: Path, *, shuffle: bool) -> sm.DataLoader:
-        """Normalised floats, for training or for validation."""
+        """Make a loader of normalised floats, for training or validation."""
         return sm.DataLoader(
             sm.ImageFolder(folder, shuffle=shuffle, seed=0),
             preprocessor=sm.ImageRecipe(
@@ -64,7 +64,7 @@ class Data(lightning.LightningDataModule):
 
 
 class Classifier(lightning.LightningModule):
-    """The mean colour of an image, and a linear layer."""
+    """A linear layer on the mean colour of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Classifier(lightning.LightningModule):
         self.layer = torch.nn.Linear(3, len(COLORS))
 
     def step(self, batch: Any) -> torch.Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         images, labels = batch
         return torch.nn.functional.cross_entropy(self.layer(images.mean(dim=(2, 3)) * 20), labels)
 
@@ -90,7 +90,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Seen(lightning.Callback):
-    """Notes the labels of all batches, and saves a checkpoint after some."""
+    """Records the labels of all batches, and saves a checkpoint after some."""
 
     def __init__(self, path: Path, save_after: int = -1) -> None:
         self.path, self.save_after = path, save_after
@@ -106,7 +106,7 @@ class Seen(lightning.Callback):
 
 
 def trainer_for(epochs: int, *callbacks: lightning.Callback) -> lightning.Trainer:
-    """A trainer that writes and prints nothing of its own."""
+    """Return a trainer that writes and prints nothing."""
     return lightning.Trainer(
         max_epochs=epochs,
         callbacks=list(callbacks),
@@ -125,11 +125,13 @@ def main(folder: Path) -> None:
     make_photos(folder / "train", 36)
     make_photos(folder / "valid", 12)
     data = Data(folder)
-    print(f"batches of an epoch: {len(data.train)} to train on, {len(data.valid)} to validate")
+    print(f"batches per epoch: {len(data.train)} for training, {len(data.valid)} for validation")
     trainer = trainer_for(2)
     trainer.fit(Classifier(), datamodule=data)
     loss = float(trainer.callback_metrics["loss"])
-    print(f"after two epochs, the loss is lower than a guess: {loss < math.log(len(COLORS))}")
+    print(
+        f"after two epochs, the loss is lower than that of guessing: {loss < math.log(len(COLORS))}"
+    )
 
     checkpoint = folder / "middle.ckpt"
     whole, rest = Seen(checkpoint, save_after=3), Seen(checkpoint)
@@ -137,13 +139,13 @@ def main(folder: Path) -> None:
     trainer_for(1, rest).fit(Classifier(), datamodule=Data(folder), ckpt_path=checkpoint)
     same = rest.labels == whole.labels[3:]
     print(
-        f"a checkpoint after 3 of 6 batches, and a resume: the other 3 come, in the same order: {same}"
+        f"resumed from a checkpoint after 3 of 6 batches: the other 3 come in the same order: {same}"
     )
 
 
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    # Of its own, about workers that this loader has no need of.
+    # Lightning recommends worker processes, which this loader does not need.
     warnings.filterwarnings("ignore", module="lightning.*")
     with tempfile.TemporaryDirectory() as folder:
         main(Path(folder))

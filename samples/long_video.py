@@ -1,19 +1,19 @@
-"""Go through a video of ten minutes, chunk by chunk: memory stays as it is, however long the video.
+"""Process a video of ten minutes in chunks, with constant memory for any length of video.
 
 Command::
 
     python samples/long_video.py [VIDEO]
 
-Without VIDEO it makes one of ten minutes in a temporary folder.
+Without VIDEO, it makes a video of ten minutes in a temporary folder.
 
 Output::
 
-    6000 frames of 10.0 a second in chunks of 256, the last one 112
+    6000 frames at 10.0 per second in chunks of 256, the last one 112
     the brightest frame is shown at 599.9 s
-    key frames alone: 24
+    key frames: 24
     memory grew by less than 50 MB: True
 
-All frames at once would take 124 MB as RGB, and an hour of HD video a thousand times as much.
+All frames at once would take 124 MB as RGB, and an hour of HD video a thousand times more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHUNK = 256
 
 
 def drawn() -> Iterator[np.ndarray]:
-    """Frames that get brighter, one after the other: a generator, so that they are never all in memory."""
+    """Yield frames of increasing brightness one by one, so that they are never all in memory."""
     height, width = SIZE
     for number in range(FRAMES):
         frame = np.full((height, width, 3), 16 + number * 200 // FRAMES, np.uint8)
@@ -44,7 +44,7 @@ def drawn() -> Iterator[np.ndarray]:
 
 
 def chunks(path: Path) -> Iterator[sm.VideoFrames]:
-    """All frames of a video in display order, so many at a time."""
+    """Yield all frames of a video in display order, in chunks."""
     with sm.Demuxer(path) as demuxer:
         desc = sm.get_video_filter_desc(pix_fmt="gray")
         decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=desc, num_frames=CHUNK)
@@ -54,7 +54,7 @@ def chunks(path: Path) -> Iterator[sm.VideoFrames]:
 
 
 def peak() -> float:
-    """The most memory that this process has had, in MB."""
+    """Return the peak memory of this process in MB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
@@ -64,7 +64,7 @@ def main(path: Path) -> None:
     before = peak()
     video = sm.probe(path).video
     assert video is not None
-    # One block of memory, filled again and again.
+    # One block of memory, reused for every chunk.
     pool = sm.StoragePool(CHUNK * video.width * video.height, count=1, pin_memory=False)
     sizes, brightest = [], (0.0, 0.0)
     for frames in chunks(path):
@@ -75,7 +75,7 @@ def main(path: Path) -> None:
         brightest = max(brightest, (float(means[best]), frames.timestamps[best]))
     rate = float(video.frame_rate or 0)
     print(
-        f"{sum(sizes)} frames of {rate:.1f} a second in chunks of {CHUNK}, the last one {sizes[-1]}"
+        f"{sum(sizes)} frames at {rate:.1f} per second in chunks of {CHUNK}, the last one {sizes[-1]}"
     )
     print(f"the brightest frame is shown at {brightest[1]:.1f} s")
 
@@ -86,7 +86,7 @@ def main(path: Path) -> None:
         for packets in demuxer.streaming_demux(duration=20):
             count += sum(map(len, decoder.decode(packets)))
         count += sum(map(len, decoder.flush()))
-    print(f"key frames alone: {count}")
+    print(f"key frames: {count}")
     print(f"memory grew by less than 50 MB: {peak() - before < 50}")
 
 

@@ -1,4 +1,4 @@
-"""The media that the other samples read: noise, written to a folder."""
+"""Write the media that the other samples read: noise images, audio and videos."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from spdl_media.testing import AudioTrack, VideoTrack, make_audio, make_image, make_media
 
 COLORS = ("blue", "green", "red")
-# Format, codec, rate and channels, as in collections of speech.
+# Format, codec, rate and channels, as in speech datasets.
 SOUNDS = (
     ("flac", "flac", 16000, 1),
     ("mp3", "libmp3lame", 44100, 2),
@@ -19,7 +19,7 @@ SOUNDS = (
 
 
 def make_photos(folder: Path, count: int) -> list[Path]:
-    """Write JPEGs of noise with a tint of blue, green or red into folders named after it."""
+    """Write JPEGs of blueish, greenish or reddish noise into folders named after the colour."""
     rng, paths = np.random.default_rng(count), []
     for index in range(count):
         color = index % len(COLORS)
@@ -33,7 +33,7 @@ def make_photos(folder: Path, count: int) -> list[Path]:
 
 
 def make_sounds(folder: Path, seconds: Sequence[float]) -> list[Path]:
-    """Write noise that fades, one file for each duration: FLAC, MP3 and WAV in turn."""
+    """Write fading noise, one file per duration, alternating between FLAC, MP3 and WAV."""
     rng, paths = np.random.default_rng(0), []
     for index, duration in enumerate(seconds):
         format, codec, rate, channels = SOUNDS[index % len(SOUNDS)]
@@ -45,7 +45,7 @@ def make_sounds(folder: Path, seconds: Sequence[float]) -> list[Path]:
 
 
 def make_movies(folder: Path, count: int) -> list[Path]:
-    """Write videos of 2 s and more, of a patch that moves, with noise as their sound."""
+    """Write videos of at least 2 s that show a moving patch, with noise as audio."""
     rng, paths = np.random.default_rng(0), []
     for index in range(count):
         frames = np.zeros((50 + 7 * index, 72, 96), np.uint8)
@@ -62,6 +62,6 @@ def make_movies(folder: Path, count: int) -> list[Path]:
 
 
 def cut_short(path: Path) -> None:
-    """Leave the first half of a file."""
+    """Truncate a file to its first half."""
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])

@@ -1,11 +1,12 @@
-"""Decode a data set with Ray Data, and list what is damaged.
+"""Decode a dataset with Ray Data, and list the damaged files.
 
 Command::
 
     python samples/ray_data.py
 
-It makes 60 JPEGs in a temporary folder, two of them cut short, and starts Ray with one actor on this machine.
-On a cluster, ``ray.init("auto")`` and a URL take their places. It needs Ray, the extra ``ray``.
+It makes 60 JPEGs in a temporary folder, two of them truncated, and starts Ray with one actor on this machine.
+On a cluster, use ``ray.init("auto")`` and the URL of the data. It needs Ray, which the extra ``ray``
+installs.
 
 Output::
 
@@ -13,8 +14,8 @@ Output::
     000.jpg: DecodeError
     030.jpg: DecodeError
 
-What it shows: an actor opens its decoders and its memory once, and fills that again for each batch. A damaged
-image keeps its row, and its error stands in a column, so nothing is lost without a word.
+An actor keeps its decoders, and reuses its memory for each batch. A damaged image keeps its row, with its
+error in a column, so no file is lost silently.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import os
 import tempfile
 from pathlib import Path
 
-# Before Ray is imported: this program talks to nobody.
+# Must be set before Ray is imported: no usage statistics are sent.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
 
 import ray

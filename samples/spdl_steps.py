@@ -1,4 +1,4 @@
-"""From PyTorch's DataLoader to frames, step by step: the programs of SPDL's guides, with the modules renamed.
+"""Migrate from PyTorch's DataLoader step by step: the programs of SPDL's guides, with the modules renamed.
 
 Command::
 
@@ -9,12 +9,13 @@ It makes 24 JPEGs in a temporary folder. It needs PyTorch.
 Output::
 
     a dataset in threads           24 of (3, 64, 64) torch.uint8
-    with batches, as it is         3 batches of (8, 3, 64, 64) torch.uint8
-    with frames until the batch    3 batches of (8, 3, 64, 64) torch.uint8
+    batches by PyTorch             3 batches of (8, 3, 64, 64) torch.uint8
+    batches by convert_frames      3 batches of (8, 3, 64, 64) torch.uint8
     downloads, batch decoding      3 batches of (8, 64, 64, 3) torch.uint8
 
-First a dataset stays as it is and is read by threads; then batches are made by PyTorch; then its loading is
-replaced, so that images stay as the decoder gave them until ``convert_frames`` makes the batch.
+First, threads read an unchanged dataset. Then PyTorch makes the batches. Then the dataset returns frames,
+which keep the decoder's planes until ``convert_frames`` makes the batch. The last program downloads files and
+decodes batches.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NUM_WORKERS, PREFETCH_FACTOR, BATCH_SIZE, SIZE = 2, 3, 8, 64
 
 
 class Folder:
-    """Stands for ``torchvision.datasets.ImageFolder(root, loader=...)``."""
+    """A stand-in for ``torchvision.datasets.ImageFolder(root, loader=...)``."""
 
     def __init__(self, root: Path, loader: Callable[[str], Any]) -> None:
         self.samples = sm.ImageFolder(root).samples
@@ -50,7 +51,7 @@ class Folder:
 
 
 def load_tensor(path: str) -> torch.Tensor:
-    """As Pillow, ``Resize`` and ``PILToTensor`` do: a tensor of its own for each image."""
+    """Load a tensor of one image, as Pillow, ``Resize`` and ``PILToTensor`` do."""
     return sm.to_torch(sm.load_image(path, width=SIZE, height=SIZE, layout="NCHW"))
 
 
@@ -58,13 +59,13 @@ FILTER_DESC = sm.get_video_filter_desc(scale_width=SIZE, scale_height=SIZE)
 
 
 def decode_image(path: str) -> sm.ImageFrames:
-    """Decode and scale, and make no array yet."""
+    """Decode and scale, without making an array."""
     packets = sm.demux_image(path)
     return sm.decode_packets(packets, filter_desc=FILTER_DESC)
 
 
 def convert(items: list[tuple[sm.ImageFrames, int]]) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Make the batch, by the one copy."""
+    """Make the batch, with a single copy."""
     frames, classes = zip(*items, strict=True)
     buffer = sm.convert_frames(frames)
     tensor = sm.to_torch(buffer).permute(0, 3, 1, 2)
@@ -72,7 +73,7 @@ def convert(items: list[tuple[sm.ImageFrames, int]]) -> tuple[torch.Tensor, tupl
 
 
 def threads(dataset: Folder) -> PipelineBuilder:
-    """Read a dataset by threads, in its own order."""
+    """Read a dataset in threads, in its own order."""
     return (
         PipelineBuilder()
         .add_source(range(len(dataset)))
@@ -81,14 +82,14 @@ def threads(dataset: Folder) -> PipelineBuilder:
 
 
 def run(builder: PipelineBuilder) -> list[Any]:
-    """All that a pipeline gives."""
+    """Return all results of a pipeline."""
     pipeline = builder.add_sink(PREFETCH_FACTOR).build(num_threads=NUM_WORKERS)
     with pipeline.auto_stop():
         return list(pipeline)
 
 
 def report(what: str, images: list[torch.Tensor], unit: str = "batches of ") -> None:
-    """A line of the output."""
+    """Print a line of the output."""
     shape = tuple(images[0].shape)
     print(f"{what:29}  {len(images)} {unit}{shape} {images[0].dtype}")
 
@@ -100,10 +101,10 @@ def main(root: Path) -> None:
     report("a dataset in threads", [image for image, _ in run(threads(tensors))], "of ")
 
     collated = threads(tensors).aggregate(BATCH_SIZE).pipe(torch.utils.data.default_collate)
-    report("with batches, as it is", [images for images, _ in run(collated)])
+    report("batches by PyTorch", [images for images, _ in run(collated)])
 
     frames = threads(Folder(root, decode_image)).aggregate(BATCH_SIZE).pipe(convert)
-    report("with frames until the batch", [images for images, _ in run(frames)])
+    report("batches by convert_frames", [images for images, _ in run(frames)])
 
     async def source() -> AsyncIterator[str]:
         for path in paths:

@@ -1,10 +1,11 @@
-"""Batches of speech: random windows of 3 s at 16 kHz, padded, with their lengths, as log-mel spectra.
+"""Load batches of speech: random windows of 3 s at 16 kHz, padded, with lengths; and compute log-mel spectra.
 
 Command::
 
     python samples/speech.py
 
-It makes 20 sounds of 1 to 6 seconds in a temporary folder: FLAC, MP3 and WAV, of several rates and channels.
+It makes 20 audio files of 1 to 6 seconds in a temporary folder: FLAC, MP3 and WAV, with different sample
+rates and numbers of channels.
 
 Output::
 
@@ -12,7 +13,7 @@ Output::
     (8, 80, 301) float32, frames: 101 156 211 266 301 301 301 101
     (4, 80, 301) float32, frames: 156 211 266 301
 
-``loader`` is all of the loading; with ``to="torch"`` it gives tensors.
+``loader`` does all of the loading; with ``to="torch"`` it gives tensors.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ SECONDS_OF_FILES = (6, 1, 1.55, 2.1, 2.65, 3.2, 4.5)
 
 
 def load(path: Path, rng: np.random.Generator) -> sm.CPUBuffer:
-    """A random window of a file, or all of it where it is shorter."""
+    """Load a random window of a file, or a shorter file completely."""
     (window,) = sm.sample_windows(path, SECONDS, rng=rng)
     return sm.load_audio(path, window, sample_rate=RATE, num_channels=1)
 
 
 def loader(paths: list[Path]) -> sm.DataLoader:
-    """Batches with ``data`` and ``lengths``."""
+    """Make a loader of batches with ``data`` and ``lengths``."""
     return sm.DataLoader(
         paths,
         preprocessor=load,
@@ -52,7 +53,7 @@ def loader(paths: list[Path]) -> sm.DataLoader:
 
 
 def log_mel(waves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Logarithms of mel spectra, ``(B, 80, 1 + samples // 160)``, of waves ``(B, samples)``."""
+    """Return log-mel spectra ``(B, 80, 1 + samples // 160)`` of waves ``(B, samples)``."""
     padded = np.pad(waves, ((0, 0), (SIZE // 2, SIZE // 2)), mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, SIZE, axis=1)[:, ::STEP]
     power = np.abs(np.fft.rfft(frames * np.hanning(SIZE).astype(np.float32))) ** 2

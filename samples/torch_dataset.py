@@ -1,10 +1,10 @@
-"""A Dataset of PyTorch's that is there already, read in threads: the import of DataLoader is what changes.
+"""Load an existing PyTorch Dataset in threads: only the import of DataLoader changes.
 
 Command::
 
     python samples/torch_dataset.py
 
-It makes 18 JPEGs in a temporary folder, and loads them by both loaders, in random order and in two epochs. It
+It makes 18 JPEGs in a temporary folder, and loads them with both loaders, in random order for two epochs. It
 needs PyTorch.
 
 Output::
@@ -32,7 +32,7 @@ from spdl_media.torch import DataLoader
 
 
 class Photos(Dataset[tuple[torch.Tensor, int]]):
-    """Images with the number of their folder."""
+    """Images with the index of their folder."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -53,7 +53,7 @@ def collate(samples: Sequence[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, 
 
 
 def loader(kind: Any, paths: Sequence[Path], num_workers: int) -> Any:
-    """All arguments are PyTorch's."""
+    """Make a loader of either kind, with PyTorch's arguments."""
     photos = Photos(paths)
     return kind(
         photos,

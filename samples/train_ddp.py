@@ -1,12 +1,12 @@
-"""Train in ranks that stay in step, stop in the middle of an epoch, and go on with another number of them.
+"""Train on two ranks with damaged files, stop in the middle of an epoch, and resume with one rank.
 
 Commands::
 
     python samples/train_ddp.py
     torchrun --nproc-per-node=2 samples/train_ddp.py
 
-The first one makes 101 JPEGs in a temporary folder, five of them cut short, and runs the second one twice:
-with two ranks, which stop, and with one, which goes on. Each trains a linear classifier by
+The first command makes 101 JPEGs in a temporary folder, five of them truncated, and runs the second command
+twice: with two ranks, which stop, and with one rank, which resumes. They train a linear classifier with
 DistributedDataParallel over gloo, without a GPU. It needs PyTorch.
 
 Output::
@@ -17,13 +17,12 @@ Output::
     1 rank, epoch 1: 7 batches each, 53 images, 2 replaced, none on two ranks
     the ranks have the same weights, and epoch 1 had each of the 96 good images
 
-What it shows: the ranks share out an epoch that is shuffled anew each time, by one seed. All have as many
-batches: the 101st image is left out, and ``on_error="replace"`` puts a good image of the rank's own share in
-the place of a damaged one. If a rank had a batch less, the other would wait for it without end. Each rank's
-``state_dict()`` says what it has done; any number of ranks takes the states of all, and what is left of the
-epoch comes once.
+The ranks split the epoch, which is shuffled by one seed. All ranks have the same number of batches: the 101st
+image is dropped, and ``on_error="replace"`` replaces a damaged image with a good image of the same rank. With
+a batch less, the other rank would wait forever. Each rank saves its ``state_dict()``. Any number of ranks can
+load the states of all ranks, and each remaining sample of the epoch comes once.
 
-Exit status: 0, or 1 if the ranks differ or an image did not come.
+Exit status: 0, or 1 if the ranks differ or an image is missing.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ RECIPE = sm.ImageRecipe(SIDE, random_crop=True, flip=0.5, dtype="float32")
 
 
 def load(item: tuple[str, int], rng: np.random.Generator) -> tuple[Any, int, int]:
-    """An image, its class, and its number, which tells below what came."""
+    """Load an image, with its class and its number, which identifies it below."""
     path, label = item
     return RECIPE(path, rng), label, int(Path(path).stem)
 
 
 def loader(folder: Path, **ranks: int) -> sm.DataLoader:
-    """Rank and world size are those of ``torch.distributed``, unless said otherwise."""
+    """Make the loader. The rank and world size come from ``torch.distributed`` by default."""
     return sm.DataLoader(
         sm.ImageFolder(folder, shuffle=True, seed=0, uneven="drop", **ranks),
         preprocessor=load,
@@ -66,7 +65,7 @@ def loader(folder: Path, **ranks: int) -> sm.DataLoader:
 
 
 def train(folder: Path, stop_after: int | None) -> bool:
-    """What a rank does; tells whether all is right."""
+    """Train one rank. Return whether all checks passed."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, len(COLORS)))
@@ -75,7 +74,7 @@ def train(folder: Path, stop_after: int | None) -> bool:
     if saved.exists():
         checkpoint = torch.load(saved)
         layers.load_state_dict(checkpoint["weights"])
-        batches.load_state_dict(checkpoint["states"])  # of all ranks that there were
+        batches.load_state_dict(checkpoint["states"])  # of all ranks of the earlier run
         given = checkpoint["given"]
     model = torch.nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -118,10 +117,10 @@ def train(folder: Path, stop_after: int | None) -> bool:
 
 
 def check_shapes(batch: torch.Tensor) -> None:
-    """Have all ranks fail where one has items of another shape, which collectives would hang or go wrong on.
+    """Raise on all ranks if the item shapes differ between ranks; collectives could hang or fail on them.
 
     Raises:
-        ValueError: The shapes differ, but for the number of items.
+        ValueError: The shapes differ in more than the number of items.
     """
     shapes = gathered(tuple(batch.shape[1:]))
     if len(set(shapes)) > 1:
@@ -130,26 +129,26 @@ def check_shapes(batch: torch.Tensor) -> None:
 
 
 def gathered(value: Any) -> list[Any]:
-    """The values of all ranks."""
+    """Return the values of all ranks."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def say(text: str) -> None:
-    """Print once, whatever the number of ranks."""
+    """Print on one rank only."""
     if dist.get_rank() == 0:
         print(text, flush=True)
 
 
 def make(folder: Path) -> None:
-    """Write the images, some of them cut short."""
+    """Write the images, some of them truncated."""
     for path in make_photos(folder / "photos", 101)[::21]:
         cut_short(path)
 
 
 def run(folder: Path, num_ranks: int, *stop_after: str) -> int:
-    """Run this program in several processes, as torchrun does."""
+    """Run this program in several processes with torchrun."""
     options = ["--standalone", f"--nproc-per-node={num_ranks}"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, __file__, str(folder)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
@@ -164,7 +163,7 @@ def main() -> int:
         if "RANK" not in os.environ:
             make(Path(name))
             return run(Path(name), 2, "3") or run(Path(name), 1)
-        # Each rank of torchrun makes the same images: no two need to share a disk.
+        # Each rank of torchrun makes the same images, because ranks need not share a disk.
         make(Path(name))
         return not train(Path(name), None)
 

@@ -1,24 +1,24 @@
-"""Train a small classifier on a folder of classes, stop in the middle of an epoch, and go on.
+"""Train a small classifier on a folder of classes, stop in the middle of an epoch, and resume.
 
 Command::
 
     python samples/train_images.py
 
-It makes 240 JPEGs of reddish, greenish and bluish noise in a temporary folder, one of them cut short, and
-60 for validation, and learns to tell their colour with softmax regression in NumPy. With ``to="torch"``, the
-loaders are those of a network of PyTorch's.
+It makes 240 JPEGs of reddish, greenish and bluish noise in a temporary folder, one of them truncated, and 60
+more for validation. It trains softmax regression in NumPy to classify their colour. For a PyTorch model, use
+the loaders with ``to="torch"``.
 
 Output (the milliseconds differ)::
 
-    epoch 0: 240 pictures, 1 replaced, 100% right of 60, 96 ms
-    epoch 1: 240 pictures, 1 replaced, 100% right of 60, 84 ms
-    epoch 2: 240 pictures, 1 replaced, 100% right of 60, 84 ms
+    epoch 0: 240 images, 1 replaced, 100% right of 60, 96 ms
+    epoch 1: 240 images, 1 replaced, 100% right of 60, 84 ms
+    epoch 2: 240 images, 1 replaced, 100% right of 60, 84 ms
     epoch 2: stopped after 3 batches, resumed with 5
     the weights are the same
 
-What it shows: the order of an epoch depends on its seed and number alone, the crops on those and the
-place of the picture in the epoch. So the training that was stopped and resumed, by a loader that knows
-nothing but the state, ends with the very weights of one that was not; the program checks that it does.
+The order of an epoch depends only on the seed and the number of the epoch; the crops also depend on the
+image's position in the epoch. So a training that is stopped, and resumed by a new loader from the saved
+state, ends with exactly the weights of an uninterrupted training. The program checks this.
 
 Exit status: 0, or 1 if the weights differ.
 """
@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {"dtype": "float32", "mean": sm.IMAGENET_MEAN, "std": s
 
 
 def train_loader(folder: Path) -> sm.DataLoader:
-    """The same loader each time: all it knows of a training is what its state says."""
+    """Make the training loader. Only its state depends on earlier training."""
     return sm.DataLoader(
         sm.ImageFolder(folder / "train", shuffle=True, seed=1),
         preprocessor=sm.ImageRecipe(SIDE, random_crop=True, flip=0.5, **VALUES),
@@ -58,7 +58,7 @@ def train_loader(folder: Path) -> sm.DataLoader:
 
 
 def validation_loader(folder: Path) -> sm.DataLoader:
-    """The middle of each picture."""
+    """Make a loader of the centre of each validation image."""
     return sm.DataLoader(
         sm.ImageFolder(folder / "validation"),
         preprocessor=sm.ImageRecipe(SIDE, **VALUES),
@@ -74,12 +74,12 @@ class Classifier:
         self.weights = np.zeros((3 * SIDE * SIDE + 1, len(COLORS)))
 
     def scores(self, inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Of each picture, one number for each class."""
+        """Return a score for each image and class."""
         scores: npt.NDArray[np.float64] = inputs @ self.weights
         return scores
 
     def train(self, batches: Iterable[Any]) -> int:
-        """Take a step for each batch; gives their number."""
+        """Take a step for each batch. Return the number of batches."""
         count = 0
         for images, labels in batches:
             inputs = with_ones(images)
@@ -91,18 +91,18 @@ class Classifier:
         return count
 
     def right(self, batches: Iterable[Any]) -> float:
-        """The part of the pictures that it tells right."""
+        """Return the share of correctly classified images."""
         found = [self.scores(with_ones(images)).argmax(1) == labels for images, labels in batches]
         return float(np.concatenate(found).mean())
 
 
 def with_ones(images: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-    """Each picture as a row of numbers, with a 1 behind them for the offsets."""
+    """Flatten each image to a row, and append a 1 for the bias."""
     return np.hstack([images.reshape(len(images), -1), np.ones((len(images), 1))])
 
 
 def train(folder: Path) -> Classifier:
-    """Three epochs without a stop."""
+    """Train three epochs without a stop."""
     loader, validation, model = train_loader(folder), validation_loader(folder), Classifier()
     for epoch in range(NUM_EPOCHS):
         start = time.perf_counter()
@@ -110,14 +110,14 @@ def train(folder: Path) -> Classifier:
         milliseconds = 1000 * (time.perf_counter() - start)
         right = model.right(validation)
         print(
-            f"epoch {epoch}: {len(loader.src)} pictures, {sum(loader.failure_counts.values())} replaced, "
+            f"epoch {epoch}: {len(loader.src)} images, {sum(loader.failure_counts.values())} replaced, "
             f"{right:.0%} right of {len(validation.src)}, {milliseconds:.0f} ms"
         )
     return model
 
 
 def train_with_a_stop(folder: Path) -> Classifier:
-    """Three epochs, of which the last one is stopped; another loader goes on from a file."""
+    """Train three epochs, stop in the last one, and resume with a new loader and a saved state."""
     loader, model = train_loader(folder), Classifier()
     for _ in range(NUM_EPOCHS - 1):
         model.train(loader)

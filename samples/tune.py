@@ -1,20 +1,20 @@
-"""Find the slow stage of a pipeline, and mend it.
+"""Find the slow stage of a pipeline, and speed it up.
 
 Command::
 
     python samples/tune.py [OUT.png]
 
-It makes 24 JPEGs in a temporary folder. With OUT.png it prints the tables, too, and draws the profile (with
+It makes 24 JPEGs in a temporary folder. With OUT.png it also prints the tables, and plots the profile (with
 matplotlib).
 
 Output::
 
-    while it runs, 'annotate' holds the others up
-    stage by stage, 'annotate' is the slowest
+    bottleneck by statistics: 'annotate'
+    bottleneck by profile: 'annotate'
     'annotate' is faster at concurrency 8 than at 1: True
-    with concurrency 8 there, 'annotate' gives more items a second: True
+    in the pipeline with concurrency 8, 'annotate' is faster: True
 
-The stage ``annotate`` waits for an answer, as a call of a service does.
+The stage ``annotate`` waits, like a request to a web service.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def decode(path: Path) -> np.ndarray:
 
 
 def annotate(image: np.ndarray) -> tuple[np.ndarray, float]:
-    """Ask a service about an image."""
+    """Simulate a request about an image to a service."""
     time.sleep(0.03)
     return image, float(image.mean())
 
 
 def builder(paths: list[Path], concurrency: int) -> PipelineBuilder:
-    """The program that is to be tuned."""
+    """Build the pipeline to tune."""
     return (
         PipelineBuilder()
         .add_source(paths)
@@ -56,7 +56,7 @@ def builder(paths: list[Path], concurrency: int) -> PipelineBuilder:
 
 
 def run(paths: list[Path], concurrency: int) -> PipelineStatistics:
-    """Run it once, and say how it went."""
+    """Run the pipeline once, and return its statistics."""
     pipeline = builder(paths, concurrency).build(num_threads=12)
     with pipeline.auto_stop():
         for _ in pipeline:
@@ -68,15 +68,15 @@ def main(folder: Path, out: str | None) -> None:
     """Run the program; see the module."""
     paths = make_photos(folder, 24) * 2
     before = run(paths, 1)
-    print(f"while it runs, {before.bottleneck!r} holds the others up")
+    print(f"bottleneck by statistics: {before.bottleneck!r}")
     config = builder(paths, 1).get_config()
     profile = profile_pipeline(config, num_iterations=16, concurrencies=(1, 2, 8), show=False)
-    print(f"stage by stage, {profile.bottleneck!r} is the slowest")
+    print(f"bottleneck by profile: {profile.bottleneck!r}")
     rates = {stage.concurrency: stage.rate for stage in profile.of("annotate")}
     print(f"'annotate' is faster at concurrency 8 than at 1: {rates[8] > rates[1]}")
     after = run(paths, 8)
     faster = after.stages[1].calls.rate > before.stages[1].calls.rate
-    print(f"with concurrency 8 there, 'annotate' gives more items a second: {faster}")
+    print(f"in the pipeline with concurrency 8, 'annotate' is faster: {faster}")
     if out:
         profile.plot(out)
         for table in (before, profile, after):
