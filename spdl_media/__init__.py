@@ -28,7 +28,7 @@ The modules with public names; each imports only modules above it:
 ``video_clips``   :func:`sample_clips`: clips of a video for training; :class:`VideoCache`: opened videos
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: a list of items into one batch, field by field
-``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_samples`: without FFmpeg
+``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_tarfile`: without FFmpeg
 ``encode``        :func:`video_encode_config`, :func:`audio_encode_config`: how frames are encoded
 ``image_files``   :func:`encode_image`, :func:`save_image`
 ``mux``           :class:`Muxer`: write files of encoded frames, or of packets without re-encoding
@@ -36,7 +36,7 @@ The modules with public names; each imports only modules above it:
 ``samplers``      indices for the ranks of a training; :class:`BatchByLength`: batches of similar length
 ``source``        samplers, and sources that combine others
 ``datasets``      :class:`ImageFolder`: a folder for each class; :class:`Mix`: sources in given proportions
-``shards``        :class:`Shards`: samples of tar shards
+``shards``        :func:`iter_samples`, :class:`Shards`: samples of tar shards
 ``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
 
 There are two more modules: ``pipeline``, generic concurrent pipelines without media, and ``ray``, decoders
@@ -55,7 +55,6 @@ from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
 from spdl_media.array_formats.npy import load_npy
 from spdl_media.array_formats.npz import NpzFile, load_npz
-from spdl_media.array_formats.samples import iter_samples
 from spdl_media.array_formats.tar import iter_tarfile
 from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
 from spdl_media.array_frames import (
@@ -149,7 +148,7 @@ if TYPE_CHECKING:
     from spdl_media.dataloader import DataLoader
     from spdl_media.datasets import ImageFolder, Mix
     from spdl_media.samplers import BatchByLength
-    from spdl_media.shards import Shards
+    from spdl_media.shards import Shards, iter_samples
 
 # In the order of the modules above. Added row by row, because the formatter would give each name of one long
 # list a line of its own.
@@ -200,7 +199,7 @@ _LAZY_NAMES = {
     "dataloader": ("DataLoader",),
     "datasets": ("ImageFolder", "Mix"),
     "samplers": ("BatchByLength",),
-    "shards": ("Shards",),
+    "shards": ("Shards", "iter_samples"),
 }
 
 

@@ -18,7 +18,7 @@ import pytest
 from array_formats.made_files import tar
 
 import spdl_media as sm
-from spdl_media.array_formats import samples as samples_module
+from spdl_media import shards as shards_module
 from spdl_media.source import LocalDirectory
 
 
@@ -154,7 +154,7 @@ def mmap_of(data: bytes) -> mmap.mmap:
     ],
 )  # fmt: skip
 def test_expansion(pattern: str, expected: list[str]) -> None:
-    assert samples_module.expanded(pattern) == expected
+    assert shards_module._expanded(pattern) == expected
 
 
 @pytest.mark.parametrize(
