@@ -1,4 +1,4 @@
-"""Frames as rows of one array: the numbers that pixels become, where they stand, and the rows of images."""
+"""Copy frames into the rows of one array: conversion of values, layout of a row, arrays of images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PerChannel: TypeAlias = float | Sequence[float] | npt.NDArray[Any]
 ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
 OnShort: TypeAlias = Literal["error", "repeat_last", "wrap", "zeros"]
 Colors: TypeAlias = tuple[str | None, str | None]
-"""Matrix and range, by the names of buffers."""
+"""Names of matrix and range, as in buffers."""
 
 
 # How far float32 may lie from PyTorch's.
@@ -187,14 +187,14 @@ def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions:
-    """What rows are made of frames.
+    """How frames are converted to rows.
 
     Attributes:
-        storage: Memory to fill; fresh memory without one.
+        storage: Memory to fill; ``None`` allocates new memory.
         layout: Order of the axes of RGB and gray; ``None``: that of the format.
-        values: The numbers that pixels become; ``None``: they stay as they are.
-        num_frames: At most so many rows.
-        on_short: What fills up to ``num_frames``; ``None``: nothing does.
+        values: Conversion of pixel values; ``None`` keeps them.
+        num_frames: Maximum number of rows.
+        on_short: How to fill up to ``num_frames``; ``None`` does not.
     """
 
     storage: Storage | None = None
@@ -205,7 +205,7 @@ class RowOptions:
 
 
 class FrameKind(NamedTuple):
-    """What all frames of one array have in common."""
+    """Properties that all frames of one array share."""
 
     width: int
     height: int
@@ -214,7 +214,7 @@ class FrameKind(NamedTuple):
 
     @classmethod
     def of(cls, frame: Any) -> FrameKind:
-        """What a frame of FFmpeg's is."""
+        """Return the kind of a frame."""
         colors = matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
         return cls(frame.width, frame.height, frame.format.name, colors)
 
@@ -222,7 +222,7 @@ class FrameKind(NamedTuple):
 def kinds_differ(
     one: tuple[str, FrameKind], other: tuple[str, FrameKind], source: str | None = None
 ) -> ConvertError:
-    """The error for two frames of which no array holds both, each by its name and kind."""
+    """Make the error for two frames that do not fit in one array, each given by name and kind."""
     size, other_size = (f"{kind.width}x{kind.height} {kind.pix_fmt}" for _, kind in (one, other))
     if size != other_size:
         return ConvertError(
@@ -243,36 +243,36 @@ def kinds_differ(
 
 
 def matrix_and_range(frame: Any) -> tuple[str, str]:
-    """Matrix and range of a YUV frame, with FFmpeg's defaults where it states none."""
-    # BT.601 has two names, and is what images have that don't say.
+    """Return matrix and range of a YUV frame, with FFmpeg's defaults if it states none."""
+    # BT.601 has two names in FFmpeg, and is the default.
     name = COLORSPACES.get(int(frame.colorspace), "bt601")
-    # The yuvj formats are of full range by their name.
+    # The yuvj formats have full range by definition.
     full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
     return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
 
 
-# What frames must share. Different values of the last two may mean the same colours.
+# Properties compared first. Different values of the last two may still mean the same colours.
 _seen = attrgetter("width", "height", "format.name", "colorspace", "color_range")
 
 
 class RowPlan:
-    """How frames of one size and format lie in an array, a row each.
+    """Layout of frames of one size and format in an array with a row per frame.
 
     Args:
-        frame: The first of FFmpeg's frames.
+        frame: The first frame.
         row: Its row.
-        source: What it was decoded from.
-        options: The order of axes and the numbers; ``None``: no array is made of rows.
-        name: What errors call a frame, by its row and source.
+        source: Name of its source.
+        options: Axis order and values of the array; ``None``: frames are only checked, not copied.
+        name: Returns the name of a frame for errors, by its row and source.
 
     Attributes:
-        shape: Of a row.
+        shape: Shape of a row.
         dtype: NumPy's name of its type.
-        nbytes: Of a row.
+        nbytes: Size of a row in bytes.
 
     Raises:
-        ConvertError: The frame has no pixels, or its format makes no array, or not in this layout or of
-            these numbers.
+        ConvertError: The frame has no pixels, or its format has no array layout, or does not support the
+            requested layout or values.
     """
 
     def __init__(
@@ -310,27 +310,27 @@ class RowPlan:
         self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def check(self, frame: Any, row: int, source: str) -> None:
-        """Refuse a frame that differs from the first in size, format or meaning of its colours.
+        """Check that a frame has the size, format and colours of the first one.
 
         Raises:
-            ConvertError: It differs.
+            ConvertError: The frame differs.
         """
         seen = _seen(frame)
-        if seen == self._seen:  # nearly always, so that little is done for a frame
+        if seen == self._seen:  # fast path for nearly all frames
             return
-        # Other numbers of matrix or range may still mean the same colours.
+        # Different values of matrix or range may still mean the same colours.
         if (kind := FrameKind.of(frame)) != self._kind:
-            # By row, so that the message is the same whichever thread was first.
+            # Sorted by row, so that the message does not depend on which thread was first.
             pair = sorted([(*self._first, self._kind), (row, source, kind)])
             one, other = ((self._name(at, origin), found) for at, origin, found in pair)
             raise kinds_differ(one, other, source)
 
     def places(self, rows: Array) -> list[Array]:
-        """Views of an array of rows: the places for each of FFmpeg's planes."""
+        """Return a view of an array of rows for each of FFmpeg's planes."""
         return self._own.places(rows, self._planes, self._layout)
 
     def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
-        """Write the pixels of a frame of FFmpeg's into a row of its :meth:`places`."""
+        """Copy the pixels of a frame to a row of :meth:`places`."""
         floats = self._floats
         # NumPy releases the GIL for each plane.
         for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
@@ -341,13 +341,13 @@ class RowPlan:
             floats.write(place[row], plane, channels, self._bits)
 
     def buffer(self, array: Array) -> CPUBuffer:
-        """The array with what its colours mean."""
+        """Return the array as a buffer with matrix and range."""
         colorspace, color_range = self._kind.colors
         return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
 
 
 def why_no_array(width: int, height: int, pix_fmt: str, layout: ArrayLayout | None) -> str | None:
-    """Why images of such a size and format make no array, and what helps; ``None``: they do."""
+    """Return why images of this size and format have no array layout, and a remedy; ``None``: they have."""
     own = pixel_layout(pix_fmt)
     if own is None:
         return (
@@ -368,14 +368,14 @@ def why_no_array(width: int, height: int, pix_fmt: str, layout: ArrayLayout | No
 
 
 class FrameRows:
-    """One array for frames that come one by one, so that none has to be kept until the last.
+    """One array into which frames are copied one by one, so that no frame has to be kept.
 
-    Memory is taken with the first frame, and let go of by :meth:`take` or :meth:`close`.
+    Memory is leased with the first frame, and released by :meth:`take` or :meth:`close`.
 
     Args:
         count: Number of rows.
-        options: In which memory, order of axes and numbers.
-        what: What errors call a row.
+        options: Memory, axis order and values of the array.
+        what: Name of a row in errors.
 
     Thread safety: threads may put different rows at the same time.
     """
@@ -387,13 +387,13 @@ class FrameRows:
         self._array: Array | None = None
 
     def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
-        """Copy a frame of FFmpeg's into rows.
+        """Copy a frame to rows.
 
         Raises:
-            ConvertError: It differs from the first in size or format, or its format makes no array, or the
-                storage is too small.
+            ConvertError: The frame differs from the first in size or format, its format has no array layout,
+                or the storage is too small.
         """
-        # The first frame takes the memory, which one thread alone may do.
+        # Locked, because only one thread may lease the memory, with the first frame.
         with self._lock:
             if self._array is None:
                 plan = RowPlan(frame, rows[0], source, self._options, self._name)
@@ -409,7 +409,13 @@ class FrameRows:
         zeros: Sequence[int] = (),
         shape: Shape | None = None,
     ) -> CPUBuffer:
-        """All rows, or these, moved together; some become zeros. ``shape`` stands for their number."""
+        """Return the array, and release it here.
+
+        Args:
+            rows: Rows to keep, in increasing order, moved to the start; ``None`` keeps all.
+            zeros: Rows of the result to fill with zeros.
+            shape: Replaces the first axis of the result by several.
+        """
         array = self._array
         assert array is not None, "a frame was put into a row"
         self.close()
@@ -426,5 +432,5 @@ class FrameRows:
         )
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._array, self._places = None, []

@@ -1,4 +1,4 @@
-"""The rows of a video as its frames leave the filters, how many there are, and what fills missing ones."""
+"""Copy the frames of a video into the rows of an array, estimate their number, and fill missing rows."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
 from spdl_media.timing import Window, ticks_to_seconds
 
-# A graph of the user's own may give more frames than it takes. So many times as many rows are reserved:
-# memory that is not touched is address space alone.
+# A custom graph may output more frames than it gets, so memory is reserved for so many times the expected
+# rows. Untouched memory takes only address space.
 _RESERVE = 8
 
 
 def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
-    """The error for a window that holds no frame."""
+    """Make the error for a window without frames."""
     window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
 
 
 class VideoRows:
-    """A sink that copies the frames of a video into rows of an array, so that none is kept.
+    """A sink that copies the frames of a video into rows of an array, so that no frame is kept.
 
-    How many frames come is known at the end: headers are wrong, filters repeat frames or leave some out. So
-    memory is reserved for as many as can be expected, and what is left over is never touched. A storage
-    lends its whole block.
+    The number of frames is known only at the end: headers can be wrong, and filters repeat or drop frames. So
+    memory is reserved for the expected number, and unused memory is never touched. A storage lends its whole
+    block.
 
     Args:
-        packets: What is decoded.
-        filter_desc: The filters behind the decoder.
-        options: How many frames are wanted, in which memory, order of axes and numbers, and what becomes of
-            too few.
+        packets: The packets that are decoded.
+        filter_desc: The filters after the decoder.
+        options: Number of rows, memory, axis order and values, and what to do if there are too few frames.
         are_all: No packets follow these.
 
     Thread safety: one thread at a time.
@@ -64,9 +63,9 @@ class VideoRows:
         are_all: bool = True,
     ) -> None:
         self._packets, self._options, self._storage = packets, options, options.storage
-        # Counted by the packets: the header's number of frames may be wrong.
+        # From the packets, because the number of frames in the header may be wrong.
         self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
-        # Packets that follow may give more, but no more than are asked for.
+        # Later packets may add frames, up to the limit.
         self._is_exact &= are_all or self._expected == options.num_frames
         if options.on_short is not None and options.num_frames is not None:
             self._expected, self._is_exact = options.num_frames, True
@@ -76,20 +75,21 @@ class VideoRows:
         self._capacity = 0
 
     def put(self, frame: Any) -> bool:
-        """Copy a frame of FFmpeg's into the next row.
+        """Copy a frame to the next row. Return whether the limit of rows is reached.
 
         Raises:
-            ConvertError: It has another size, format, matrix or range than the first, or makes no array.
+            ConvertError: The frame differs from the first in size, format, matrix or range, or its format has
+                no array layout.
         """
         row, source, options = len(self._pts), self._packets.source, self._options
         if row == 0:
             self._plan = RowPlan(frame, 0, source, options, "frame {} of item 0 ({})".format)
-            # Filters may have changed it, so it is that of the frames and not of the packets.
+            # The time base of the frames, not of the packets, because filters may change it.
             self._time_base = as_fraction(frame.time_base) or Fraction(1)
         self._plan.check(frame, row, source)
         if row == self._capacity:
             self._make_room()
-        # Without memory for them frames are counted; see _make_room.
+        # Without memory, frames are only counted; see _make_room.
         if self._places:
             self._plan.copy(frame, self._places, row)
         self._pts.append(frame.pts)
@@ -98,8 +98,8 @@ class VideoRows:
     def _make_room(self) -> None:
         nbytes, filled = self._plan.nbytes, self._array
         if isinstance(self._storage, StoragePool):
-            # Whether it is large enough shows with the last frame, and the error shall name the whole size.
-            # So frames that find no room are only counted.
+            # If the storage is too small, the remaining frames are only counted, so that the error can name
+            # the size that is needed.
             if filled is not None or nbytes > self._storage.nbytes:
                 self.close()
                 self._capacity = sys.maxsize
@@ -109,29 +109,29 @@ class VideoRows:
             memory = self._reserve(nbytes)
         count = memory.size // nbytes
         array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
-        # The room doubles, so on average each row moves once.
+        # The capacity doubles, so each row is moved once on average.
         if filled is not None:
             array[: self._capacity] = filled
         self._array, self._capacity = array, count
         self._places = self._plan.places(array)
 
     def _reserve(self, nbytes: int) -> Bytes:
-        """Fresh memory for all rows that can be expected, or for twice as many as there are."""
+        """Allocate memory for the expected rows, or for twice the current rows."""
         count = 2 * self._capacity or self._expected
-        # Page-locked memory is there from the start, touched or not.
+        # No reserve in a storage, because pinned memory is occupied even if it is not touched.
         if self._storage is None and not self._is_exact:
             try:
                 return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
-            except MemoryError:  # the system does not reserve more than it has
+            except MemoryError:  # the system does not overcommit
                 pass
         return lease_memory(count * nbytes, self._storage)
 
     def take(self) -> CPUBuffer:
-        """The rows that were filled, and those that stand in for missing ones.
+        """Return the filled rows, and those that ``on_short`` adds.
 
         Raises:
-            ConvertError: There are none, or too few.
-            StorageTooSmallError: They are more than the storage holds.
+            ConvertError: There are no rows, or too few.
+            StorageTooSmallError: The storage is too small for the rows.
         """
         count = len(self._pts)
         packets, options, wanted = self._packets, self._options, count
@@ -141,10 +141,10 @@ class VideoRows:
             wanted = options.num_frames
             check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
         if self._array is None or self._capacity < wanted:
-            # The storage is too small for certain, and says what it lacks.
+            # The storage is too small: this raises the error with the size that is needed.
             lease_memory(wanted * self._plan.nbytes, self._storage)
         assert self._array is not None, "there is room for the rows"
-        # From here on the buffer alone holds the memory, so that letting go of it is enough.
+        # From here on, only the buffer holds the memory, so deleting the buffer releases it.
         array = self._array[:wanted]
         self.close()
         if on_short is not None and count < wanted:
@@ -154,16 +154,16 @@ class VideoRows:
         return self._plan.buffer(array)
 
     def timestamps(self) -> tuple[float, ...]:
-        """Seconds of each row on the container's clock; ``nan``: the file has none."""
+        """Return the time of each row in seconds on the container's clock; ``nan`` if it has none."""
         return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._array, self._places = None, []
 
 
 def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
-    """Timestamps in seconds on the container's clock; ``nan``: the file has none."""
+    """Convert timestamps to seconds on the container's clock; ``nan`` for ``None``."""
     return tuple(
         float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
         for one in pts
@@ -173,10 +173,10 @@ def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -
 def expected_frames(
     packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
 ) -> tuple[int, bool]:
-    """How many frames are to be expected, and whether hardly more can come."""
+    """Estimate the number of frames; the second result tells whether more are unlikely."""
     first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
     pts = [packet.pts for packet in av_packets(packets)]
-    # Those without a time may lie in the window, too.
+    # Packets without a timestamp may lie in the window, too.
     count = max(1, sum(p is None or first <= p < stop for p in pts))
     if limit is not None and limit <= count:
         return limit, True
@@ -188,11 +188,11 @@ def expected_frames(
 
 
 def check_length(name: str, count: int | None, on_short: str | None) -> None:
-    """Check a number of frames or samples by the name of its argument, and what becomes of too few.
+    """Check a number of frames or samples, given as the argument ``name``, and ``on_short``.
 
     Raises:
-        TypeError: The number is no whole one.
-        ValueError: It is not positive, the policy is unknown, or there is no number that could be missed.
+        TypeError: The number is not an integer.
+        ValueError: The number is not positive, ``on_short`` is unknown, or is given without a number.
     """
     check_choice("on_short", on_short, (*get_args(OnShort), None))
     if count is not None:
@@ -206,10 +206,10 @@ def check_length(name: str, count: int | None, on_short: str | None) -> None:
 def check_enough(
     found: int, wanted: int, on_short: OnShort | None, what: str, window: Window, source: str
 ) -> None:
-    """Refuse too few frames or samples where the policy says so.
+    """Check that there are enough frames or samples, if ``on_short`` is ``"error"``.
 
     Raises:
-        ConvertError: They are too few.
+        ConvertError: There are too few.
     """
     if found < wanted and on_short == "error":
         remedy = "on_short='repeat_last', 'wrap' or 'zeros' fills up"
@@ -224,10 +224,10 @@ def check_enough(
 def fill_up(
     rows: npt.NDArray[Any], found: int, on_short: OnShort, zero: int = 0
 ) -> npt.NDArray[np.intp] | None:
-    """Fill an array behind its first rows, of which there is one at least unless zeros fill it.
+    """Fill the rows of an array after the first ``found``, which is at least 1 unless zeros fill it.
 
     Returns:
-        Which rows stand there now; ``None``: zeros do.
+        The rows that were copied there; ``None`` for zeros.
     """
     missing = np.arange(found, len(rows))
     if on_short == "zeros":

@@ -1,4 +1,4 @@
-"""A sink for decoded samples: one array, in the format that is wanted."""
+"""Collect decoded audio in one array, in the requested format."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import AudioChunk, frame_of, placed_chunk, sample_time_base
 from spdl_media.operations import SoundOps
 
-# Rows are made for as many samples as a header states, which may be anything, but not for more bytes than
-# this. Only what is filled takes memory.
+# Limit in bytes of the memory that is reserved for the samples stated in a header, which may be wrong. Only
+# filled memory is occupied.
 _MOST_EXPECTED = 2**30
 
-# Samples in a frame for a graph. Each frame costs 25 us, and frames that leave the cache take four times
-# as long (104,448 stereo samples from 8 to 16 kHz: of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
+# Samples per frame for a graph. Each frame costs 25 us, and frames larger than the CPU cache take four times
+# as long (104,448 stereo samples, 8 to 16 kHz: frames of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
 _BLOCK = 16 * 1024
 
 
 class SampleRows:
-    """A sink: the samples of frames of one format in one array, in the format that is wanted.
+    """A sink that collects the samples of frames of one format in one array, in the requested format.
 
-    FFmpeg gathers frames to blocks, since copying each of them from Python would take a third of the time in
-    which it is decoded. A block is converted or filtered, and copied to its place, while it is in the cache.
+    FFmpeg's FIFO gathers frames into blocks, because copying each frame from Python would take a third of the
+    decoding time. A block is converted or filtered, and copied to the array, while it is in the CPU cache.
 
     Args:
-        ops: What to make of the samples, without filters that may depend on where frames begin.
-        allocate: Gives memory of so many bytes.
+        ops: Operations on the samples, without filters whose result may depend on where frames begin.
+        allocate: Allocates memory of a given size in bytes.
         zero: Second 0 of the container on the stream's own clock.
-        end: Where the last sample is expected, in seconds on the container's clock, if known.
-        limit: This many samples of the result are enough.
+        end: Expected end of the audio, in seconds on the container's clock, if known.
+        limit: Maximum number of samples of the result.
 
     Attributes:
         first: Position of the first sample of the result.
-        sample_rate: Samples of one channel in a second of the result; 0: nothing came.
-        sample_fmt: Format of the result.
-        mixed: A frame of another format came, so these rows are not all.
+        sample_rate: Sample rate of the result; 0 if there are no samples.
+        sample_fmt: Sample format of the result.
+        mixed: A frame of another format arrived, so the array is incomplete.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class SampleRows:
         self.mixed = False
         self._ops, self._allocate = ops, allocate
         self._zero, self._end = zero, end
-        # Of what comes in, less the blocks that were taken, and of what comes out.
+        # Limits: of input samples still to take, and of output samples.
         self._wanted = self._limit = sys.maxsize if limit is None else limit
         self._channels = self._position = self._waiting = self._filled = 0
         self._graph: FrameFilter | None = None
         self._fifo = av.AudioFifo()
         self.sample_fmt = ""
-        # Samples along the first axis, whichever way the array has them.
+        # Samples are along the first axis, whatever the layout in memory.
         self._rows: npt.NDArray[Any] | None = None
 
     def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
-        """Take samples of a frame; True: there are enough, or the format has changed.
+        """Add samples of a frame. Return True when there are enough samples, or the format has changed.
 
         Raises:
-            FilterError: The filters do not take them.
+            FilterError: The filters do not take the samples.
         """
         layout = frame.layout
         if layout.nb_channels != self._channels:
@@ -82,17 +82,17 @@ class SampleRows:
                 self.mixed = True
                 return True
             self._begin((frame.format.name, layout.name, frame.sample_rate), position)
-        frame.pts = None  # else the queue refuses frames that leave a gap
+        frame.pts = None  # otherwise the FIFO refuses frames after a gap
         try:
             self._fifo.write(frame)
         except ValueError:  # another sample format or rate
             self.mixed = True
             return True
         if start:
-            # The queue takes whole frames, so what is not wanted is read off again.
+            # The FIFO takes only whole frames, so unwanted samples are read and discarded.
             self._fifo.read(start)
         self._waiting += stop - start
-        # Most frames do not complete a block, and nothing more is done for them.
+        # Most frames do not complete a block, so there is nothing more to do.
         if self._waiting < _BLOCK and self._waiting < self._wanted:
             return False
         return self._take_blocks()
@@ -104,21 +104,21 @@ class SampleRows:
         part: tuple[int, int],
         position: int,
     ) -> bool:
-        """Take samples of frames that follow each other.
+        """Add samples of consecutive frames.
 
-        Little is done for each frame, since one of MP3 is decoded in four microseconds.
+        The loop is short, because decoding an MP3 frame takes only four microseconds.
 
         Args:
             frames: The frames.
-            num_samples: How many samples they should have.
-            part: Which of them to take: ``(start, stop)``. Those before ``start`` come before all others.
-            position: Of the first sample that is wanted of all frames.
+            num_samples: The number of samples that they must have together.
+            part: Samples to take: ``(start, stop)``. ``start`` is 0 unless these are the first frames.
+            position: Position of the first sample that is taken of all frames.
 
         Returns:
-            False: they have another number of samples, or are of several formats.
+            False if the frames have another number of samples, or different formats.
 
         Raises:
-            FilterError: The filters do not take them.
+            FilterError: The filters do not take the samples.
         """
         if frames and not self._channels:
             first = frames[0]
@@ -143,25 +143,25 @@ class SampleRows:
 
     @property
     def count(self) -> int:
-        """Samples of each channel that were made."""
+        """Number of output samples per channel."""
         return min(self._filled, self._limit)
 
     def resamples(self, rate: int) -> bool:
-        """Whether samples of this rate become ones of another."""
+        """Whether audio of this sample rate is resampled."""
         return self._ops.sample_rate not in (None, rate)
 
     def put_array(
         self, samples: npt.NDArray[Any], format: tuple[str, str, int], position: int
     ) -> None:
-        """Take all samples, ``(samples, channels)``. Where nothing is to be done, the array is the result.
+        """Add all samples as an array. It is the result itself, without a copy, if nothing is converted.
 
         Args:
-            samples: The samples, of a packed format.
+            samples: The samples ``(samples, channels)``, in a packed format.
             format: Sample format, channel layout and sample rate.
-            position: Of the first sample.
+            position: Position of the first sample.
 
         Raises:
-            FilterError: The filters do not take them.
+            FilterError: The filters do not take the samples.
         """
         self._begin(format, position)
         name, layout, rate = format
@@ -179,7 +179,7 @@ class SampleRows:
                 self._take(frame)
 
     def flush(self) -> None:
-        """Take what is still held back, if anything.
+        """Take the samples that are still in the FIFO and in the filters.
 
         Raises:
             FilterError: A filter fails.
@@ -190,16 +190,16 @@ class SampleRows:
             self._copy_filtered(self._graph.flush())
 
     def array(self) -> npt.NDArray[Any] | None:
-        """The samples: ``(channels, samples)`` in planar formats, ``(samples, channels)`` in packed ones."""
+        """Return the samples: ``(channels, samples)`` if planar, ``(samples, channels)`` if packed."""
         rows, count = self._rows, self.count
         if rows is None:
             return None
         if not self.sample_fmt.endswith("p"):
             return rows[:count]
         channels, room = rows.T.shape
-        # The memory as it lies: one channel behind the other.
+        # The flat memory: one channel after the other.
         values = rows.T.reshape(-1)
-        if count < room:  # close the gaps between the rows
+        if count < room:  # close the gaps between the channels
             for channel in range(1, channels):
                 start = channel * room
                 values[channel * count : (channel + 1) * count] = values[start : start + count]
@@ -212,7 +212,7 @@ class SampleRows:
         ops, self.sample_fmt = self._ops, self._ops.sample_fmt or name
         packed, into = name.removesuffix("p"), self.sample_fmt.removesuffix("p")
         if self.resamples(rate):
-            # Only the graph knows how many samples of one rate make so many of another.
+            # Only the resampler knows how many input samples the output needs.
             self._wanted = sys.maxsize
         is_plain = (
             not self.resamples(rate)
@@ -224,7 +224,7 @@ class SampleRows:
             self._graph = FrameFilter(FilterDesc(ops), kind="audio", time_base=self._time_base)
 
     def _take_blocks(self) -> bool:
-        """Take the blocks that are complete; True: there are enough samples."""
+        """Process the complete blocks. Return whether there are enough samples."""
         self._waiting = min(self._waiting, self._wanted)
         while self._waiting >= _BLOCK:
             self._wanted -= _BLOCK
@@ -238,7 +238,7 @@ class SampleRows:
         self._take(block)
 
     def _take(self, block: av.AudioFrame) -> None:
-        """Take a block that follows on those before it."""
+        """Filter a block, if needed, and append it."""
         if self._graph is None:
             self._copy(_planes(block))
             return
@@ -254,7 +254,7 @@ class SampleRows:
             self._copy(_planes(frame))
 
     def _copy(self, planes: Sequence[npt.NDArray[Any]]) -> None:
-        """Copy one array ``(samples, channels)``, or one ``(samples,)`` a channel, behind what is there."""
+        """Append one array ``(samples, channels)``, or an array ``(samples,)`` for each channel."""
         begin, end = self._filled, self._filled + len(planes[0])
         self._filled = end
         if self._rows is None or end > len(self._rows):
@@ -264,19 +264,19 @@ class SampleRows:
         if planes[0].ndim == 2 and not self.sample_fmt.endswith("p"):
             _copy_numbers(planes[0], part)
             return
-        # Channel by channel, which takes a quarter of the time of a transposed copy.
+        # Channel by channel: it takes a quarter of the time of a transposed copy.
         for source, target in zip(
             planes[0].T if planes[0].ndim == 2 else planes, part.T, strict=True
         ):
             _copy_numbers(source, target)
 
     def _reserve(self, channels: int, filled: int, needed: int) -> npt.NDArray[Any]:
-        """Make room for what is expected, and then for twice as many as there are."""
+        """Allocate memory for the expected samples, or later for twice the current number."""
         dtype = np.dtype(SAMPLE_DTYPES[self.sample_fmt.removesuffix("p")])
         size, room = channels * dtype.itemsize, 2 * needed
         if self._rows is None:
             left = math.ceil((self._end or 0) * self.sample_rate) - self.first
-            # What a header states is not to be trusted, and untouched memory is only addresses.
+            # Limited, because the header may be wrong; untouched memory takes only address space.
             room = max(needed, min(left, _MOST_EXPECTED // size))
         memory = self._allocate(room * size)[: room * size].view(dtype)
         planar = self.sample_fmt.endswith("p")
@@ -291,37 +291,37 @@ def _planes(frame: av.AudioFrame) -> tuple[npt.NDArray[Any], ...]:
 
 
 def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy samples, and scale whole numbers to -1 to 1 where floats are wanted, as FFmpeg does."""
+    """Copy samples. Integers that become floats are scaled to -1 to 1, as FFmpeg does."""
     target[...] = source
     if source.dtype.kind != target.dtype.kind:
         if source.dtype == np.uint8:
-            # Silence is in the middle of unsigned samples.
+            # Unsigned samples are centred at 128.
             target -= 128
-        # A power of two, so the number was rounded once, as it became a float.
+        # A power of two is exact, so values are rounded only once, in the conversion to float.
         target *= target.dtype.type(2.0 ** (1 - 8 * source.itemsize))
 
 
 @cache
 def layout_name(text: str) -> str:
-    """FFmpeg's name of a channel layout, which it reads from a name, a mask of speakers or a number.
+    """Return FFmpeg's name of a channel layout, given as a name, a mask of speakers or a number.
 
     Raises:
-        ValueError: FFmpeg reads no layout from it.
+        ValueError: FFmpeg does not know the layout.
     """
     return av.AudioLayout(text).name
 
 
 @cache
 def _num_channels(layout: str) -> int:
-    """Number of channels of a layout."""
+    """Return the number of channels of a layout."""
     return av.AudioLayout(layout).nb_channels
 
 
 @cache
 def _usual_channels(layout: str) -> int | None:
-    """How many channels stand for this layout, where it is the usual one of so many, or says no more."""
+    """Return the number of channels if it implies this layout: FFmpeg's default one, or one without names."""
     count = _num_channels(layout)
     if layout == f"{count} channels":
         return count
-    # FFmpeg has no usual layout of 9 channels, for instance.
+    # Some numbers, such as 9, have no default layout.
     return count if layout == layout_name(f"{count}c") else None

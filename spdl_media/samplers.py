@@ -1,9 +1,8 @@
-"""Indices for the processes of a distributed training, each of which gets its own part.
+"""Samplers for distributed training: each process (rank) gets its own part of the indices.
 
 All processes compute the same order of the whole epoch, and process ``rank`` of ``world_size`` takes
-the positions ``rank``, ``rank + world_size``, ``rank + 2 * world_size`` and so on. So the order of
-training, over all processes, does not depend on how many there are, unless samples are dropped or
-repeated.
+the positions ``rank``, ``rank + world_size``, ``rank + 2 * world_size`` and so on. So the order over
+all processes does not depend on their number, unless samples are dropped or repeated.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ __all__ = (
 )
 
 Uneven: TypeAlias = Literal["drop", "pad", "keep"]
-"""Treatment of a last round that is too short for all ranks: left out, filled from the start, or kept."""
+"""What to do with a last round with fewer samples than ranks: drop it, fill it from the start, or keep it."""
 
-# Samples are mixed among those of similar length: a part of all such as this one, if it is a batch or more.
+# BatchByLength shuffles within so many groups of similar length, or fewer, of at least a batch each.
 _GROUPS = 32
-# Indices that are turned into Python's ints at a time: quick, and little memory next to the order itself.
+# Indices converted to Python's ints at a time: fast, and little memory compared to the order itself.
 _CHUNK = 4096
 
 
 class DistributedSampler:
-    """Base of both samplers: ranks, epochs, and the rank's part of an order.
+    """Base of the samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
         rank: The process that the indices are for.
-        world_size: How many processes there are.
+        world_size: Number of processes.
         epoch: The epoch of the next iteration.
-        num_draws: Indices of an epoch, over all ranks.
+        num_draws: Number of indices in an epoch, over all ranks.
     """
 
     _remedy = 'uneven="pad" or uneven="keep"'
@@ -78,7 +77,7 @@ class DistributedSampler:
             raise TypeError(f"ddp_drop_last_distributed_round must be a bool, not {drop!r}")
         if uneven is not None:
             check_choice("uneven", uneven, get_args(Uneven))
-        # SPDL has no word for "pad".
+        # SPDL's argument has no value for "pad".
         self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
         self.rank, self.world_size = _rank_and_world_size(rank, world_size)
         self.epoch = 0
@@ -89,7 +88,7 @@ class DistributedSampler:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
+        """Set the epoch of the next iteration.
 
         Raises:
             ValueError: The epoch is negative.
@@ -97,10 +96,10 @@ class DistributedSampler:
         self.epoch = check_int("epoch", epoch, at_least=0)
 
     def check_size(self, count: int) -> None:
-        """Check that a dataset has all items that indices are drawn for.
+        """Check that a dataset of ``count`` items is large enough for the indices.
 
         Raises:
-            ValueError: It has less.
+            ValueError: The dataset is too small.
         """
         if self._n > count:
             raise ValueError(
@@ -109,68 +108,68 @@ class DistributedSampler:
             )
 
     def __len__(self) -> int:
-        """The number of indices that the rank gets in an epoch."""
+        """Return the number of indices of this rank in an epoch."""
         return len(self._share(self.num_draws))
 
     def __iter__(self) -> Iterator[Any]:
         order = self._order_of_rank(self.epoch, ())
         self.epoch += 1
-        # One tolist() of all would hold an object for each index at once.
+        # In chunks: a single tolist() would create all int objects at once.
         starts = range(0, len(order), _CHUNK)
         return chain.from_iterable(order[start : start + _CHUNK].tolist() for start in starts)
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
-        """Begin an epoch; return its indices by position, in the order of an iteration.
+        """Begin an epoch. Return its indices as a sequence, in the order of an iteration.
 
         Args:
             epoch: The epoch.
-            before: Places in the order of all ranks that were done by other ranks than there are now. The
-                others are shared out.
+            before: Positions in the order of all ranks that were done before a resume with another number of
+                ranks. The remaining positions are divided among the ranks.
 
         Raises:
             ValueError: The epoch is negative.
         """
-        # As an iteration leaves it.
+        # The same state as after beginning an iteration.
         self.set_epoch(epoch + 1)
-        # Each is made Python's int when it is asked for.
+        # Indices are converted to int on access.
         return Mapped(int, self._order_of_rank(epoch, before))
 
     def places_of_rank(self, before: Pairs = ()) -> range | npt.NDArray[np.int64]:
-        """Return where the rank's indices stand in the order of all ranks; padding stands beyond its end."""
+        """Return the rank's positions in the order of all ranks; positions of padding are beyond its end."""
         if not before:
             return self._share(self.num_draws)
         is_left = np.ones(self.num_draws, bool)
         for start, stop in before:
             is_left[start:stop] = False
         (left,) = is_left.nonzero()
-        # Padding goes on from the start of what is left, beyond the end.
+        # Padding repeats the remaining positions from their start, shifted beyond the end.
         rounds, which = np.divmod(_array(self._share(len(left))), max(1, len(left)))
         places: npt.NDArray[np.int64] = left[which] + self.num_draws * rounds
         return places
 
     def of_rank(self, rank: int, world_size: int) -> Self:
-        """Return the sampler of another rank, or of one among more or less of them."""
-        # Nothing that it holds is changed in place.
+        """Return a copy of the sampler for another rank or number of ranks."""
+        # A shallow copy, because no attribute is changed in place.
         other = copy.copy(self)
         other.rank, other.world_size = rank, world_size
         return other
 
     def _share(self, count: int) -> range:
-        """Return which of so many places are the rank's; with padding, some are beyond them."""
-        # Dealt out like cards, so that the order of training is the same with any number of ranks.
+        """Return the rank's positions among ``count``; those of padding are beyond ``count``."""
+        # Round-robin, so that the order of training is the same with any number of ranks.
         rounds, rest = divmod(count, self.world_size)
         if self._uneven == "keep":
             return range(self.rank, count, self.world_size)
-        # The last, incomplete round counts if it is filled up.
+        # With padding, the incomplete last round counts.
         rounds += rest > 0 and self._uneven == "pad"
         return range(self.rank, rounds * self.world_size, self.world_size)
 
     def _order_of_rank(self, epoch: int, before: Pairs) -> npt.NDArray[np.int64]:
-        # Modulo: padding goes on from the start of the order.
+        # Modulo, because padding repeats the order from its start.
         return self._draw(epoch, _array(self.places_of_rank(before)) % self.num_draws)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """Return the indices at some places of the order of all ranks."""
+        """Return the indices at these positions of the order of all ranks."""
         return places
 
     def __repr__(self) -> str:
@@ -182,26 +181,26 @@ class DistributedSampler:
 
 
 class DistributedDeterministicSampler(DistributedSampler):
-    """The numbers from 0 to ``n``, in this order, shared out over the ranks; the same in each epoch.
+    """Indices from 0 to ``n - 1`` in order, divided among the ranks; the same in each epoch.
 
     Args:
         n: Size of the dataset.
-        rank: The process that the indices are for, counted from 0. ``None``, with ``world_size``:
-            as PyTorch says, if ``torch.distributed`` has been imported and initialised, else as the
-            environment variables ``RANK`` and ``WORLD_SIZE`` say, else the only one. Found out
-            once, here.
-        world_size: How many processes there are.
-        uneven: What becomes of a last round with fewer samples than ranks. ``"drop"`` leaves it
-            out: all ranks get equally many, as DistributedDataParallel needs. ``"pad"`` fills it
-            with samples from the start: equally many, and none left out. ``"keep"`` hands each
-            sample to exactly one rank, so that some ranks get one more, which suits evaluation.
-            ``None`` is ``"drop"`` with a warning if that leaves samples out.
-        ddp_drop_last_distributed_round: SPDL's way to say ``uneven``: True is ``"drop"``, False is
+        rank: The process that the indices are for, counted from 0. If both ``rank`` and
+            ``world_size`` are ``None``, they come from ``torch.distributed`` if it has been imported
+            and initialised, else from the environment variables ``RANK`` and ``WORLD_SIZE``, else
+            there is a single process. They are read once, on construction.
+        world_size: Number of processes.
+        uneven: What to do with a last round with fewer samples than ranks. ``"drop"`` drops it, so
+            that all ranks get equally many samples, as DistributedDataParallel needs. ``"pad"``
+            fills it with samples from the start: equally many, and none dropped. ``"keep"`` gives
+            each sample to exactly one rank, so that some ranks get one more; use it for evaluation.
+            ``None`` is ``"drop"``, with a warning if samples are dropped.
+        ddp_drop_last_distributed_round: SPDL's argument for ``uneven``: True is ``"drop"``, False is
             ``"keep"``.
 
     Attributes:
         rank: The process that the indices are for.
-        world_size: How many processes there are.
+        world_size: Number of processes.
         epoch: The epoch of the next iteration.
 
     Raises:
@@ -236,30 +235,30 @@ class DistributedDeterministicSampler(DistributedSampler):
 
 
 class DistributedRandomSampler(DistributedSampler):
-    """Random indices below ``n``, shared out over the ranks, in another order each epoch.
+    """Random indices below ``n``, divided among the ranks, in another order each epoch.
 
-    Without weights, each index comes at most once in an epoch; with weights, indices are drawn with
-    replacement. The order depends on ``seed``, the epoch and the arguments alone: it is the same on
-    every machine, and in each release of NumPy. Each iteration is the next epoch; :meth:`set_epoch`
-    chooses one.
+    Without weights, an index occurs at most once in an epoch; with weights, indices are drawn with
+    replacement. The order depends only on ``seed``, the epoch and the arguments: it is the same on
+    every machine and with every release of NumPy. Each iteration is the next epoch;
+    :meth:`set_epoch` sets it.
 
     Args:
         n: Size of the dataset.
-        rank: As for :class:`DistributedDeterministicSampler`.
-        world_size: As for :class:`DistributedDeterministicSampler`.
-        num_draws: Indices of an epoch, over all ranks. ``None``: ``n``. Without weights, ``n`` at
-            most.
-        weights: How likely each index is to be drawn, in proportion to the sum. 0: never.
-        seed: All ranks must have the same.
-        uneven: As for :class:`DistributedDeterministicSampler`; ``None`` is ``"drop"``. Other
-            samples are left out in each epoch.
-        ddp_drop_last_distributed_round: SPDL's way to say ``uneven``: True is ``"drop"``, False is
+        rank: The process that the indices are for, as for :class:`DistributedDeterministicSampler`.
+        world_size: Number of processes, as for :class:`DistributedDeterministicSampler`.
+        num_draws: Number of indices in an epoch, over all ranks. ``None`` is ``n``. Without weights,
+            at most ``n``.
+        weights: Relative probability of each index. 0 excludes it.
+        seed: Seed of the order, equal on all ranks.
+        uneven: As for :class:`DistributedDeterministicSampler`; ``None`` is ``"drop"``, which drops
+            different samples in each epoch.
+        ddp_drop_last_distributed_round: SPDL's argument for ``uneven``: True is ``"drop"``, False is
             ``"keep"``.
 
     Raises:
-        ValueError: Sizes that are not positive; more draws than ``n`` without weights; fewer draws
-            than ranks with ``"drop"``; weights that are negative, not finite, all zero, or not
-            ``n``.
+        ValueError: A size is not positive; ``num_draws`` exceeds ``n`` without weights, or is below
+            the number of ranks with ``"drop"``; weights are negative, not finite, all zero, or not
+            ``n`` in number.
 
     Thread safety: iterators are independent; begin each in one thread at a time.
 
@@ -295,7 +294,7 @@ class DistributedRandomSampler(DistributedSampler):
         )
 
     def shuffle(self, seed: int) -> None:
-        """The same as :meth:`set_epoch`, by the name that :func:`~spdl_media.source.embed_shuffle` calls.
+        """Set the epoch. :func:`~spdl_media.source.embed_shuffle` calls :meth:`set_epoch` by this name.
 
         Raises:
             ValueError: The seed is negative.
@@ -303,7 +302,7 @@ class DistributedRandomSampler(DistributedSampler):
         self.set_epoch(seed)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        # All ranks draw the whole order and take their places of it.
+        # All ranks draw the whole order and take their positions from it.
         bits = random_bits(Purpose.ORDER, self.seed, epoch)
         if self._cumulative is None:
             return permutation(bits, self._n)[places]
@@ -311,23 +310,22 @@ class DistributedRandomSampler(DistributedSampler):
 
 
 class BatchByLength(DistributedRandomSampler):
-    """Lists of indices of samples of similar length, in another order and combination each epoch.
+    """Batches (lists of indices) of samples of similar length, in another order and combination each epoch.
 
-    It is a source of a :class:`~spdl_media.DataLoader`, whose preprocessor then loads a whole batch; and a
-    ``batch_sampler`` of PyTorch's. The order depends on the arguments and the epoch alone, and all epochs
+    Use it as the source of a :class:`~spdl_media.DataLoader`, whose preprocessor then loads a whole batch, or
+    as a ``batch_sampler`` of PyTorch. The order depends only on the arguments and the epoch, and all epochs
     have equally many batches. Each iteration is the next epoch.
 
     Args:
-        lengths: The length of each sample, in any unit, such as seconds or samples.
-        batch_size: Samples of a batch; with ``max_total`` at most so many.
-        max_total: At most so much in a batch with its padding: its longest length times its number of
-            samples.
+        lengths: Length of each sample, in any unit, such as seconds or samples.
+        batch_size: Samples per batch; a maximum if ``max_total`` is given.
+        max_total: Maximum size of a padded batch: its longest length times its number of samples.
         rank: The process that the batches are for, as for
             :class:`~spdl_media.source.DistributedRandomSampler`.
-        world_size: How many processes there are.
-        seed: All ranks must have the same.
-        uneven: What becomes of a last round with fewer batches than ranks: ``"drop"``, ``"pad"`` or
-            ``"keep"``. ``None`` is ``"drop"``, which leaves out other batches in each epoch.
+        world_size: Number of processes.
+        seed: Seed of the order, equal on all ranks.
+        uneven: What to do with a last round with fewer batches than ranks: ``"drop"``, ``"pad"`` or
+            ``"keep"``. ``None`` is ``"drop"``, which drops different batches in each epoch.
 
     Raises:
         ValueError: There are no lengths, some are not positive and finite, one is more than ``max_total``,
@@ -363,9 +361,9 @@ class BatchByLength(DistributedRandomSampler):
         if max_total is not None and not 0 < max_total < np.inf:
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
-        # From the longest on: the first of a group then says how many of it make a batch.
+        # Longest first, so that the first sample of a group determines its number of samples per batch.
         order, start = np.argsort(-sizes, kind="stable"), 0
-        # Each has samples and how many make a batch: any of them, since none is longer than the first.
+        # Samples of each group, and samples per batch: any of them fit, as none is longer than the first.
         self._groups: list[tuple[npt.NDArray[np.int64], int]] = []
         while start < sizes.size:
             longest = sizes[order[start]]
@@ -374,11 +372,11 @@ class BatchByLength(DistributedRandomSampler):
                 raise ValueError(
                     f"sample {order[start]} has length {longest:g}, more than max_total={max_total:g}"
                 )
-            # Whole batches, or each group would have a smaller last one.
+            # Whole batches, otherwise each group would have a smaller last one.
             stop = start + max(1, sizes.size // (_GROUPS * count)) * count
             self._groups.append((order[start:stop], count))
             start = stop
-        # The same in each epoch, because samples change places within their group alone.
+        # Equal in each epoch, because samples are shuffled only within their group.
         number = sum(-(-len(group) // count) for group, count in self._groups)
         super().__init__(number, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
 
@@ -386,7 +384,7 @@ class BatchByLength(DistributedRandomSampler):
         return iter(self.begin_by_position(self.epoch))
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
-        """Begin an epoch; return its batches by position, in the order of an iteration.
+        """Begin an epoch. Return its batches as a sequence, in the order of an iteration.
 
         Raises:
             ValueError: The epoch is negative.
@@ -402,21 +400,21 @@ class BatchByLength(DistributedRandomSampler):
 
 
 def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    # NumPy would ask a range for each number.
+    # np.arange, because NumPy would iterate over a range.
     if isinstance(places, range):
         return np.arange(places.start, places.stop, places.step)
     return places
 
 
 def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return what the caller says, else PyTorch, else the environment, else that of a single process.
+    """Return rank and world size: the arguments, else PyTorch's, else from the environment, else (0, 1).
 
     Raises:
         ValueError: Only one of the two is given, or the rank is not below the world size.
     """
     where, remedy = "the arguments", "pass both, or neither"
     if rank is None and world_size is None:
-        # Asked if the program has imported it; nothing is imported for it.
+        # Only if the program has imported it; torch is not imported for this.
         torch = sys.modules.get("torch.distributed")
         if torch is not None and torch.is_available() and torch.is_initialized():
             return torch.get_rank(), torch.get_world_size()
