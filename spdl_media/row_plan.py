@@ -37,18 +37,18 @@ Colors: TypeAlias = tuple[str | None, str | None]
 """Names of matrix and range, as in buffers."""
 
 
-# How far float32 may lie from PyTorch's.
+# Largest difference of float32 values from PyTorch's.
 _MAX_ERROR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The numbers that pixels become.
+    """Conversion of pixel values.
 
     Attributes:
-        dtype: Their type; with ``"uint8"`` they stay as they are.
-        mean: Of each channel, or one for all.
-        std: Likewise.
+        dtype: Type of the result; ``"uint8"`` keeps the values.
+        mean: Mean of each channel, or one for all.
+        std: Standard deviation of each channel, or one for all.
     """
 
     dtype: DType
@@ -57,13 +57,13 @@ class Values:
 
     @property
     def is_float(self) -> bool:
-        """Whether levels become floats."""
+        """Whether values become floats."""
         return self.dtype != "uint8"
 
     def refusal(self, pix_fmt: str) -> str | None:
-        """Why pixels of this format cannot become such numbers, and what helps; ``None``: they can."""
+        """Return why pixels of this format cannot be converted, and a remedy; ``None``: they can."""
         layout = pixel_layout(pix_fmt)
-        if layout is None:  # it makes no array at all
+        if layout is None:  # has no array layout, which raises elsewhere
             return None
         is_whole = layout.dtype.startswith("uint")
         if self.is_float and (is_yuv(pix_fmt) or not is_whole):
@@ -82,24 +82,24 @@ class Values:
         return None
 
     def write(self, row: Array, plane: Array, channels: Sequence[int], bits: int) -> None:
-        """Write the levels of a plane into a row.
+        """Convert the values of a plane and write them to a row.
 
         Args:
-            row: Floats ``(height, width)``, or ``(height, width, channels)``.
-            plane: Levels of the same shape.
-            channels: Which of the array's channels they are.
-            bits: Of a level.
+            row: Floats ``(height, width)`` or ``(height, width, channels)``.
+            plane: Integers of the same shape.
+            channels: Indices of the plane's channels in the array.
+            bits: Bits per value of the plane.
         """
         # Microseconds for 224x224 RGB in planes (in one plane, to NCHW), where a copy of uint8 takes 15 (50):
         #     copied, multiplied and added in place     70 (110)
         #     np.multiply(plane, ..., out=row) first    110 (150)
         #     np.take                                   190 (150)
-        # NumPy lets go of the GIL in all of them.
+        # NumPy releases the GIL in all of them.
         scale, offset, table = _tables(self, max(channels) + 1, bits)
         if table is None:
             row[...] = plane
             if row.ndim == 3 and row.flags.c_contiguous:
-                # Rows at once: the loop over three channels is too short to be quick.
+                # All channels of a row at once: NumPy's inner loop over three channels would be slow.
                 width = row.shape[1]
                 row = row.reshape(len(row), -1)
                 row *= np.tile(scale, width)
@@ -112,20 +112,20 @@ class Values:
                 target += offset[channel]
             else:
                 levels = plane[..., index] if row.ndim == 3 else plane
-                # The mode "raise" would write to a buffer first.
+                # mode="clip", because the default mode would write to a buffer first.
                 np.take(table[channel], levels, out=target, mode="clip")
 
 
 @lru_cache(maxsize=64)
 def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array | None]:
-    """Factor and summand of each channel, and all its numbers where those two are not near enough."""
+    """Return scale and offset of each channel, and a table of results if those are not exact enough."""
     largest = (1 << bits) - 1
     levels = np.arange(largest + 1, dtype=np.float32)
-    # A number for all, or as many as there are channels.
+    # One number for all channels is repeated.
     mean, std = (np.array([*one, *one * count])[:count] for one in (values.mean, values.std))
-    # Numbers that float16 does not hold become infinite, as PyTorch's do.
+    # Values beyond float16 become infinite, as in PyTorch.
     with np.errstate(all="ignore"):
-        # In the order of torchvision's ToTensor and Normalize, so that the numbers are the same.
+        # In the order of torchvision's ToTensor and Normalize, so that results are equal.
         centred = levels / np.float32(largest) - mean.astype(np.float32)[:, None]
         table = centred / std.astype(np.float32)[:, None]
         scale, offset = (1 / (largest * std)).astype(np.float32), (-mean / std).astype(np.float32)
@@ -135,18 +135,18 @@ def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array 
 
 
 def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values | None:
-    """Check the options of the same names; ``None``: values stay as they are.
+    """Check the options ``dtype``, ``mean`` and ``std``. ``None``: values are not converted.
 
     Args:
-        dtype: As the option, as are the next two.
-        mean: One number or several, or an array or tensor of them.
-        std: Likewise.
+        dtype: Type of the result, if given.
+        mean: A number, or a sequence, array or tensor of numbers, if given.
+        std: A number, or a sequence, array or tensor of numbers, if given.
         pix_fmt: Format of the pixels, if it is known.
 
     Raises:
-        TypeError: ``mean`` or ``std`` are no numbers.
-        ValueError: An unknown type, numbers that are not finite or as many as channels, ``std`` that is not
-            positive, either of them without floats, or a format that does not become such numbers.
+        TypeError: ``mean`` or ``std`` are not numbers.
+        ValueError: The type is unknown, numbers are not finite or do not match the channels, ``std`` is not
+            positive, ``mean`` or ``std`` are given without a float type, or the format cannot be converted.
     """
     check_choice("dtype", dtype, (*get_args(DType), None))
     if dtype in (None, "uint8"):
@@ -170,15 +170,15 @@ def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
         array = np.asarray(given)
         numbers = tuple(array.astype(np.float64).ravel().tolist())
         if array.dtype.kind not in "iuf" or array.ndim > 1:
-            raise TypeError  # said below
-    # RuntimeError: PyTorch's, for tensors on a GPU
+            raise TypeError  # gets its message below
+    # PyTorch raises RuntimeError for tensors on a GPU.
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} must be a number, or one for each channel, not {given!r}"
         ) from error
     with np.errstate(over="ignore"):
         rounded = array.astype(np.float32).ravel().tolist()
-    # Written so that NaN fails.
+    # Not `number <= above or ...`, which NaN would pass.
     if not numbers or not all(above < number < inf for number in rounded):
         wanted = "finite and above 0" if above == 0 else "finite"
         raise ValueError(f"{name} must be numbers that are {wanted}, not {given!r}")

@@ -1,4 +1,4 @@
-"""Frames and samples into a file by one call, and a piece of a file into another."""
+"""Save frames or audio to a file in one call, and cut a window out of a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ("cut", "save_audio", "save_video")
 
 Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
 
-_SLICE = 16  # frames that are decoded before they are encoded
+_SLICE = 16  # frames that are decoded at a time before they are encoded
 
 
 def save_video(
@@ -49,33 +49,33 @@ def save_video(
     pix_fmt: str | None = None,
     layout: Literal["NCHW", "NHWC"] | None = None,
 ) -> None:
-    """Encode frames, and audio beside them, and write them to a file.
+    """Encode frames, and optionally audio, and write them to a file.
 
-    The file gets its name when it is complete: there is no half a file, whatever fails. With a lossless
-    encoder (``"ffv1"``, ``"ffvhuff"``) the frames that come back are equal. The first frame is shown at
-    second 0. Colour metadata and orientation of the frames are written; RGB becomes BT.601 of limited range
-    where the encoder takes no RGB, and loses its alpha channel where it takes none.
+    The file appears at its path only once it is complete. A lossless encoder (``"ffv1"``, ``"ffvhuff"``)
+    preserves the frames exactly. The first frame is shown at second 0. Colour metadata and orientation of
+    the frames are written. RGB becomes limited-range BT.601 if the encoder does not take RGB, and loses its
+    alpha channel if the encoder takes none.
 
     Args:
         dst: A path, or a binary file object with ``write``.
         frames: ``VideoFrames``, an array ``(N, H, W, 3)`` or any other that :func:`frames_from_array` takes,
-            or an iterable of frames or arrays, which is read as it is encoded.
-        frame_rate: Frames in a second. The default is 30 for arrays; frames keep their own times.
-        audio: ``AudioFrames``, or an array ``(C, N)`` or ``(N,)`` and its sample rate.
+            or an iterable of frames or arrays, which is read while encoding.
+        frame_rate: Frames per second. The default is 30 for arrays; frames keep their own times.
+        audio: ``AudioFrames``, or a pair of an array ``(C, N)`` or ``(N,)`` and its sample rate.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
-        encoder: Name of an FFmpeg encoder or codec. The default is the file format's own: ``libx264`` for
-            MP4.
+        encoder: Name of an FFmpeg encoder or codec. The default is that of the file format, such as
+            ``libx264`` for MP4.
         encoder_options: Options of the encoder, such as ``{"crf": 18}``.
-        pix_fmt: Pixel format of the coded video. Lossless encoders keep that of the frames, all others take
-            ``yuv420p`` for RGB.
-        layout: ``"NCHW"`` for arrays of RGB or gray in that order.
+        pix_fmt: Pixel format of the coded video. By default, lossless encoders keep that of the frames, and
+            all others use ``yuv420p`` for RGB.
+        layout: ``"NCHW"`` for arrays of RGB or gray with channels first.
 
     Raises:
-        ValueError: There are no frames, or a name, option or shape is wrong.
-        EncodeError: The frames differ in size, their times do not rise, the encoder does not take them (such
-            as odd sides in ``yuv420p``), or the file format does not take the codec.
+        ValueError: There are no frames, or a name, option or shape is invalid.
+        EncodeError: The frames differ in size, their times do not increase, the encoder does not take them
+            (such as odd sides in ``yuv420p``), or the file format does not take the codec.
         WriteError: The file cannot be written.
-        TypeError: A dtype does not fit.
+        TypeError: A dtype is not supported.
 
     Thread safety: safe.
 
@@ -102,7 +102,7 @@ def save_video(
             time_base=first.time_base if frame_rate is None else None,
         )
         if audio is not None:
-            # It comes first: its packets wait for those of the video, and are the smaller ones.
+            # Audio is written first, because its packets, which wait for those of the video, are smaller.
             sound = _as_audio(audio)
             muxer.write(_add_audio(muxer, sound), sound)
         # The first frame is shown at second 0.
@@ -120,27 +120,26 @@ def save_audio(
     encoder_options: Mapping[str, object] | None = None,
     bit_rate: int | None = None,
 ) -> None:
-    """Encode samples and write them to a file.
+    """Encode audio and write it to a file.
 
-    WAV holds each dtype as it is; FLAC holds int16 and uint8 exactly, and others in 24 bits. AAC ends with
-    silence that fills its last packet. The file gets its name when it is complete: there is no half a file,
-    whatever fails.
+    WAV stores each dtype exactly; FLAC stores int16 and uint8 exactly, and others in 24 bits. AAC is padded
+    with silence to whole packets. The file appears at its path only once it is complete.
 
     Args:
         dst: A path, or a binary file object with ``write``.
         waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, float32 or float64
             (floats from -1 to 1), or ``AudioFrames``.
-        sample_rate: Samples of one channel in a second; not for ``AudioFrames``, which know theirs.
+        sample_rate: Samples per second and channel; not for ``AudioFrames``, which have their own.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
-        encoder: Name of an FFmpeg encoder or codec. The default is the file format's own.
+        encoder: Name of an FFmpeg encoder or codec. The default is that of the file format.
         encoder_options: Options of the encoder.
-        bit_rate: Bits in a second, for lossy encoders.
+        bit_rate: Bits per second, for lossy encoders.
 
     Raises:
-        ValueError: A name, option or shape is wrong, or there are no samples.
-        EncodeError: The encoder does not take the rate or the channels.
+        ValueError: A name, option or shape is invalid, or there are no samples.
+        EncodeError: The encoder does not take the sample rate or the channels.
         WriteError: The file cannot be written.
-        TypeError: The dtype is none of these, or ``sample_rate`` is missing.
+        TypeError: The dtype is not supported, or ``sample_rate`` is missing.
 
     Thread safety: safe.
 
@@ -166,32 +165,32 @@ def cut(
     encoder: str | None = None,
     encoder_options: Mapping[str, object] | None = None,
 ) -> bool:
-    """Write the video and the audio of a window of time to a file: exactly its frames and samples.
+    """Write exactly the frames and samples of a window of time to a file.
 
-    Packets of video are copied where the window begins at a key frame and no packet outside of it is needed;
-    otherwise its frames are encoded anew, upright. Audio is encoded anew, as packets do not begin with the
+    Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
+    the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window. ``start`` becomes second 0.
 
     Args:
-        src: As for :func:`demux_video`.
+        src: The source, as for :func:`demux_video`.
         dst: A path, or a binary file object with ``write``.
-        start: First second of the window on the container's clock; ``None``: from the start of the file.
-        end: Frames and samples before it are written; ``None``: to the end of the file.
+        start: Start of the window in seconds on the container's clock; ``None``: start of the file.
+        end: End of the window, exclusive; ``None``: end of the file.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
-        encoder: Encode the video anew, by this encoder. The default is that of the source's codec, where
-            FFmpeg and the file format have it, or the file format's own.
-        encoder_options: Options of the encoder, such as ``{"qp": 0}``. They, too, make video be encoded.
+        encoder: Encoder with which to re-encode the video. The default is one for the source's codec, if
+            FFmpeg and the file format support it, else that of the file format.
+        encoder_options: Options of the encoder, such as ``{"qp": 0}``. They also force re-encoding.
 
     Returns:
         Whether video packets were copied.
 
     Raises:
         SourceError: The source cannot be read.
-        DemuxError: There is nothing in the window.
-        DecodeError: What is to be encoded anew is damaged.
+        DemuxError: The window contains no frames and no samples.
+        DecodeError: Data that has to be re-encoded is damaged.
         EncodeError: An encoder or the file format does not take the frames.
         WriteError: The file cannot be written.
-        ValueError: The window is empty, or a name or option is wrong.
+        ValueError: The window is empty, or a name or option is invalid.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or ``dst``.
 
@@ -226,7 +225,7 @@ def cut(
                 sample_aspect_ratio=video.codec.sample_aspect_ratio,
             )
         if audio is not None and heard is not None:
-            # 0 where the source does not say it.
+            # bit_rate is 0 if the source does not state it.
             name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
             track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
             for sound in sounds:
@@ -237,9 +236,9 @@ def cut(
 
 
 def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
-    """Whether the packets of a window decode to its frames alone, and the file format takes them."""
+    """Whether the packets of a window decode to exactly its frames, and the file format takes them."""
     metadata, packets = metadata_of(video), av_packets(video)
-    # What an edit list hides would be shown, and what is cut short would end without a word.
+    # A copy would show frames that an edit list hides, and hide that the source is truncated.
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
         return False
     start, stop = video.window.ticks(video.time_base, metadata.zero)
@@ -250,7 +249,7 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
 
 
 def _decoded(packets: VideoPackets | AudioPackets) -> Iterator[Any]:
-    """Frames as they are coded, upright, or samples without gaps, in pieces."""
+    """Decode packets in pieces: upright frames in the coded format, or audio with gaps filled."""
     decoder: Any
     if isinstance(packets, VideoPackets):
         decoder = VideoDecoder(packets.codec, filter_desc="null", num_frames=_SLICE)
@@ -265,14 +264,14 @@ def _decoded(packets: VideoPackets | AudioPackets) -> Iterator[Any]:
 
 
 def _peek(runs: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
-    """The first of some things, if any, and all of them."""
+    """Return the first item, if any, and an iterator over all items."""
     items = iter(runs)
     first = next(items, None)
     return first, items if first is None else chain([first], items)
 
 
 def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
-    """An encoder of a stream's own codec, if FFmpeg has a mature one and the file format takes it."""
+    """Return an encoder for a stream's codec, if FFmpeg has a stable one and the file format takes it."""
     try:
         encoder = find_encoder(codec.name, "video" if isinstance(codec, VideoCodec) else "audio")
     except ValueError:
@@ -294,7 +293,7 @@ def _add_video(
     names = ["color_primaries", "color_trc"]
     if is_yuv(first.pix_fmt):
         names += ["colorspace", "color_range"]
-    # Where no file would tell its colours, it has those of any file.
+    # Colour metadata is dropped if the file cannot store it; the encoder then converts to the defaults.
     states = muxer.states_colors(found.canonical_name)
     return muxer.add_encode_stream(
         video_encode_config(
@@ -310,8 +309,8 @@ def _add_video(
 
 
 def _unit(encoder: str | None, codec: VideoCodec, time_base: Fraction) -> Fraction:
-    """Seconds in one unit of the times of frames that are encoded anew."""
-    # MPEG-4 counts parts of a second that 16 bits hold, MPEG-1 and 2 frames.
+    """Return the time base of frames that are re-encoded."""
+    # The time base of MPEG-4 is limited to 16 bits; MPEG-1 and 2 count frames.
     if encoder in ("mpeg1video", "mpeg2video") and codec.frame_rate:
         return 1 / codec.frame_rate
     return max(time_base, Fraction(1, 60000)) if encoder == "mpeg4" else time_base
@@ -346,7 +345,7 @@ def _add_audio(
 def _as_video(
     item: Any, frame_rate: Rate | None, layout: Literal["NCHW", "NHWC"] | None
 ) -> VideoFrames:
-    # Each array of an iterable is a run of its own, with any number of frames.
+    # Each array of an iterable may have any number of frames.
     if not isinstance(item, VideoFrames | ImageFrames):
         item = frames_from_array(item, frame_rate=frame_rate or 30, layout=layout)
     return VideoFrames(av_frames(item), frame_metadata(item))
@@ -362,9 +361,9 @@ def _as_audio(waveform: Any) -> AudioFrames:
 
 
 def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> None:
-    """Write frames or packets so that a moment of their clock becomes second 0."""
+    """Write frames or packets so that time ``zero`` of their clock becomes second 0 of the file."""
     for run in runs:
-        # The Muxer takes second 0 of their clock for that of the file.
+        # The Muxer maps `zero` of the metadata to second 0.
         if isinstance(run, VideoPackets):
             muxer.write(index, run.with_metadata(zero=zero))
         else:

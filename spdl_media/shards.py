@@ -34,9 +34,9 @@ __all__ = ("Shards", "iter_samples")
 
 T = TypeVar("T")
 
-# Shards whose headers are read at a time.
+# Shards whose headers are read concurrently.
 _READERS = 8
-# A block of zeros ends an archive.
+# A block of zeros marks the end of an archive.
 _END = bytes(512)
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 # Metadata of a whole WebDataset, such as __meta__/info.json, which belongs to no sample.
@@ -207,49 +207,49 @@ def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
 
 
 class Shards(MapIterator[dict[str, Any]]):
-    """Samples of tar shards, as :func:`~spdl_media.iter_samples` gives them, in an order by seed and epoch.
+    """Samples of tar shards, as from :func:`~spdl_media.iter_samples`, in an order by seed and epoch.
 
-    The headers of all shards are read here, once, to know where each sample stands; with ``cache`` not again
-    the next time. Then each sample is read when it is asked for, by a :class:`~spdl_media.DataLoader` in its
-    threads: none is held in memory to be shuffled, and a loader that resumes reads nothing that is done. Each
-    iteration is the next epoch.
+    The constructor reads the headers of all shards to index the samples; with ``cache`` it does so only once.
+    Each sample is then read on demand, by a :class:`~spdl_media.DataLoader` in its threads. Shuffling keeps
+    no samples in memory, and a resumed loader does not read samples that are done. Each iteration is the
+    next epoch.
 
-    The order of an epoch is the same for all ranks. Each has a run of it, not every n-th sample, so that it
-    reads few shards besides its own.
+    The order of an epoch is the same for all ranks. Each rank gets a contiguous part of it, so that it reads
+    few shards.
 
     Args:
-        urls: A path or URL, or a sequence of them. In a ``str``, braces stand for many as in
-            :func:`~spdl_media.iter_samples`, and in paths ``*``, ``?``, ``[...]`` and ``**`` for what is
-            there, as for :func:`glob.glob`. A ``PathLike`` is taken as it is.
-        shuffle_shards: Take the shards in another order in each epoch.
-        shuffle_buffer: Mix samples over so many places: each comes less than this number of places earlier or
-            later than the order of shards has it. Many times the number of samples: any order. 0: none are
-            mixed.
-        seed: Of the order. All ranks must have the same.
+        urls: A path or URL, or a sequence of them. In a ``str``, braces are expanded as in
+            :func:`~spdl_media.iter_samples`, and in paths ``*``, ``?``, ``[...]`` and ``**`` are patterns as
+            for :func:`glob.glob`. A ``PathLike`` is not expanded.
+        shuffle_shards: Use another order of shards in each epoch.
+        shuffle_buffer: Shuffle samples locally: each moves by fewer than this number of positions from its
+            position in the order of shards. A multiple of the number of samples shuffles globally, 0 not
+            at all.
+        seed: Seed of the order, equal on all ranks.
         rank: As for :class:`~spdl_media.source.DistributedRandomSampler`.
-        world_size: As there. There may be more ranks than shards.
-        equal_length: Give all ranks equally many samples, as DistributedDataParallel needs: the last of an
-            epoch, fewer than there are ranks, are left out of it. False: some ranks get one more, and none is
-            left out.
-        cache: A folder for the places of the samples of each shard, and for whole copies of remote shards. It
-            may be shared by processes and machines. A file that has changed is read again; a URL is not
-            looked at again, so delete the folder where one has changed. ``None``: nothing is kept.
+        world_size: As for :class:`~spdl_media.source.DistributedRandomSampler`. There may be more ranks than
+            shards.
+        equal_length: Give all ranks equally many samples, as DistributedDataParallel needs, and drop the last
+            samples of an epoch, fewer than there are ranks. False drops none, and some ranks get one more.
+        cache: Folder for the index of each shard, and for copies of remote shards. Processes and machines
+            may share it. A local file that has changed is indexed again; URLs are not checked for changes, so
+            delete the folder if one has changed. ``None`` keeps nothing.
         keep_copies: Keep copies of remote shards in ``cache``. False: fetch each sample from the server.
-        storage_options: Options of fsspec for URLs: credentials, timeouts and the like. What fails is tried
-            three times.
+        storage_options: Options of fsspec for URLs, such as credentials and timeouts. Failed requests are
+            tried three times.
 
     Attributes:
-        urls: The shards, in the order in which they are given, found or written out.
-        num_samples: Samples of all of them.
+        urls: The shards, in the given order, with patterns sorted and braces expanded.
+        num_samples: Number of samples in all shards.
         epoch: The epoch of the next iteration.
 
     Raises:
-        ArrayFormatError: A shard is damaged or cut short; the error names the shard and the member.
-        SourceError: A shard cannot be read, or cannot be read from any place, as a pipe.
-        FileNotFoundError: Nothing matches a pattern.
+        ArrayFormatError: A shard is damaged or truncated; the error names the shard and the member.
+        SourceError: A shard cannot be read, or is not seekable, such as a pipe.
+        FileNotFoundError: A pattern matches no file.
         TypeError: A shard is neither a path nor a URL.
-        ValueError: Braces that cannot be read; no samples, or fewer than ranks with ``equal_length``; a
-            negative number; a rank that is not below the world size.
+        ValueError: Braces are invalid; there are no samples, or fewer than ranks with ``equal_length``; a
+            number is negative; the rank is not below the world size.
 
     Thread safety: iterators are independent; begin each in one thread at a time. Samples may be read by
     any number of threads.
@@ -279,7 +279,7 @@ class Shards(MapIterator[dict[str, Any]]):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         reader = _Reader(shards, config, folder if keep_copies else None, folder)
-        # Of all shards, although a rank reads few of them: the order is that of all samples.
+        # Counts of all shards, although a rank reads few of them, because the order covers all samples.
         counts = reader.counts
         if not counts.sum():
             raise ValueError(f"there are no samples in {len(shards)} shards: {shards[:5]}")
@@ -298,7 +298,7 @@ class Shards(MapIterator[dict[str, Any]]):
 
 
 def _matches(shard: Any) -> list[str]:
-    """Paths that a pattern stands for; of anything else, itself."""
+    """Expand a pattern to the paths that match; anything else is returned unchanged."""
     if not isinstance(shard, str | os.PathLike):
         raise TypeError(
             f"a shard is a path or a URL, not {type(shard).__name__}; iter_samples takes memory, too"
@@ -315,10 +315,10 @@ def _matches(shard: Any) -> list[str]:
 
 
 class _Reader:
-    """Samples of shards by number, counted through all shards.
+    """Reads samples by number, counted through all shards.
 
     Attributes:
-        counts: Samples of each shard.
+        counts: Number of samples in each shard.
     """
 
     def __init__(
@@ -330,19 +330,19 @@ class _Reader:
     ) -> None:
         self._urls, self._config = urls, config
         with ThreadPoolExecutor(_READERS) as pool:
-            # The copies first: their headers are then read from the disk.
+            # Copies first, so that headers are read from the disk.
             self._sources = list(pool.map(lambda url: self._fetched(url, copies), urls))
             self._offsets = list(pool.map(lambda at: self._placed(at, places), range(len(urls))))
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        # Of shards that begin at one number, all but the last one are empty.
+        # bisect_right, because empty shards begin at the same number as the next shard.
         index = bisect_right(self._firsts, number) - 1
         place, url = number - self._firsts[index], self._urls[index]
         start, stop = self._offsets[index][place : place + 2].tolist()
         data = bytes(self._use(index, lambda src: src.read_at(start, stop - start)))
-        # The end mark makes an archive of a part.
+        # With an end mark, a part of an archive is a valid archive.
         archive = Archive(data + _END)
         archive.name = url
         try:
@@ -357,11 +357,11 @@ class _Reader:
                 offset=start,
             )
         contents = samples[0].items()
-        # Copied out of the archive's memory, which would stay as long as any part of it.
+        # Copied, because a view would keep the memory of the whole archive alive.
         return {name: part if isinstance(part, str) else bytes(part) for name, part in contents}
 
     def _fetched(self, url: str, folder: Path | None) -> str:
-        """The shard, or its whole copy in a folder if it is remote."""
+        """Return the shard's path or URL, or the path of its copy in a folder if it is remote."""
         if folder is None or local_path(url) is not None:
             return url
         copy = _file(folder, url, ".tar")
@@ -370,16 +370,16 @@ class _Reader:
         return str(copy)
 
     def _placed(self, index: int, folder: Path | None) -> npt.NDArray[np.int64]:
-        """Where the samples of a shard begin, and the last one ends; kept in a folder."""
+        """Return the offsets where the samples of a shard begin and the last one ends, cached in a folder."""
         kept = folder and _file(folder, self._urls[index], ".npy")
-        # A damaged one is made anew.
+        # A damaged cache file is ignored and rewritten.
         with suppress(OSError, ValueError, EOFError):
             if kept:
                 offsets: npt.NDArray[np.int64] = np.load(kept)
                 return offsets
         offsets = np.array(self._use(index, lambda src: _sample_offsets(Archive(src))))
         if kept:
-            # Complete or not there at all, for other processes that use the folder.
+            # Written atomically, because other processes may use the folder.
             with Draft(kept) as draft, draft.path.open("wb") as file:
                 np.save(file, offsets)
         return offsets
@@ -395,8 +395,8 @@ class _Reader:
 
 
 def _file(folder: Path, url: str, suffix: str) -> Path:
-    """The file in a folder for what is known of a shard."""
-    # A local file that has changed has another name; servers are not asked.
+    """Return the path of a shard's cache file in a folder."""
+    # The key of a local file changes with the file; servers are not asked for changes.
     key, path = url, local_path(url)
     if path is not None:
         try:
@@ -408,7 +408,7 @@ def _file(folder: Path, url: str, suffix: str) -> Path:
 
 
 class _ShardOrder(DistributedSampler):
-    """Numbers of samples, shard by shard or mixed, of which each rank has a run."""
+    """Order of sample numbers, by shards or shuffled; each rank gets a contiguous part."""
 
     _remedy = "equal_length=False, and some ranks will have none"
     counts: npt.NDArray[np.int64]
@@ -417,7 +417,7 @@ class _ShardOrder(DistributedSampler):
     shuffle_buffer: int
 
     def _share(self, count: int) -> range:
-        # A run, so that a rank reads few shards.
+        # Contiguous, so that a rank reads few shards.
         if self._uneven == "drop":
             count -= count % self.world_size
         return range(*(count * rank // self.world_size for rank in (self.rank, self.rank + 1)))
@@ -427,7 +427,7 @@ class _ShardOrder(DistributedSampler):
         if self.shuffle_shards:
             order = permutation(random_bits(Purpose.SHARDS, self.seed, epoch, 0), len(order))
         counts, numbers = self.counts[order], np.arange(self.num_draws)
-        # Of each shard in turn, the numbers from its first one on.
+        # For each shard in order, the consecutive numbers from its first one.
         firsts = (np.cumsum(self.counts) - self.counts)[order]
         drawn = numbers + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
         if self.shuffle_buffer:

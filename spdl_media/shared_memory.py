@@ -1,4 +1,4 @@
-"""Blocks of memory that two processes see, and leases: blocks are in use while arrays over them live."""
+"""Memory blocks that two processes share, and leases: a block is in use while arrays over it exist."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-# The file of a block is passed by its descriptor.
+# Sharing needs to pass a file descriptor to another process.
 CAN_SHARE = hasattr(reduction, "DupFd")
 
 
 class Lease:
-    """The right to use a block, which ends when the last array over it is gone."""
+    """Owner of a block that calls ``at_end`` when the last array over the block is gone."""
 
-    # NumPy collapses ``base``: an array of a view points at the object that gave the memory, and at nothing
-    # in between. A finalizer on an array would run while its views live; this object lives as long as they.
+    # NumPy collapses ``base``: a view refers to the object that owns the memory, not to the array in between.
+    # A finalizer on an array would run while views exist; this object is the owner, so it outlives all views.
 
     __slots__ = ("__array_interface__", "__weakref__", "_block")
 
     def __init__(self, block: Bytes, at_end: Callable[..., object], *args: Any) -> None:
         self._block = block
         self.__array_interface__ = block.__array_interface__
-        # At exit the block is not used again, and what at_end needs may be gone.
+        # Not at exit: the block is not needed again, and what at_end uses may be gone.
         weakref.finalize(self, at_end, *args).atexit = False
 
 
 class SharedBlocks:
-    """Blocks of memory in a file without a name, so nothing of it is left, whichever process is killed.
+    """Blocks of shared memory in an anonymous file, of which nothing is left if a process is killed.
 
-    They take memory as far as they were written to. A copy that is pickled while a process starts maps the
+    Only pages that were written to take memory. A copy that is pickled while a child process starts maps the
     same memory there.
 
     Raises:
-        OSError: There are no more descriptors.
+        OSError: No more file descriptors are available.
     """
 
     def __init__(self, block_size: int, count: int) -> None:
@@ -62,24 +62,24 @@ class SharedBlocks:
             raise
 
     def _map(self) -> None:
-        # It lives as long as an array over it.
+        # Arrays over the mapping keep it alive.
         self._memory = np.frombuffer(mmap.mmap(self._fd, self.block_size * self.count), np.uint8)
 
     def block(self, number: int) -> Bytes:
-        """The memory of a block."""
+        """Return the memory of a block."""
         return self._memory[number * self.block_size :][: self.block_size]
 
     def place(self, memory: Bytes) -> tuple[int, int] | None:
-        """The block in which memory lies, and where in it; ``None``: it lies elsewhere."""
+        """Return the block that contains an array, and the offset in it; ``None`` if no block does."""
         start = _address(memory) - _address(self._memory)
         inside = 0 <= start < self._memory.nbytes
         return divmod(start, self.block_size) if inside else None
 
     def reserve(self, number: int, nbytes: int) -> None:
-        """Have the system find memory for the beginning of a block: to write without it ends a process.
+        """Allocate memory for the first bytes of a block. Writing without memory would kill the process.
 
         Raises:
-            MemoryError: There is no more.
+            MemoryError: The system has no more memory.
         """
         missing = nbytes - self._reserved[number]
         if missing <= 0 or not hasattr(os, "posix_fallocate"):
@@ -95,11 +95,11 @@ class SharedBlocks:
         self._reserved[number] = nbytes
 
     def pin(self, number: int, nbytes: int) -> None:
-        """Pin the beginning of a block, in this process, where CUDA is.
+        """Pin the first bytes of a block in this process, if CUDA is available.
 
         Raises:
             MissingDependencyError: torch is not installed.
-            MemoryError: So much cannot be pinned.
+            MemoryError: The memory cannot be pinned.
         """
         pinned, unpin = self._pinned.get(number, (0, None))
         if nbytes <= pinned:
@@ -118,14 +118,14 @@ class SharedBlocks:
                 f"{nbytes} bytes of shared memory cannot be pinned (CUDA's error {code}). Make batches "
                 "smaller, or fewer of them at a time, or leave out pin_memory=True"
             )
-        # While the memory is still mapped. At exit its driver may be gone.
+        # Unpinned before the memory is unmapped. Not at exit, when the driver may be unloaded.
         base: Any = self._memory.base
         unpin = weakref.finalize(base, cudart.cudaHostUnregister, address)
         unpin.atexit = False
         self._pinned[number] = nbytes, unpin
 
     def close_file(self) -> None:
-        """Give the descriptor back. The memory stays as it is; none can be reserved any more."""
+        """Close the file descriptor. The memory stays valid, but no more can be reserved."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -141,7 +141,7 @@ class SharedBlocks:
 
 
 def _nameless_file() -> int:
-    # Unlike /dev/shm, which containers give 64 MB, it may take what memory there is.
+    # Unlike /dev/shm, which has 64 MB in containers, it is limited only by the system's memory.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("spdl_media")
     with tempfile.TemporaryFile() as file:
@@ -155,7 +155,7 @@ def _address(memory: Bytes) -> int:
 
 @functools.cache
 def _warn_pageable() -> None:
-    """Warn once a process."""
+    """Warn that memory cannot be pinned, once per process."""
     warn_caller(
         "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
         "pin_memory=True to have it without this warning",

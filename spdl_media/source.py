@@ -1,7 +1,6 @@
-"""Sources for pipelines: iterables that give the same order for the same seed and epoch on every machine.
+"""Sources for pipelines: iterables with the same order for the same seed and epoch on every machine.
 
-An *epoch* is one iteration over a source. Each iteration is the next epoch, ``set_epoch`` chooses
-one.
+An *epoch* is one iteration over a source. Each iteration is the next epoch; ``set_epoch`` sets it.
 """
 
 from __future__ import annotations
@@ -71,17 +70,15 @@ class MapIterator(Generic[V_co]):
     """The values of a mapping, sequence or map-style dataset, in the order of a sampler's keys.
 
     Args:
-        mapping: Is asked for each key when the iteration comes to it; as the source of a
-            :class:`~spdl_media.DataLoader`, in its threads.
+        mapping: The values are read lazily; by a :class:`~spdl_media.DataLoader`, in its threads.
         sampler: The keys, such as a :class:`~spdl_media.source.DistributedRandomSampler`. ``None``:
-            all keys in the mapping's own order; of what has no ``keys()``, the positions from 0 to
-            its length.
+            all keys in the order of the mapping, or the positions from 0 if it has no ``keys()``.
 
     Raises:
         TypeError: Without a sampler, the mapping has neither keys nor a length.
         ValueError: A sampler of this module is for more items than the mapping has.
 
-    Thread safety: as far as the mapping is.
+    Thread safety: that of the mapping.
 
     Example:
         >>> list(MapIterator({"a": 1, "b": 2, "c": 3}, sampler=["c", "a"]))
@@ -97,18 +94,18 @@ class MapIterator(Generic[V_co]):
             raise TypeError(
                 f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
             )
-        # Of a sampler of others nothing is known; keys that are missing fail one by one.
+        # Only our own samplers can be checked; with others, missing keys fail one by one.
         if isinstance(sampler, DistributedSampler) and isinstance(mapping, Sized):
             sampler.check_size(len(mapping))
         self.mapping = mapping
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[V_co]:
-        # Lazily: a value is made when the iteration comes to it.
+        # Lazy: a value is read when the iteration reaches it.
         return map(self.mapping.__getitem__, self.keys)
 
     def __len__(self) -> int:
-        """The number of values of an iteration.
+        """Return the number of values of an iteration.
 
         Raises:
             TypeError: The sampler has no length.
@@ -118,7 +115,7 @@ class MapIterator(Generic[V_co]):
     @property
     def made_of(self) -> tuple[Iterable[Any], ...]:
         """The iterables that an iteration reads."""
-        # The mapping is asked by key, so it is not read up.
+        # Not the mapping, which is read by key and therefore not exhausted.
         return () if self.sampler is None else (self.sampler,)
 
     @property
@@ -127,7 +124,7 @@ class MapIterator(Generic[V_co]):
         return getattr(self.sampler, "epoch", None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, if the sampler has epochs.
+        """Set the epoch of the next iteration, if the sampler has epochs.
 
         Raises:
             ValueError: The sampler refuses the epoch.
@@ -140,37 +137,37 @@ class MapIterator(Generic[V_co]):
         """The keys, in the order of the next epoch."""
         if self.sampler is not None:
             return self.sampler
-        # A dictionary is read by its keys, a list or dataset by position.
+        # A dictionary is read by key, a list or dataset by position.
         keys: Callable[[], Iterable[Any]] | None = getattr(self.mapping, "keys", None)
         return range(len(self)) if keys is None else keys()
 
     def begin_keys(self, epoch: int, before: Pairs = ()) -> Sequence[Any] | None:
-        """Begin an epoch; return its keys by position, or ``None`` if they have no length.
+        """Begin an epoch. Return its keys as a sequence, or ``None`` if they have no length.
 
         Args:
             epoch: The epoch.
-            before: What other ranks than those of now have done of it.
+            before: Positions that were done before a resume with another number of ranks.
 
         Raises:
             ValueError: The sampler refuses the epoch.
         """
         keys = self.keys
         order = begin_by_position(keys, epoch, before)
-        # An iterator would be used up by listing it.
+        # Not an iterator, which listing would exhaust.
         if order is None and not isinstance(keys, Iterator):
             try:
                 len(self)
-            except TypeError:  # perhaps there is no end
+            except TypeError:  # the keys may be infinite
                 return None
             order = list(begin_epoch(keys, epoch))
         return order
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[V_co] | None:
-        """Begin an epoch; return its values by position, or ``None`` if the keys have no length.
+        """Begin an epoch. Return its values as a sequence, or ``None`` if the keys have no length.
 
         Args:
             epoch: The epoch.
-            before: What other ranks than those of now have done of it.
+            before: Positions that were done before a resume with another number of ranks.
 
         Raises:
             ValueError: The sampler refuses the epoch.
@@ -182,22 +179,22 @@ class MapIterator(Generic[V_co]):
 class MergeIterator(Generic[T]):
     """The items of several iterables as one: in turn, or chosen at random.
 
-    Each iteration is the next epoch, for the choice and for the iterables that have epochs.
+    Each iteration is the next epoch, for the random choice and for the iterables that have epochs.
 
     Args:
-        iterables: What is merged.
-        weights: How likely the next item comes from each, in proportion to those that have not
-            ended. 0: never. ``None``: one item of each in turn.
-        stop_after: 0: when all have ended. -1: when the first one has. Any other number: after so
-            many items, or when all have ended.
-        seed: For the choice by ``weights``. The same seed and epoch give the same choices on every
-            machine.
+        iterables: The iterables to merge.
+        weights: Relative probability that the next item comes from each iterable that has not ended.
+            0 excludes an iterable. ``None``: one item of each in turn.
+        stop_after: When to stop: 0 when all iterables have ended, -1 when the first one has, any
+            other number after so many items, or when all have ended.
+        seed: Seed of the choice by ``weights``. The same seed and epoch give the same choices on
+            every machine.
 
     Raises:
-        ValueError: There are no iterables; ``stop_after`` is less than -1; weights that are
-            negative, not finite, all zero, or not one for each.
+        ValueError: There are no iterables; ``stop_after`` is less than -1; weights are negative, not
+            finite, all zero, or not one for each iterable.
 
-    Thread safety: iterators are independent as far as the iterables are; begin each in one thread
+    Thread safety: iterators are independent if those of the iterables are; begin each in one thread
     at a time.
 
     Example:
@@ -217,7 +214,7 @@ class MergeIterator(Generic[T]):
     ) -> None:
         if not iterables:
             raise ValueError("iterables must hold at least one iterable, and is empty")
-        # A copy: the weights belong to the iterables of now.
+        # A copy, because the weights must match the iterables.
         self._iterables = list(iterables)
         self._weights = (
             None if weights is None else check_weights(weights, len(iterables), "iterable")
@@ -228,12 +225,12 @@ class MergeIterator(Generic[T]):
 
     @property
     def made_of(self) -> tuple[Iterable[T], ...]:
-        """The iterables that an iteration reads: all but those without weight."""
+        """The iterables that an iteration reads: all except those with weight 0."""
         weights = itertools.repeat(1) if self._weights is None else self._weights
         return tuple(itertools.compress(self._iterables, weights))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, here and in those iterables that have epochs.
+        """Set the epoch of the next iteration, also of the iterables that have epochs.
 
         Raises:
             ValueError: The epoch is negative.
@@ -242,7 +239,7 @@ class MergeIterator(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        # Those without weight are not begun: they may be connections, or readable once.
+        # Iterables with weight 0 are not begun: they may be connections, or iterators.
         iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
         merged = self._merge(iterators, epoch)
         return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
@@ -251,7 +248,7 @@ class MergeIterator(Generic[T]):
         is_weighted = self._weights is not None
         weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
         cumulative = np.cumsum(weights)
-        # Made anew for each epoch, so that it can be had again.
+        # A new generator for each epoch, so that each epoch is reproducible.
         numbers = _uniform_numbers(random_bits(Purpose.MERGE, self._seed, epoch))
         index = 0
         while iterators:
@@ -259,16 +256,16 @@ class MergeIterator(Generic[T]):
                 index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
             elif index == len(iterators):
                 index = 0
-            # Only an end is caught: what an iterable raises is the reader's.
+            # Only StopIteration is caught: errors of an iterable are the consumer's.
             try:
                 item = next(iterators[index])
             except StopIteration:
                 if self._stop_after == -1:
                     return
-                # The next one in turn has this index now.
+                # The next iterator in turn gets this index.
                 del iterators[index]
                 if is_weighted:
-                    # Those that are left keep their proportions.
+                    # The remaining iterators keep their proportions.
                     weights = np.delete(weights, index)
                     cumulative = np.cumsum(weights)
             else:
@@ -277,29 +274,28 @@ class MergeIterator(Generic[T]):
 
 
 def _uniform_numbers(bits: np.random.PCG64) -> Iterator[float]:
-    # By the thousand: a single one would take as long as a hundred.
+    # 1024 at a time, because drawing a single number takes as long as drawing a hundred.
     while True:
         yield from uniform(bits, 1024).tolist()
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
-    """Repeat a source without end, each time as the next epoch.
+    """Repeat a source forever, each time as the next epoch.
 
-    Before each repetition, a source with ``set_epoch`` is told the epoch, and one with ``shuffle``
-    alone is shuffled with the epoch for a seed.
+    Before each repetition, ``set_epoch`` of the source is called with the epoch; a source that has
+    only ``shuffle`` is shuffled with the epoch as the seed.
 
     Args:
-        src: What is repeated. Must be iterable more than once, so not an iterator.
+        src: The source. It must be iterable more than once, so not an iterator.
         epoch: The first epoch.
 
     Returns:
-        An iterator, which can be pickled, and whose ``state_dict()`` lets it go on in another
+        An iterator. It is picklable, and its ``state_dict()`` allows to continue it in another
         process.
 
     Raises:
         TypeError: ``src`` is an iterator.
-        ValueError: ``epoch`` is negative. While iterating: an epoch of ``src`` is empty, so that no
-            item would ever come.
+        ValueError: ``epoch`` is negative. While iterating: an epoch of ``src`` is empty.
 
     Thread safety: one thread at a time.
 
@@ -319,14 +315,14 @@ def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
 def embed_shuffle(
     src: IterableWithShuffle[T], /, *, shuffle_last: bool = False, epoch: int = 0
 ) -> ShuffledSource[T]:
-    """Shuffle a source by itself in each iteration, with the epoch for a seed.
+    """Shuffle a source in each iteration by its own ``shuffle``, with the epoch as the seed.
 
     Args:
-        src: Has ``shuffle(seed=)``, such as :class:`LocalDirectory`.
+        src: A source with ``shuffle(seed=)``, such as :class:`LocalDirectory`.
         shuffle_last: Shuffle at the end of each epoch instead of its start, so that the consumer
-            does not wait for it. The first epoch is then in the order in which ``src`` is, epoch
-            ``e + 1`` in that of seed ``e``. The items are listed before the first shuffle, and the
-            list is kept, for that epoch to be had again; so they should be small, such as paths.
+            does not wait for it. The first epoch then has the current order of ``src``, and epoch
+            ``e + 1`` that of seed ``e``. To make the first epoch repeatable, its items are listed
+            before the first shuffle and kept, so they should be small, such as paths.
         epoch: The first epoch.
 
     Returns:
@@ -335,7 +331,7 @@ def embed_shuffle(
     Raises:
         TypeError: ``src`` has no ``shuffle``.
 
-    Thread safety: one iteration at a time, for all share the order of ``src``.
+    Thread safety: one iteration at a time, because all iterations share the order of ``src``.
 
     Example:
         >>> class Letters:
@@ -358,15 +354,15 @@ class LocalDirectory(Sequence[Path]):
     """The files below a folder, sorted by name: the same order on every machine.
 
     Args:
-        root: The folder. It is searched once, here.
-        pattern: Of :meth:`pathlib.Path.glob`: ``"*.jpg"`` is in the folder itself, ``"**/*.jpg"``
-            also in all below it. Folders are left out.
+        root: The folder. It is searched once, on construction.
+        pattern: Pattern for :meth:`pathlib.Path.glob`: ``"*.jpg"`` matches files in the folder,
+            ``"**/*.jpg"`` also those in subfolders. Matching folders are ignored.
 
     Raises:
-        NotADirectoryError: ``root`` is no folder.
+        NotADirectoryError: ``root`` is not a folder.
         FileNotFoundError: No file matches.
 
-    Thread safety: safe but for :meth:`shuffle`.
+    Thread safety: safe, except :meth:`shuffle`.
 
     Example:
         >>> images = LocalDirectory("datasets/train", "**/*.jpg")  # doctest: +SKIP
@@ -378,9 +374,9 @@ class LocalDirectory(Sequence[Path]):
         self._pattern = pattern
         if not self._root.is_dir():
             raise NotADirectoryError(f"{str(self._root)!r} is no folder that can be searched")
-        # Folders may match as well, and nothing can be decoded of them.
+        # Only files, because the pattern may match folders, too.
         found = (path for path in self._root.glob(pattern) if path.is_file())
-        # By parts, so that the files of a folder stay together on every system.
+        # Sorted by parts, so that the files of a folder stay together on every system.
         self._sorted = sorted(found, key=lambda path: path.relative_to(self._root).parts)
         self._files = self._sorted
         if not self._files:
@@ -390,14 +386,14 @@ class LocalDirectory(Sequence[Path]):
             )
 
     def shuffle(self, seed: int) -> None:
-        """Put the files in the order that belongs to a seed, whatever their order was before.
+        """Shuffle the files. The order depends only on the seed, not on the previous order.
 
         Raises:
             ValueError: The seed is negative.
         """
         bits = random_bits(Purpose.FILES, check_int("seed", seed, at_least=0))
         order = permutation(bits, len(self._sorted))
-        # From the sorted files: an order depends on its seed alone, not on the one before.
+        # A permutation of the sorted files, not of the previous order.
         self._files = [self._sorted[position] for position in order.tolist()]
 
     def __len__(self) -> int:
