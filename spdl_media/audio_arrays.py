@@ -30,6 +30,7 @@ from spdl_media.image_decoder import keep_freed_memory
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
+from spdl_media.parts import has_equal_audio
 from spdl_media.row_plan import OnShort
 from spdl_media.rows import (
     check_enough,
@@ -162,7 +163,12 @@ def load_audio_array(
 def _open_container(input: Input, config: DemuxConfig) -> Container:
     """Open a container; FFmpeg opens no decoder, or only that of the best audio stream."""
     # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
-    container = Container(input, config, tries=None if LogState.forwarded else NO_DECODERS)
+    needs_all = LogState.forwarded or (
+        bytes(input.head(8)[4:]) == b"ftyp"
+        and input.is_local
+        and has_equal_audio(input.read_at, input.size())
+    )
+    container = Container(input, config, tries=None if needs_all else NO_DECODERS)
     if container.tried is None:
         return container
     tries = None

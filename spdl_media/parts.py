@@ -372,6 +372,20 @@ def index_is_last(head: Bytes) -> bool:
     return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
 
 
+def has_equal_audio(read: Read, size: int) -> bool:
+    """Whether an MP4 probably has several audio tracks of which no header says that it is the main one."""
+    moov = b""
+    with suppress(struct.error):
+        for kind, start, end in read_boxes(read, 0, size):
+            if kind == b"moov":
+                moov = bytes(read(start, end - start))
+                break
+    tracks = [track for track in moov.split(b"trak") if b"soun" in track]
+    # Behind the name of the header are a version and three bytes of flags. The lowest bit: it is enabled.
+    flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
+    return len(tracks) > 1 and sum(flag > b"" and flag[0] & 1 for flag in flags) != 1
+
+
 def _au(read: Read, size: int) -> str | None:
     start, length = struct.unpack_from(">II", read(0, 12), 4)
     return short_of(size, start + length, "the audio data") if 0 < length < _UNKNOWN_SIZE else None
