@@ -174,7 +174,9 @@ def filtered(
     frame, orientation, is_corrupt = image
     ops = picture_ops(filter_desc)
     is_turned = config.orient and orientation != 1
-    if not (ops is None or is_turned or has_limited_gray(frame)):
+    # Images that a video codec coded, as in HEIC, have a rate, and may state where their chroma lies.
+    needs_graph = is_turned or packets.codec.frame_rate is not None or has_limited_gray(frame)
+    if ops is not None and not needs_graph:
         # Without a graph, if the scaler alone gives the same image.
         small = without_graph(frame, ops)
         if small is not None:

@@ -160,6 +160,18 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         sm.load_image(cursor)
 
 
+def test_chroma_of_heic_lies_where_its_codec_says(rng: np.random.Generator) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pixels = rng.integers(0, 256, (64, 64, 3), np.uint8)
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(file, quality=90, chroma="420")
+    packets = sm.demux_image(file.getvalue())
+    # A text that was joined is run as a graph, which reads the location from the frame.
+    by_graph = sm.decode_packets(packets, "null," + sm.get_video_filter_desc(quality="accurate"))
+    loaded = sm.to_numpy(sm.load_image(file.getvalue()))
+    np.testing.assert_array_equal(loaded, sm.to_numpy(sm.convert_frames(by_graph)))
+
+
 @pytest.mark.parametrize(("size", "mode"), [((7, 5), "RGB"), ((33, 21), "RGBA"), ((64, 48), "L")])
 def test_heic_that_is_cropped_or_has_alpha(size: tuple[int, int], mode: str) -> None:
     pillow_heif = pytest.importorskip("pillow_heif")
