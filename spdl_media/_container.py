@@ -196,9 +196,10 @@ class Container:
 
     def _check_whole(self) -> None:
         """Raise for a tiled HEIF image, which FFmpeg shows as one stream per tile beside a thumbnail."""
-        # In a movie (which has a duration), a dependent stream is an optional layer of the main stream.
-        tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
-        if tiles and self.av.duration is None:
+        # In a movie, which has a duration, a dependent stream is an optional layer of the main stream.
+        if self.av.duration is not None:
+            return
+        if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 "anew without tiles, or take one of them: demux_video(src, stream_index="

@@ -87,8 +87,9 @@ def check_array_layout(layout: str | None) -> None:
     Raises:
         ValueError: ``layout`` is not ``"NCHW"``, ``"NHWC"`` or ``None``.
     """
-    remedy = "convert_frames(layout='planes') gives one array a plane"
-    check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
+    if layout is not None:
+        remedy = "convert_frames(layout='planes') gives one array a plane"
+        check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
 def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> Ops | str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -357,19 +358,19 @@ def _without_unset_pts(
         delay: Whether FFmpeg has added a delay to the copies.
     """
     first: list[AvPacket] = []
-    coded: list[AvPacket] = []
+    count, last, is_set = 0, -math.inf, False
     for packet in packets:
         first.append(packet)
-        if packet.stream_index in indices:
-            coded.append(packet)
-        if len(coded) == _ENOUGH_TO_REORDER:
+        if packet.stream_index not in indices:
+            continue
+        # After a seek, FFmpeg leaves some timestamps unset.
+        if (pts := packet.pts) is not None:
+            is_set, last = (pts < last if delay else pts != packet.dts), pts
+        count += 1
+        if is_set or count == _ENOUGH_TO_REORDER:
             break
-    # After a seek, FFmpeg leaves some timestamps unset.
-    times = [(packet.pts, packet.dts) for packet in coded if packet.pts is not None]
-    stated = [pts for pts, _ in times]
-    is_unset = stated == (sorted(stated) if delay else [dts for _, dts in times])
     found = itertools.chain(first, packets)
-    return _without_pts(found) if is_unset else found
+    return found if is_set else _without_pts(found)
 
 
 _ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet

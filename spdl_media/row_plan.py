@@ -303,7 +303,7 @@ class RowPlan:
             raise ConvertError(reason, source=source)
         self._own, self._layout = own, layout
         self._floats = values if values is not None and values.is_float else None
-        self._bits = frame.format.components[0].bits
+        self._bits = frame.format.components[0].bits if self._floats else 0
         self._planes = [plane.shape for plane in plane_views(frame)]
         self.shape = own.shape(width, height, layout)
         self.dtype = own.dtype if self._floats is None else self._floats.dtype

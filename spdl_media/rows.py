@@ -194,7 +194,8 @@ def check_length(name: str, count: int | None, on_short: str | None) -> None:
         TypeError: The number is not an integer.
         ValueError: The number is not positive, ``on_short`` is unknown, or is given without a number.
     """
-    check_choice("on_short", on_short, (*get_args(OnShort), None))
+    if on_short is not None:
+        check_choice("on_short", on_short, (*get_args(OnShort), None))
     if count is not None:
         check_int(name, count)
     elif on_short is not None:

@@ -155,7 +155,7 @@ def read_video(
         keep = nbytes == math.inf
         packets, _ = _begun(container, start, {index: _key_test(start)}, keep=keep)
     run = _VideoRun(window.ticks(codec.time_base, container.zero))
-    count = math.inf if num_frames is None else num_frames + _MAX_REORDER
+    count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
         with container.reading():
