@@ -1,4 +1,4 @@
-"""From packets to frames: a whole window at once."""
+"""Decode packets to frames, a whole window in one call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = ("decode_packets",)
 
 
 class Default(Enum):
-    """Stands for an argument that was not given, where ``None`` means something else."""
+    """Marks an argument that was not passed, where ``None`` has another meaning."""
 
     FILTER = "the default filter"
 
@@ -51,7 +51,7 @@ DEFAULT_FILTER: Final = Default.FILTER
 def picture_filter(
     filter_desc: str | PictureOps | Default | None, quality: Quality = "auto"
 ) -> str | PictureOps | None:
-    """The description for images: ``rgb24`` of this quality, if none was given.
+    """Return the filters for images; the default converts to ``rgb24`` with this quality.
 
     Raises:
         ValueError: ``quality`` is unknown.
@@ -62,10 +62,10 @@ def picture_filter(
 
 
 def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
-    """The description for audio: ``fltp``, if none was given.
+    """Return the filters for audio; the default converts to ``fltp``.
 
     Raises:
-        TypeError: The description is one for images.
+        TypeError: The filters are for images.
     """
     if isinstance(filter_desc, PictureOps):
         raise TypeError(f"the packets are audio, but {filter_desc!r} is for images")
@@ -73,10 +73,10 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
 
 
 def check_start(packets: VideoPackets) -> None:
-    """Refuse packets from the middle of a group of pictures.
+    """Raise for packets that continue a stream and do not start with a key frame.
 
     Raises:
-        DecodeError: They continue a stream, and not with a key frame.
+        DecodeError: The packets cannot be decoded without those before them.
     """
     coded = av_packets(packets)
     if metadata_of(packets).continues and coded and not coded[0].is_keyframe:
@@ -121,30 +121,31 @@ def decode_packets(
 ) -> Frames:
     """Decode packets, cut the result to their window, turn frames upright, and filter them.
 
-    The packets are not consumed; they can be decoded again, in other threads at the same time too.
+    The packets stay usable: they can be decoded again, also in other threads at the same time.
 
     Args:
-        packets: From ``demux_*``. Chunks of a stream go to :class:`VideoDecoder` and
-            :class:`AudioDecoder`, unless each starts with a key frame.
+        packets: Packets from ``demux_*``. Use :class:`VideoDecoder` and :class:`AudioDecoder` for chunks of a
+            stream, unless each chunk starts with a key frame.
         filter_desc: FFmpeg filter graph with one input and one output, such as
-            :func:`~spdl_media.get_video_filter_desc` writes. The default gives ``rgb24`` frames and
-            ``fltp`` samples. ``None`` keeps what the decoder gives, neither turned nor converted.
-        decode_config: How to decode; see :func:`~spdl_media.decode_config`.
-        num_frames: At most this many frames of a video come out, and no more than they need is decoded.
-            ``None``: all.
-        num_samples: At most this many samples of each channel, likewise.
+            :func:`~spdl_media.get_video_filter_desc` returns. The default gives ``rgb24`` frames and
+            ``fltp`` samples. ``None`` keeps the decoder's frames, which are then not turned upright.
+        decode_config: Options of decoding; see :func:`~spdl_media.decode_config`.
+        num_frames: Maximum number of frames of a video. No more are decoded than needed. ``None``: no limit.
+        num_samples: Maximum number of samples per channel. No more are decoded than needed. ``None``: no
+            limit.
 
     Returns:
-        ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, as the packets are. A window in which nothing
-        lies gives empty frames. For video these are exactly the frames with ``start <= t < end``; for audio
-        the samples ``ceil(start * rate)`` up to ``ceil(end * rate)``.
+        ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, by the kind of the packets. For video, exactly
+        the frames with ``start <= t < end``; for audio, the samples from ``ceil(start * rate)`` up to
+        ``ceil(end * rate)``. They are empty if the window contains nothing.
 
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
-        FilterError: The filter graph cannot be used; a PictureSizeError: not for a still of this size.
+        FilterError: The filter graph cannot be used; PictureSizeError: it cannot for a still of this size.
         MissingDependencyError: ``decode_config(downscale="dct")`` needs simplejpeg.
         ValueError: A decoder or option of ``decode_config`` does not exist, or a number is below 1.
-        TypeError: ``packets`` are none, or ``num_frames`` is given for audio or ``num_samples`` for images.
+        TypeError: ``packets`` are not packets, or ``num_frames`` is given for audio or ``num_samples`` for
+            images.
 
     Thread safety: safe.
 
@@ -193,16 +194,16 @@ def decode_into(
     """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
 
     Args:
-        sink: Takes at most ``num_frames`` frames.
-        packets: As for :func:`decode_packets`, as are the other arguments.
-        filter_desc: Without the default.
-        config: How to decode.
-        num_frames: How many frames the sink wants; ``None``: all.
-        make_path: Opens the decoder and the filters, with the arguments of :class:`PicturePath`.
-        more: Packets that continue these, asked for when they are due, all as they were read.
+        sink: A sink that is full after ``num_frames`` frames.
+        packets: As for :func:`decode_packets`.
+        filter_desc: The filters; not :data:`DEFAULT_FILTER`.
+        config: Options of decoding.
+        num_frames: Number of frames that the sink takes; ``None``: all.
+        make_path: Opens decoder and filters; called with the arguments of :class:`PicturePath`.
+        more: Packets that continue these, in the order in which they were read; iterated as needed.
 
     Returns:
-        What gives the metadata of the frames.
+        A function that returns the metadata of the frames.
 
     Raises:
         DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
@@ -230,13 +231,14 @@ def decode_into(
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
-        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg then hides
-        # them itself, unless the packets have lost its mark. One part does not tell which times others show.
+        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg drops them after
+        # decoding, but packets from another process have lost the flag for that, so their timestamps are
+        # passed on. Not for parts: the timestamps of one part do not tell which ones another part shows.
         path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
-        # A stream without any key frame is one that refreshes bit by bit; its decoder knows what to do.
+        # A stream without any key frame uses intra refresh, and its decoder can start anywhere.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
-    # Whoever has all that was asked for does not miss the end.
+    # If the sink is full, the missing end is not needed.
     if missing is not None and not is_full:
         raise missing
     return path.take_metadata
@@ -245,7 +247,7 @@ def decode_into(
 def _decode_animation(
     sink: Sink, packets: VideoPackets, filter_desc: str | PictureOps | None, config: DecodeConfig
 ) -> Callable[[], FrameMetadata]:
-    """The same for a file that Pillow reads."""
+    """Do what :func:`decode_into` does for an animation that Pillow decodes."""
     metadata = metadata_of(packets)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
@@ -261,7 +263,7 @@ def _decode_animation(
                 break
             if pts >= first or filter.has_rate:
                 yield from filter.push(frame, orientation)
-        # Filters hold frames back also where the window ends first.
+        # Filters may have delayed frames, also if the window ended the loop.
         yield from filter.flush()
 
     any(map(sink.put, filtered_frames()))
@@ -277,8 +279,8 @@ def decode_audio_into(
     """Decode audio packets, and put the samples of each frame into a sink; see :func:`decode_into`.
 
     Raises:
-        DecodeError: The data is damaged or cut short, or no decoder of this FFmpeg takes it.
-        FilterError: The filters do not take the samples.
+        DecodeError: The data is damaged or truncated, or this FFmpeg has no decoder for it.
+        FilterError: The filters do not accept the samples.
     """
     coded = av_packets(packets)
     missing = cut_short_error(packets, config)
@@ -288,7 +290,7 @@ def decode_audio_into(
     with naming(packets.source), ffmpeg_log():
         if coded:
             decoder.run(coded, sink)
-    # Enough samples came before the missing end.
+    # If the sink has enough samples, the missing end is not needed.
     if missing is not None and sink.count < (num_samples or 0):
         raise missing
     return decoder.take_metadata()

@@ -1,4 +1,4 @@
-"""From packets to frames: chunk by chunk, for streams too long to hold, and single ones by number."""
+"""Decode long streams chunk by chunk, and single frames of packets by index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ F = TypeVar("F", VideoFrames, AudioFrames)
 
 
 class _Decoder(Generic[P, F]):
-    """Base of the streaming decoders: packets wait until their frames are asked for."""
+    """Base class of the streaming decoders. Packets are queued until the caller iterates over the frames."""
 
     _kind: str
     _codecs: type[Codec]
@@ -57,9 +57,9 @@ class _Decoder(Generic[P, F]):
     _gives: type[F]
     _filter: Callable[[str | Default | None], Any]
     _flushed = False
-    # It decodes, and is closed and made anew at the end of a stream.
+    # The decoder of one stream. It is closed and replaced at the end of the stream.
     _decoder: Any
-    # What has come out, and is not cut off yet.
+    # Sink of decoded frames that are not yet in a chunk.
     _ready: Any
 
     def __init__(
@@ -78,22 +78,23 @@ class _Decoder(Generic[P, F]):
         self._guard = OneThread(type(self).__name__)
         self._config = as_decode_config(decode_config)
         self._filter_desc = self._filter(filter_desc)
-        # Steps that are due when frames are asked for.
+        # Steps of decoding that are run when the caller iterates.
         self._waiting: deque[Callable[[], None]] = deque()
         self._cut_short: DecodeError | None = None
         self._start()
 
     def decode(self, packets: P) -> Iterator[F]:
-        """Frames of these packets and those before them, in chunks of exactly ``num_frames``.
+        """Return an iterator over the frames of these and earlier packets, in chunks of ``num_frames``.
 
-        The packets are taken at once; what an unfinished iteration leaves comes with the next call.
+        The packets are queued immediately. Frames that an unfinished iteration leaves come with the next
+        call.
 
         Raises:
             TypeError: The packets are of another kind.
             ValueError: The packets are of another codec.
             DecodeError: The data is damaged.
             FilterError: The filter graph cannot be used.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the decoder.
         """
         with self._guard:
             if not isinstance(packets, self._takes):
@@ -106,27 +107,29 @@ class _Decoder(Generic[P, F]):
                     f"this {type(self).__name__} was made for {_stream_key(self._codec)}, but the "
                     f"packets are {_stream_key(packets.codec)}; make one from packets.codec"
                 )
-            # Their window and clock count from here on, and not for what still waits.
+            # Queued as a step, too: window and clock apply to these packets, not to those still queued.
             self._waiting.append(partial(self._accept, packets))
             self._waiting.extend(partial(self._push, packet) for packet in av_packets(packets))
-            # Raised when all frames that there are have come out.
+            # The error is raised after all available frames.
             self._cut_short = cut_short_error(packets, self._config)
         return self._chunks(flush=False)
 
     def flush(self) -> Iterator[F]:
-        """Give the rest at the end of the stream, the last chunk shorter; then another can start.
+        """Return an iterator over the remaining frames of the stream; the last chunk may be shorter.
+
+        Afterwards another stream can be decoded.
 
         Raises:
-            DecodeError: The data is damaged, or, when all frames are out, the file was cut short.
+            DecodeError: The data is damaged, or, after all frames, the file is truncated.
             FilterError: The filter graph cannot be used.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the decoder.
         """
         return self._chunks(flush=True)
 
     def _chunks(self, *, flush: bool) -> Iterator[F]:
         while True:
             with self._guard:
-                with ffmpeg_log():  # one for all packets; see current_log
+                with ffmpeg_log():  # one block for all packets; see current_log
                     self._fill(flush=flush)
                 count = self._ready.count
                 size = count if self._num_frames is None else self._num_frames
@@ -139,7 +142,7 @@ class _Decoder(Generic[P, F]):
                             raise error
                     return
                 chunk = self._cut(min(size, count))
-            # Without the guard: the caller works on the chunk for as long as it likes.
+            # Outside of the guard, because the caller may keep the iterator suspended for long.
             yield chunk
 
     def _fill(self, *, flush: bool) -> None:
@@ -148,13 +151,13 @@ class _Decoder(Generic[P, F]):
                 self._waiting.popleft()()
             elif flush and not self._flushed:
                 self._flushed = True
-                # None drains the decoder and the filters.
+                # None flushes the decoder and the filters.
                 self._push(None)
             else:
                 return
 
     def _accept(self, packets: P) -> None:
-        """Take the metadata of packets whose data follow."""
+        """Use the metadata of the next packets."""
         raise NotImplementedError
 
     def _push(self, packet: AvPacket | None) -> None:
@@ -168,30 +171,30 @@ class _Decoder(Generic[P, F]):
         raise NotImplementedError
 
     def _restart(self) -> None:
-        # Filters that were flushed take no more frames, so the next stream gets new ones.
+        # Flushed filters accept no more frames, so make new ones for the next stream.
         self._decoder.close()
         self._flushed = False
         self._start()
 
 
 def _stream_key(codec: Codec) -> str:
-    """Describe what a decoder cannot change in mid-stream."""
+    """Return the parameters that may not change within a stream, as text."""
     if isinstance(codec, VideoCodec):
         return codec.name
     return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
 
 
 class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
-    """Decodes a video stream chunk by chunk, for streams too long to hold.
+    """Decodes a video stream chunk by chunk, for streams that are too long for memory.
 
-    Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
-    start anew: all frames of those before them come out first.
+    Chunks of ``streaming_demux``, and slices of packets, continue the packets before them. Other packets,
+    such as those of a window, do not: all delayed frames of earlier packets come out before theirs.
 
     Args:
         codec: ``packets.codec`` of the stream.
-        filter_desc: As for :func:`decode_packets`. One graph serves the whole stream.
+        filter_desc: As for :func:`decode_packets`. One graph filters the whole stream.
         decode_config: As for :func:`decode_packets`.
-        num_frames: Frames of each chunk that comes out. ``None``: as many as each call has ready.
+        num_frames: Number of frames in each resulting chunk. ``None``: all that a call makes available.
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
@@ -227,16 +230,16 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
 
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
-    """Decodes an audio stream chunk by chunk, for streams too long to hold.
+    """Decodes an audio stream chunk by chunk, for streams that are too long for memory.
 
-    Chunks of ``streaming_demux`` and slices continue each other. Other packets, such as those of a window,
-    start anew: all samples of those before them come out first.
+    Chunks of ``streaming_demux``, and slices of packets, continue the packets before them. Other packets,
+    such as those of a window, do not: all delayed samples of earlier packets come out before theirs.
 
     Args:
         codec: ``packets.codec`` of the stream.
-        filter_desc: As for :func:`decode_packets`. One graph serves the whole stream.
+        filter_desc: As for :func:`decode_packets`. One graph filters the whole stream.
         decode_config: As for :func:`decode_packets`.
-        num_frames: Samples of each chunk that comes out. ``None``: as many as each call has ready.
+        num_frames: Number of samples in each resulting chunk. ``None``: all that a call makes available.
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
@@ -255,8 +258,8 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     def _accept(self, packets: AudioPackets) -> None:
         metadata = metadata_of(packets)
         if not metadata.continues and self._decoder.has_started:
-            # They do not follow on what came before: what is held back comes out first, and nothing of
-            # it is left in the decoder for what comes.
+            # The packets do not continue the last ones. Flush those first, then use a new decoder, which
+            # keeps no state of them.
             self._push(None)
             ready, dropped = self._ready, self._decoder.num_dropped
             self._restart()
@@ -278,23 +281,23 @@ def sample_decode_video(
     decode_config: DecodeConfig | None = None,
     filter_desc: str | Default | None = DEFAULT_FILTER,
 ) -> list[ImageFrames]:
-    """Decode some frames of packets: those that ``decode_packets(packets)[indices]`` gives.
+    """Decode some frames of packets: the frames of ``decode_packets(packets)[indices]``.
 
-    What the frames do not need is not decoded. :class:`VideoFile` does not even read it.
+    Packets that these frames do not need are not decoded. :class:`VideoFile` does not even read them.
 
     Args:
-        packets: From :func:`~spdl_media.demux_video`. They are not consumed.
-        indices: Numbers of frames in the window of the packets, in any order, with repeats; negative ones
+        packets: Packets from :func:`~spdl_media.demux_video`. They stay usable.
+        indices: Indices of frames in the window of the packets, in any order, also repeated; negative ones
             count from the end.
-        decode_config: How to decode. ``on_corrupt="drop"`` is none of it, because frames are numbered.
-        filter_desc: As for :func:`~spdl_media.decode_packets`; it must give one frame for each.
+        decode_config: Options of decoding, except ``on_corrupt="drop"``, which would change the indices.
+        filter_desc: As for :func:`~spdl_media.decode_packets`; it must give one frame per input frame.
 
     Raises:
-        IndexError: There is no such frame.
-        DecodeError: A frame is damaged or missing, or no decoder takes the packets.
-        FilterError: The filters cannot be used, or give more or fewer frames than they take.
+        IndexError: There is no frame of an index.
+        DecodeError: A frame is damaged or missing, or this FFmpeg has no decoder for the packets.
+        FilterError: The filters cannot be used, or do not give one frame per input frame.
         ValueError: An option is invalid.
-        TypeError: ``packets`` are no packets of a video, or an index is no number.
+        TypeError: ``packets`` are not those of a video, or an index is not a whole number.
 
     Thread safety: safe.
     """
@@ -310,13 +313,14 @@ def sample_decode_video(
         frames = decode_packets(packets, filter_desc, config)
         return list(frames[frame_numbers(indices, len(frames), packets.source)])
     check_start(packets)
-    # No decoder cuts to the window, because numbers have chosen the frames.
+    # The decoder must not cut to the window, because the frames are chosen by index.
     whole = replace(metadata, window=Window())
     codec, table = packets.codec, read_table(packets.codec, coded)
-    # The mark of what an edit list hides does not travel to other processes with the packets.
+    # Pickled packets have lost the flag of frames that an edit list hides, so hide them by timestamp.
     hidden = np.isin(table.pts, list(discarded_pts(packets)))
     table = replace(table, is_shown=table.is_shown & ~hidden)
-    # Where units stand behind their lengths, they come from a container whose packets are frames.
+    # H.264 with start codes may have a packet per field. With lengths, it comes from a container whose
+    # packets are whole frames.
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
     index = make_index(table, codec, whole, config, "h264" if is_cut else "", lambda: coded)
     first, stop = metadata.window.ticks(packets.time_base, metadata.zero)

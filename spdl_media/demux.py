@@ -1,8 +1,8 @@
-"""From a source to packets, and packets through FFmpeg's bitstream filters.
+"""Demux a source to packets, and pass packets through FFmpeg's bitstream filters.
 
-One image is the whole file, or the first key frame of a container.
-Images that FFmpeg reads wrongly or not at all are one packet for Pillow, with pillow-heif for HEIC. Both are
-the optional extra ``stills``; without it such a file is refused.
+The packet of an image is the whole file, or the first key frame of a container. An image that FFmpeg decodes
+wrongly or not at all becomes one packet for Pillow, or for pillow-heif if it is HEIC. Both are the optional
+extra ``stills``; without it, such a file raises an error.
 """
 
 from __future__ import annotations
@@ -56,24 +56,25 @@ def demux_image(
 ) -> ImagePackets:
     """Read one image.
 
-    JPEG, PNG, WebP, BMP, TIFF, PNM, JPEG 2000 and the like are one packet as they are, and no container
-    is opened; the bytes are not copied. For GIF, AVIF and videos it is the packet of the first image.
+    For JPEG, PNG, WebP, BMP, TIFF, PNM, JPEG 2000 and similar formats, the packet is the whole file: no
+    container is opened, and the bytes are not copied. For GIF, AVIF and videos, it is that of the first
+    image.
 
     Args:
         src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
             tensor, or a binary file-like object.
-        demux_config: How to open it. ``format`` also takes the name of a still format, for those
-            without a signature: ``demux_config(format="tga")``.
-        name: What to call the source in messages.
+        demux_config: Options of opening the source. Its ``format`` may also be the name of a still format,
+            for formats without a signature: ``demux_config(format="tga")``.
+        name: Name of the source in messages.
 
     Returns:
-        One packet. A still given as bytes, a buffer or an array is held as it is, so it must not be
-        written to meanwhile.
+        One packet. For a still in bytes, a buffer or an array, the packet refers to that memory: do not write
+        to it while the packet is in use.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not an image.
+        SourceError: The source cannot be opened or read.
+        MissingDependencyError: The source is a URL, and fsspec is not installed.
+        DemuxError: The source is not an image.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
@@ -84,11 +85,11 @@ def demux_image(
 
 
 def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
-    """Read one image from an opened input; raises what :func:`demux_image` does.
+    """Read one image from an opened input; see :func:`demux_image`.
 
     Raises:
         SourceError: The source cannot be read.
-        DemuxError: It is no media file, or has no image.
+        DemuxError: The source is not a media file, or has no image.
         ValueError: ``config`` has a format or an option that FFmpeg does not know.
     """
     decoder = still_decoder(input, config)
@@ -98,7 +99,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
     kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
     if kind is not None and not input.seekable:
-        # It is read twice, by FFmpeg and for what FFmpeg does not tell.
+        # The file is read twice: by FFmpeg, and to check whether it is complete.
         with open_input(input.read_all(), name=input.name) as whole:
             return read_image(whole, config)
     try:
@@ -109,19 +110,19 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         reason = "an image that FFmpeg does not know"
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
     with closing(opened) as container:
-        # Known by its name alone (TGA, PCX ...), the file is one packet after all.
+        # FFmpeg has detected a still by the file name alone (TGA, PCX ...): the packet is the whole file.
         decoder = container.named_still()
         if decoder is None:
             packets = first_image(container)
             if kind is None:
                 return packets
-            # FFmpeg makes a packet of these however short the file is.
+            # FFmpeg makes a packet even of a truncated file, so check the end.
             return packets.with_metadata(incomplete=check_complete(kind, input.read_all()))
     return _whole_file(input, decoder)
 
 
 def still_decoder(input: Input, config: DemuxConfig) -> str | None:
-    """The decoder that takes the whole file as one packet; ``None``: a container has to be opened.
+    """Return the decoder for which the whole file is one packet; ``None`` if a container must be opened.
 
     Raises:
         SourceError: The start of the source cannot be read.
@@ -136,13 +137,13 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
     codec = _still_stream(decoder)
-    # One walk over the segments gives the orientation, and what a faster decoder asks before it
-    # takes the image.
+    # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
-    # All that is wrong with JPEGs is wrong with those of four components.
+    # Among JPEGs, FFmpeg decodes only those of four components wrongly.
     if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
-    # Coded data never hold the marker of the end, so most JPEGs are settled by their last two bytes.
+    # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two
+    # bytes.
     is_whole = head is not None and data[-2:] == b"\xff\xd9"
     metadata = PacketMetadata(
         input.name,
@@ -150,24 +151,24 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         incomplete=None if is_whole else check_complete(decoder, data),
         jpeg=head,
     )
-    # The packet holds the caller's memory. Decoding copies it, for the padding that decoders want.
+    # The packet refers to the caller's memory. Decoding copies it, because decoders need padding behind it.
     return ImagePackets([make_packet(data, codec.time_base)], codec, metadata, frozenset())
 
 
 @cache
 def _still_stream(decoder: str) -> VideoCodec:
-    # A still has no stream to copy these from. YUV of JPEG 2000 is of full range (ISO 15444-1, annex M),
-    # of which FFmpeg says nothing.
+    # Without a container, there is no stream to copy parameters from. YUV of JPEG 2000 has full range, which
+    # FFmpeg does not state. See: ISO 15444-1, annex M.
     color = (2, 2, 2, 2) if decoder == "jpeg2000" else (0, 2, 2, 2)
     return VideoCodec(av.Codec(decoder, "r").canonical_name, decoder, color=color)
 
 
 def is_unsupported(error: MediaError) -> bool:
-    """Whether FFmpeg says of an image that it does not know its kind, rather than that it is damaged."""
+    """Whether an error of FFmpeg's means that the kind of image is unsupported, not that it is damaged."""
     return _UNSUPPORTED.search(error.message) is not None
 
 
-# What FFmpeg's decoders and demuxers write before they return an error that says less.
+# FFmpeg's log says whether a feature is unsupported; the error code often does not.
 _UNSUPPORTED = re.compile(
     r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
 )
@@ -181,25 +182,25 @@ def demux_video(
     demux_config: DemuxConfig | None = None,
     name: str | None = None,
 ) -> VideoPackets:
-    """Read the packets of a video stream, all or those that a window needs.
+    """Read the packets of a video stream: all of them, or those that a window needs.
 
     Args:
         src: As for :func:`demux_image`.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock, whose 0 is the
-            container's start; ``None`` leaves a side open. Decoding gives exactly the frames with
+            container's start time; ``None`` leaves a side open. Decoding gives exactly the frames with
             ``start <= t < end``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
+        stream_index: Index of the stream in its container. The default is the one that FFmpeg finds best.
+        demux_config: Options of opening the source.
+        name: Name of the source in messages.
 
     Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
+        The packets in decoding order, from the one at which decoding has to begin. They do not refer to the
         source.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
+        SourceError: The source cannot be opened or read.
+        MissingDependencyError: The source is a URL, and fsspec is not installed.
+        DemuxError: The source is not a media file, or has no such stream.
         ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
             does not know.
 
@@ -218,24 +219,24 @@ def demux_audio(
     demux_config: DemuxConfig | None = None,
     name: str | None = None,
 ) -> AudioPackets:
-    """Read the packets of an audio stream, all or those that a window needs.
+    """Read the packets of an audio stream: all of them, or those that a window needs.
 
     Args:
         src: As for :func:`demux_image`.
         timestamp: Half-open window ``(start, end)`` in seconds on the container's clock. Decoding gives
-            exactly the samples ``ceil(start * rate)`` up to ``ceil(end * rate)``.
-        stream_index: Index of the stream in its container. The default is FFmpeg's best one.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
+            exactly the samples from ``ceil(start * rate)`` up to ``ceil(end * rate)``.
+        stream_index: Index of the stream in its container. The default is the one that FFmpeg finds best.
+        demux_config: Options of opening the source.
+        name: Name of the source in messages.
 
     Returns:
-        The packets from where decoding has to begin, in decoding order. They are independent of the
+        The packets in decoding order, from the one at which decoding has to begin. They do not refer to the
         source.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        MissingDependencyError: It is a URL, and fsspec is not installed.
-        DemuxError: It is not a media file, or has no such stream.
+        SourceError: The source cannot be opened or read.
+        MissingDependencyError: The source is a URL, and fsspec is not installed.
+        DemuxError: The source is not a media file, or has no such stream.
         ValueError: The window is empty, or ``demux_config`` has a format or an option that FFmpeg
             does not know.
 
@@ -247,18 +248,18 @@ def demux_audio(
 
 
 def apply_bsf(packets: P, bsf: str) -> P:
-    """Send packets through a bitstream filter, such as ``"h264_mp4toannexb"``.
+    """Pass packets through a bitstream filter, such as ``"h264_mp4toannexb"``.
 
     Args:
-        packets: From ``demux_*``. Not consumed.
-        bsf: One filter, or several joined by commas, each with its options as in
+        packets: Packets from ``demux_*``. They stay usable.
+        bsf: One filter, or several separated by commas, each with its options as in
             ``"h264_metadata=video_full_range_flag=1"``.
 
     Returns:
-        New packets of the same kind, with data of their own.
+        New packets of the same kind, with a copy of the data.
 
     Raises:
-        ValueError: There is no filter of that name, or it does not take this codec or these options.
+        ValueError: There is no filter of that name, or it does not support this codec or these options.
         DemuxError: The filter cannot read the packets.
 
     Thread safety: safe.
@@ -275,25 +276,25 @@ def apply_bsf(packets: P, bsf: str) -> P:
             source=packets.source,
         )
     ):
-        # With None the filter gives what it has held back.
+        # None flushes the filter.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))
     for packet in filtered:
-        # Filters leave it unset.
+        # PyAV leaves it unset on filtered packets.
         packet.time_base = packets.time_base
     return packets.with_packets(filtered, codec)  # type: ignore[arg-type]  # the kind stays
 
 
 def make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
-    """The filter, and the codec's parameters as they are after it.
+    """Return a bitstream filter, and the codec's parameters after it.
 
     Raises:
-        ValueError: There is no such filter, or it does not take this codec or these options.
+        ValueError: There is no such filter, or it does not support this codec or these options.
     """
     try:
         if not isinstance(codec, VideoCodec) or codec.name not in _RAW_FORMATS:
             return BitStreamFilterContext(bsf, av.Codec(codec.decoder, "r")), codec
-        # These filters read the parameter sets, which PyAV passes on only from a stream.
+        # Filters of these codecs read the parameter sets, which PyAV takes only from a stream.
         before, after = _stream_of(codec), _stream_of(codec)
         context = BitStreamFilterContext(bsf, before, after)
         return context, replace(codec, extradata=after.codec_context.extradata)
@@ -303,12 +304,12 @@ def make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
         ) from error
 
 
-# Codecs whose raw stream FFmpeg opens as a format of the same name.
+# Codecs whose raw streams are an FFmpeg format of the same name.
 _RAW_FORMATS = frozenset({"h264", "hevc", "vvc"})
 
 
 def _stream_of(codec: VideoCodec) -> av.VideoStream:
-    """A stream with these parameters and no file: made of a raw stream that holds nothing but start codes."""
+    """Make a stream with these parameters and without a file, from a raw stream of start codes only."""
     empty = av.open(io.BytesIO(b"\0\0\0\1" * 16), format=codec.name)
     target = av.open(io.BytesIO(), "w", format="mov")
     stream = target.add_stream_from_template(empty.streams.video[0], opaque=True)
@@ -320,7 +321,7 @@ def _stream_of(codec: VideoCodec) -> av.VideoStream:
 
 
 def _check_names(bsf: str) -> None:
-    plain = re.sub(r"\\.|'[^']*'", "", bsf)  # commas there do not part filters
+    plain = re.sub(r"\\.|'[^']*'", "", bsf)  # commas in escapes and quotes do not separate filters
     for name in (part.partition("=")[0].strip() for part in plain.split(",")):
         if name not in bitstream_filters_available:
             raise ValueError(f"this FFmpeg has no bitstream filter {name!r}")

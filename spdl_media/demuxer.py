@@ -1,4 +1,4 @@
-"""Packets of video and audio: of one opened source that serves many windows, streams and chunks."""
+"""Demux many windows, streams and chunks of one opened source."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ __all__ = ("Demuxer",)
 Duration: TypeAlias = float | Fraction | Decimal | None
 _Chunk: TypeAlias = dict[int, list[AvPacket]]
 
-# How far, in seconds, the streams of a file may run apart in it. A stream whose next packet is not found
-# within this is taken to have none, so that a chunk stays bounded when a stream ends early or pauses.
+# Maximum interleaving distance of streams in a file, in seconds. A stream without a packet for longer is
+# assumed to have ended or paused, so that chunks stay bounded.
 _MAX_INTERLEAVE = Fraction(10)
 
 
 class Demuxer:
-    """One opened source that serves many windows, streams and chunks.
+    """Reads many windows, streams and chunks of one opened source.
 
-    Use it as a context manager, or call :meth:`close`. Packets outlive it.
+    Use it as a context manager, or call :meth:`close`. Packets stay usable after that.
 
     Args:
-        src: As for :func:`demux_image`. A file-like object that cannot seek serves one read.
-        demux_config: How to open the source.
-        name: What to call the source in messages.
+        src: As for :func:`demux_image`. A file-like object that cannot seek can be read only once.
+        demux_config: Options of opening the source.
+        name: Name of the source in messages.
 
     Raises:
-        SourceError: It cannot be opened or read.
-        DemuxError: It is not a media file.
+        SourceError: The source cannot be opened or read.
+        DemuxError: The source is not a media file.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
@@ -67,7 +67,7 @@ class Demuxer:
         try:
             self._container: Container | None = Container(self._input, config)
         except BaseException:
-            # What cannot be opened as media must not keep the file open.
+            # Do not keep a file open that is no media.
             self._input.close()
             raise
 
@@ -75,7 +75,7 @@ class Demuxer:
         """Close the source. A file-like object of the caller stays open, at its original position.
 
         Raises:
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._guard:
             if self._container is not None:
@@ -102,44 +102,44 @@ class Demuxer:
 
     @property
     def video_stream_index(self) -> int | None:
-        """Index of the best video stream; ``None``: there is none.
+        """Index of the best video stream, or ``None``.
 
         Raises:
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.best_index("video")
 
     @property
     def audio_stream_index(self) -> int | None:
-        """Index of the best audio stream; ``None``: there is none.
+        """Index of the best audio stream, or ``None``.
 
         Raises:
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.best_index("audio")
 
     def codec(self, stream_index: int) -> Codec:
-        """Parameters of the video or audio stream with this index.
+        """Return the parameters of the video or audio stream with this index.
 
         Raises:
-            DemuxError: There is none.
+            DemuxError: There is no such stream.
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.codec(stream_index)
 
     @property
     def duration(self) -> float | None:
-        """Seconds that all of it lasts by the container's header; ``None``: it does not say.
+        """Duration in seconds that the container's header states, or ``None``.
 
         Raises:
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.duration
@@ -151,7 +151,7 @@ class Demuxer:
         Raises:
             DemuxError: There is none.
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.video()[1]
@@ -163,7 +163,7 @@ class Demuxer:
         Raises:
             DemuxError: There is none.
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return container.audio()[1]
@@ -177,7 +177,7 @@ class Demuxer:
             SourceError: The source cannot be read.
             DemuxError: There is no such stream, or the container is damaged.
             ValueError: The window is empty, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         window = parse_window(timestamp)
         with self._opened() as container:
@@ -186,7 +186,7 @@ class Demuxer:
     def _video_parts(
         self, container: Container, window: Window, stream_index: int | None, *size: Any
     ) -> Iterator[VideoPackets]:
-        # Pillow reads the source a second time, and has no streams to choose from.
+        # Pillow reads the whole source again, and does not know streams.
         may_try = stream_index is None and self._input.seekable
         if may_try and (reason := pillow_video_reason(self._input.head(HEAD_SIZE))):
             name, data = self._input.name, self._input.read_all()
@@ -201,17 +201,16 @@ class Demuxer:
         video_stream_index: int | None = None,
         audio_stream_index: int | None = None,
     ) -> tuple[VideoPackets, AudioPackets]:
-        """Read the packets of a video and an audio stream for one window, in one pass.
+        """Read the packets of a video and an audio stream for one window, in one pass over the file.
 
-        The default is FFmpeg's best stream of each kind. Another ``audio_timestamp`` is a window of the
-        audio's own, with the same start. The file is sought once and read once, in its own order. What the
-        packets decode to is what those of :meth:`demux_video` and :meth:`demux_audio` do.
+        The defaults are the streams that FFmpeg finds best. ``audio_timestamp`` is another window for the
+        audio, with the same start. Decoding gives what it gives after separate reads.
 
         Raises:
             SourceError: The source cannot be read.
             DemuxError: There is no such stream, or the container is damaged.
             ValueError: The window is empty, the windows differ in their start, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         window, of_audio = parse_window(timestamp), parse_window(audio_timestamp)
         if audio_timestamp is not None and of_audio.start != window.start:
@@ -231,7 +230,7 @@ class Demuxer:
             SourceError: The source cannot be read.
             DemuxError: There is no such stream, or the container is damaged.
             ValueError: The window is empty, or the Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         window = parse_window(timestamp)
         with self._opened() as container:
@@ -244,7 +243,7 @@ class Demuxer:
             SourceError: The source cannot be read.
             DemuxError: There is no video stream, or no key frame in it.
             ValueError: The Demuxer is closed.
-            RuntimeError: Another thread is inside.
+            RuntimeError: Another thread is using the Demuxer.
         """
         with self._opened() as container:
             return first_image(container)
@@ -268,32 +267,30 @@ class Demuxer:
         duration: Duration = None,
         num_packets: int | None = None,
     ) -> Iterator[Packets] | Iterator[dict[int, Packets]]:
-        """Read streams from their start in bounded chunks, for files too long to hold.
+        """Read streams from their start in chunks, for files that are too long for memory.
 
-        Chunks follow each other in decoding order. One that does not start with a key frame cannot be
-        decoded alone: give the chunks of a stream to a :class:`~spdl_media.VideoDecoder` or
-        :class:`~spdl_media.AudioDecoder`.
+        Chunks are in decoding order. Decode them with a :class:`~spdl_media.VideoDecoder` or
+        :class:`~spdl_media.AudioDecoder`, because they need not start with a key frame.
 
         Args:
-            indices: A stream's index for packets of that stream; several for dictionaries of index to
-                packets, without those that have none in a chunk. The default is the best video stream,
-                or the best audio stream where there is no video.
-            duration: Seconds of a chunk on the container's clock. A chunk closes when every one of its
-                streams has a packet past its end, or has ended.
-            num_packets: Packets of a chunk, counted for each stream. A chunk closes when one of its
-                streams has that many.
+            indices: One index, for chunks that are packets of that stream; or several, for dictionaries from
+                index to packets, without streams that have none. The default is the best video stream, or
+                without video the best audio stream.
+            duration: Length of a chunk in seconds on the container's clock. A chunk is complete when each of
+                its streams has a packet after the chunk's end, or has ended.
+            num_packets: A chunk is complete when one of its streams has this many packets.
 
         Returns:
-            An iterator over the chunks. It reads as it goes, and needs the Demuxer open.
+            An iterator over the chunks, which reads on demand. The Demuxer must stay open.
 
         Raises:
-            ValueError: Not exactly one of ``duration`` and ``num_packets``, one that is not positive, or the
-                Demuxer is closed.
+            ValueError: Not exactly one of ``duration`` and ``num_packets`` is given, it is not positive, or
+                the Demuxer is closed.
             DemuxError: There is no such stream.
-            RuntimeError: While iterating: the Demuxer was used for another read meanwhile.
+            RuntimeError: While iterating: the Demuxer was used for another read.
         """
         _check_limits(duration, num_packets)
-        # Several streams give dictionaries, also where "several" is one.
+        # A collection of indices gives dictionaries, even a collection of one.
         single = indices is None or hasattr(indices, "__index__")
         chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
@@ -303,12 +300,12 @@ class Demuxer:
             if indices is None:
                 video = container.best_index("video")
                 return [container.audio()[0] if video is None else container.video()[0]]
-            # A set of indices is as good as a list, and an index named twice is one stream.
+            # Sorted and without duplicates.
             given = indices if isinstance(indices, Collection) else [indices]
             numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
             if not numbers:
                 raise ValueError("streaming_demux needs at least one stream index")
-            # Wrong indices are errors of this call, not of the first step of the iteration.
+            # Raise for wrong indices in this call, not in the first step of the iteration.
             for number in numbers:
                 container.codec(number)
             return numbers
@@ -316,8 +313,8 @@ class Demuxer:
     def _chunks(
         self, indices: list[int], duration: Duration, num_packets: int | None
     ) -> Iterator[dict[int, Packets]]:
-        # The guard and the log, which is that of the thread, are held while FFmpeg reads, and not while the
-        # caller works on a chunk: a loop left half way does not lock the Demuxer.
+        # Guard and log are held only while FFmpeg reads, not over a yield: the log belongs to one thread, and
+        # an unfinished iteration must not lock the Demuxer.
         with self._opened() as container:
             container.rewind()
             codecs = {index: container.codec(index) for index in indices}
@@ -342,7 +339,7 @@ class Demuxer:
                     )
                     for index, part in chunk.items()
                 }
-                # Without a packet, none carries the news that the file was cut short.
+                # Otherwise the packets carry the error that the file is truncated, but here are none.
                 if not (found or begun) and (text := container.missing_end(())):
                     raise container.error(f"it is cut short: {text}")
             if not found:
@@ -358,17 +355,14 @@ def video_parts(
     nbytes: int,
     num_frames: int | None,
 ) -> Iterator[VideoPackets]:
-    """Read the packets of :meth:`Demuxer.demux_video` in parts; see :func:`~spdl_media.window.read_video`.
-
-    No other thread may use the Demuxer meanwhile: the iterator is not guarded.
-    """
+    """Read in parts, see :func:`~spdl_media.window.read_video`; unguarded: one thread at a time."""
     window = parse_window(timestamp)
     with demuxer._opened() as container:
         return demuxer._video_parts(container, window, stream_index, nbytes, num_frames)
 
 
 def _check_limits(duration: Duration, num_packets: int | None) -> None:
-    """Refuse limits of a chunk that are not exactly one positive number."""
+    """Raise unless exactly one limit of a chunk is given, and it is positive."""
     if (duration is None) == (num_packets is None):
         raise ValueError(
             "streaming_demux takes exactly one of duration (seconds) and num_packets, got "
@@ -383,10 +377,10 @@ def _check_limits(duration: Duration, num_packets: int | None) -> None:
 
 
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:
-    """Packets as they are read, in chunks of so many of a stream."""
+    """Split packets into chunks of ``num_packets`` packets per stream."""
     chunk: _Chunk = {}
     for packet in packets:
-        # The next packet of a full stream opens a chunk, so that the last one is never empty.
+        # Start a chunk only when a packet for it comes, so that the last one is never empty.
         if len(chunk.get(packet.stream_index, ())) == num_packets:
             yield chunk
             chunk = {}
@@ -398,59 +392,59 @@ def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]
 def _by_time(
     packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
 ) -> Iterator[_Chunk]:
-    """Packets as they are read, in chunks of so many seconds."""
+    """Split packets into chunks of ``duration`` seconds."""
     streams = {index: container.av.streams[index] for index in indices}
     bases = [as_fraction(stream.time_base) for stream in streams.values()]
-    # In whole numbers, so that no fraction is computed for a packet: so many units a second.
+    # A common unit of time in which all times are integers, which are faster than fractions.
     units = math.lcm(*(each.denominator for each in (*bases, container.zero, duration)))
     size, slack = int(duration * units), int(_MAX_INTERLEAVE * units)
     clocks = {i: _Clock(stream, container.zero, units) for i, stream in streams.items()}
-    chunks: dict[int, _Chunk] = {}  # those that are open, by their number
+    chunks: dict[int, _Chunk] = {}  # incomplete chunks by number
     current, reached = 0, dict.fromkeys(indices, 0)
     for packet in packets:
         index = packet.stream_index
         time = clocks[index].time(packet)
         number = time // size
         if (time + slack) // size < current:
-            # The clock was set back, as where recordings are joined. Nothing would ever be past the end.
+            # Timestamps jump back, such as in joined recordings. No packet would be after the chunk's end.
             yield from (chunks.pop(each) for each in sorted(chunks))
             current, reached = number, dict.fromkeys(indices, number)
-        # Once one packet of a stream is past the chunk's end, the ones after it stay behind it: chunks are
-        # cut in decoding order, or the frames that refer to it could not be decoded.
+        # Cut in decoding order: after the first packet of a stream that is after the chunk's end, all go to
+        # later chunks. Otherwise frames that refer to that packet could not be decoded.
         reached[index] = max(reached[index], number)
         chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
         while max(chunks) > current and (
-            # A stream that has not come by now has paused or ended.
+            # A stream without a packet for so long has paused or ended.
             (time - slack) // size > current
             or all(reached[i] > current or clocks[i].end <= (current + 1) * size for i in indices)
         ):
             if current in chunks:
                 yield chunks.pop(current)
-            # Times may jump by days.
+            # Not current + 1, because timestamps may jump by days.
             current = min(chunks)
     yield from (chunks[number] for number in sorted(chunks))
 
 
 class _Clock:
-    """Places the packets of a stream on the container's clock, in whole units.
+    """Converts the timestamps of a stream to the container's clock, in integer units.
 
     Attributes:
-        end: Where the stream ends by the header, or infinity.
+        end: End of the stream that the header states, or infinity.
     """
 
     def __init__(self, stream: Any, zero: Fraction, units: int) -> None:
         base: Fraction = as_fraction(stream.time_base)
         self._step, self._zero = int(base * units), int(zero * units)
-        # Raw streams have no timestamps: theirs are counted from second 0.
+        # Raw streams have no timestamps, so count from second 0.
         self._next = math.ceil(zero / base)
         end = (stream.start_time or 0) + (stream.duration or 0)
         self.end = end * self._step - self._zero if stream.duration else math.inf
 
     def time(self, packet: AvPacket) -> int:
-        """Where a packet is shown, or decoded if it does not say."""
+        """Return the presentation time of a packet, or its decoding time if it has none."""
         ticks = packet.dts if packet.pts is None else packet.pts
         if ticks is None:
             ticks = self._next
-        # A packet without a time follows the one before it.
+        # A packet without timestamps follows the one before it.
         self._next = ticks + (packet.duration or 0)
         return ticks * self._step - self._zero

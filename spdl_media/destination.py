@@ -1,4 +1,4 @@
-"""Where files are written: under a name of their own until they are complete."""
+"""Write files atomically: under a temporary name until they are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Writable(Protocol):
     """A binary file object."""
 
     def write(self, data: bytes, /) -> Any:
-        """Write the data; return how much of it was written, if not all."""
+        """Write data; may return the number of bytes written, if it is less than all."""
 
 
 Target: TypeAlias = "str | os.PathLike[str] | Writable"
@@ -28,10 +28,10 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def write_errors(name: str) -> Iterator[None]:
-    """Turn what the operating system or a file object raises in a block into WriteErrors.
+    """Turn exceptions of the operating system or a file object in a ``with`` block into WriteErrors.
 
     Raises:
-        WriteError: Something was raised.
+        WriteError: The block raises an exception.
     """
     try:
         yield
@@ -42,29 +42,30 @@ def write_errors(name: str) -> Iterator[None]:
 
 
 def write_whole(dst: Target, data: bytes) -> None:
-    """Write a file of which all content is known, or none of it.
+    """Write a file from its whole content. If it fails, no file is left.
 
     Raises:
         TypeError: ``dst`` is neither a path nor a file object.
-        WriteError: It cannot be written.
+        WriteError: The destination cannot be written.
     """
     with Draft(dst) as draft, write_errors(draft.name):
         draft.path.write_bytes(data)
 
 
 class Draft:
-    """A file that is not complete yet: beside its destination, or a temporary one for a file object.
+    """A file that is being written: in the folder of its destination, or a temporary file for a file object.
 
-    A ``with`` block that ends without an error completes it, and any other leaves nothing behind.
+    Use it in a ``with`` block. If the block ends without an error, the file is moved to its destination;
+    otherwise it is removed.
 
     Attributes:
-        name: What messages call the destination.
-        path: Where to write.
+        name: Name of the destination in messages.
+        path: Path of the file to write.
 
     Raises:
         TypeError: The destination is neither a path nor a file object.
-        ValueError: It is a URL.
-        WriteError: There is a folder or a device of this name, or no room for a temporary file.
+        ValueError: The destination is a URL.
+        WriteError: The destination is a folder or a device, or a temporary file cannot be created.
     """
 
     def __init__(self, dst: Target) -> None:
@@ -76,18 +77,20 @@ class Draft:
                 raise ValueError(
                     f"{self.name} is a URL; write to fsspec.open(url, 'wb') or another file object"
                 )
-            # A link stays, and what it leads to is replaced. With a root, FFmpeg takes no name for a
-            # protocol's.
+            # Resolved, so that a link stays and its target is replaced. Also, FFmpeg could mistake a relative
+            # path with a colon for a protocol.
             self._final = final = Path(self.name).resolve()
             if final.exists() and not final.is_file():
                 text = "this is a folder or a device; give the path of a file"
                 raise WriteError(text, source=self.name)
-            # Names have a limit, nearly everywhere of 255 bytes. The suffix tells the file format.
+            # Shortened, because names are limited, nearly everywhere to 255 bytes. The suffix is kept,
+            # because it tells the file format.
             hidden = f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}"
             self.path = final.with_name(hidden)
         elif callable(getattr(dst, "write", None)):
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
-            # What it is called may be a URL. No file format has a longer suffix, or other signs in it.
+            # The name may be a URL, so keep only a plausible suffix: no file format has a longer one, or one
+            # with other characters.
             suffix = Path(self.name).suffix[:16]
             with write_errors(self.name):
                 number, path = tempfile.mkstemp(suffix=suffix if suffix[1:].isalnum() else "")
@@ -97,7 +100,7 @@ class Draft:
             raise TypeError(f"dst must be a path or a binary file object with write, not {dst!r}")
 
     def complete(self) -> None:
-        """Give the file its name, or its content to the file object.
+        """Rename the file to its destination, or write its content to the file object.
 
         Raises:
             WriteError: The file cannot be renamed or read, or the file object fails.
@@ -108,13 +111,13 @@ class Draft:
                 return
             with self.path.open("rb") as file:
                 while rest := memoryview(file.read(_CHUNK)):
-                    # Raw files take a part, and say how much; others may say nothing.
+                    # Raw files may write a part, and return its size; other objects may return None.
                     while rest:
                         count = self._dst.write(rest)
                         rest = rest[len(rest) if count is None else count :]
 
     def remove(self) -> None:
-        """Leave nothing behind; without effect on a file that is complete."""
+        """Remove the file; without effect after :meth:`complete`."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 

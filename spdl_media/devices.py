@@ -1,6 +1,6 @@
-"""CUDA devices: streams of a thread's own, and memory, which is PyTorch's or the driver's.
+"""CUDA devices: a stream for each thread, and memory from PyTorch or the driver.
 
-Nothing is imported before it is used.
+PyTorch and CuPy are imported at first use.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ WITHOUT_CUDA = "is built without CUDA"
 
 
 def cuda_library() -> tuple[str | None, str]:
-    """The package that finds a CUDA device here, PyTorch before CuPy; or ``None`` and the reason."""
+    """Return the package that finds a CUDA device, PyTorch before CuPy; or ``None`` and the reason."""
     if HISTORY.lost:
         return None, f"this process was forked from one that had used CUDA. {REMEDY}"
     reasons = []
-    # PyTorch first: where both are, arrays are mostly its own, and so is most of the memory.
+    # PyTorch first: if both are installed, most arrays and most of the memory are PyTorch's.
     for package, count in (("torch", _torch_count), ("cupy", _cupy_count)):
         if not is_available(package):
             continue
         number, reason = count()
         if number:
-            # To count devices has started the driver, which a child that is forked now does not get.
+            # Counting devices has initialized the driver, which a forked child cannot use.
             HISTORY.used = True
             return package, ""
         reasons.append(reason)
@@ -73,23 +73,23 @@ def _cupy_count() -> tuple[int, str]:
     try:
         cupy: Any = require("cupy", "using a CUDA device")
         return int(cupy.cuda.runtime.getDeviceCount()), "cupy finds no CUDA device"
-    # CuPy fails already at its import where the libraries of CUDA are missing.
-    except Exception as error:  # noqa: BLE001  # cupy's error types come from the module that failed
+    # Without CUDA's libraries, CuPy already fails at its import.
+    except Exception as error:  # noqa: BLE001  # CuPy's error classes come from the module that fails
         wheel = _versions("cupy is for the CUDA of its wheel")
         return 0, f"cupy finds no CUDA device ({error}){wheel}"
 
 
 def _versions(wheel: str) -> str:
-    """What the wheel and the driver are for, as one may be too old for the other."""
+    """Format the CUDA versions of wheel and driver for a message, because one may be too old."""
     serves = driver_version()
     return f" ({wheel}, and the driver serves CUDA {serves})" if serves else ""
 
 
 def open_device(config: CUDAConfig, purpose: str) -> Device:
-    """A stream of a device: the config's, or one of the calling thread's own.
+    """Return the device of a config, with its stream or that of the calling thread.
 
     Raises:
-        TransferError: No device can be used here; the message says why. Or the stream is of another device.
+        TransferError: No device is usable (the message says why), or the stream is one of another device.
         ValueError: There are devices, but not this one.
     """
     HISTORY.check(purpose)
@@ -107,7 +107,7 @@ def open_device(config: CUDAConfig, purpose: str) -> Device:
 
 
 def no_such_device(index: int, count: int) -> ValueError:
-    """The error for a number that no device has."""
+    """Return the error for an index that no device has."""
     there = "is one" if count == 1 else f"are {count}"
     return ValueError(
         f"CUDA device {index} was asked for, and there {there}, counted from 0. CUDA_VISIBLE_DEVICES hides "
@@ -130,10 +130,10 @@ def _hint(reason: str) -> str:
 
 
 def check_stream(config: CUDAConfig) -> None:
-    """Refuse a stream of another device, on which copies would fail or go astray.
+    """Raise for a stream of another device, on which copies would fail or go to the wrong device.
 
     Raises:
-        TransferError: It is of another device.
+        TransferError: The stream is one of another device.
     """
     found = None if config.stream is None else device_of_stream(config.stream)
     if found not in (None, config.device_index):
@@ -145,24 +145,23 @@ def check_stream(config: CUDAConfig) -> None:
 
 
 class _Streams(dict[int, int]):
-    """A thread's own streams by the number of their device.
+    """Streams of one thread by the index of the device.
 
-    None is ever destroyed: buffers know streams by their address, and may outlive the thread that made them.
-    When a thread ends, its streams go to the next one that needs some, and with them what pools hold for
-    each.
+    Streams are never destroyed, because buffers refer to them by address and may outlive the thread. When a
+    thread ends, its streams are reused by other threads, together with the memory that pools keep for them.
     """
 
-    idle: dict[int, deque[int]] = {}  # noqa: RUF012  # of all threads
+    idle: dict[int, deque[int]] = {}  # noqa: RUF012  # shared by all threads
 
     def __missing__(self, index: int) -> int:
         try:
             stream = self.idle.setdefault(index, deque()).pop()
-        except IndexError:  # no look beforehand would hold among threads
+        except IndexError:  # a test beforehand would be a race between threads
             stream = new_stream(index)
         self[index] = stream
         return stream
 
-    def __del__(self) -> None:  # the thread alone holds this
+    def __del__(self) -> None:  # when the thread ends, which holds the only reference
         for index, stream in self.items():
             self.idle[index].append(stream)
 
@@ -176,12 +175,12 @@ _THREAD = _Thread()
 
 
 class Device:
-    """One stream of one device, and who gives memory there.
+    """A stream of a device, with allocation and copies on it.
 
     Args:
-        torch: PyTorch, if it finds the device; ``None``: the driver gives memory.
-        index: Number of the device.
-        stream: Address of a ``cudaStream_t``; ``None``: the calling thread's own.
+        torch: The module ``torch``, if it finds the device; ``None``: memory is allocated by the driver.
+        index: Index of the device.
+        stream: Address of a ``cudaStream_t``; ``None``: the stream of the calling thread.
 
     Thread safety: safe.
     """
@@ -191,8 +190,8 @@ class Device:
         self.stream = _THREAD.streams[index] if stream is None else stream
 
     def torch_stream(self, address: int) -> Any:
-        """PyTorch's object of a stream."""
-        # ExternalStream(0) is not the default stream, but one out of PyTorch's pool.
+        """Return PyTorch's object for a stream."""
+        # ExternalStream(0) would not be the default stream, but one of PyTorch's pool.
         if one_name(address) == LEGACY_DEFAULT:
             return self.torch.cuda.default_stream(self.index)
         return self.torch.cuda.ExternalStream(address, device=self.index)
@@ -200,30 +199,30 @@ class Device:
     def empty(
         self, shape: Sequence[int], dtype: npt.DTypeLike, allocator: Allocator | None = None
     ) -> Block:
-        """Memory for a C-contiguous array, to be written on the stream.
+        """Allocate memory for a C-contiguous array that is written on the stream.
 
         Args:
-            shape: Of the array.
-            dtype: Of the same.
-            allocator: Who gives the memory; ``None``: PyTorch's pool where it is there, else the driver's.
+            shape: Shape of the array.
+            dtype: Dtype of the array.
+            allocator: The allocator; ``None``: PyTorch's memory pool, or without PyTorch that of the driver.
 
         Raises:
-            TransferError: There is not enough, or PyTorch has no such type.
+            TransferError: The device is out of memory, or PyTorch does not have the dtype.
         """
         dtype = np.dtype(dtype)
-        # Not of NumPy's product, which wraps around.
+        # Not numpy.prod, which overflows.
         nbytes = math.prod(shape) * dtype.itemsize
         with out_of_memory_said(self, nbytes):
             if allocator is None and self.torch is not None:
                 return self._tensor(tuple(shape), dtype)
-            # The driver refuses to give no bytes.
+            # The driver refuses allocations of 0 bytes.
             address, free = self._memory(nbytes, allocator) if nbytes else (0, int)
             guard = Guard(self.index, self.stream, address, shape, dtype, free)
             return Block(guard, guard.used_on)
 
     def _tensor(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
         try:
-            # PyTorch has no table of NumPy's types that is public.
+            # PyTorch has no public table of NumPy's dtypes.
             kind = self.torch.from_numpy(np.empty(0, dtype)).dtype
         except TypeError as error:
             raise TransferError(
@@ -232,11 +231,11 @@ class Device:
             ) from error
         with self.torch.cuda.stream(self.torch_stream(self.stream)):
             tensor = self.torch.empty(shape, dtype=kind, device=f"cuda:{self.index}")
-        # PyTorch's own pool can be told of readers, and so it can by whoever takes the tensor.
+        # record_stream tells PyTorch's pool about readers. Consumers of the tensor can call it, too.
         return Block(tensor, lambda reader: tensor.record_stream(self.torch_stream(reader)))
 
     def _memory(self, nbytes: int, allocator: Allocator | None) -> tuple[int, Callable[[], object]]:
-        """An address, and what gives it back."""
+        """Allocate memory, and return its address and a function that frees it."""
         if allocator is None:
             allocator = allocate, partial(free, index=self.index, stream=self.stream)
         given = allocator[0](nbytes, self.index, self.stream)
@@ -245,18 +244,18 @@ class Device:
                 f"the allocator gave no memory for {nbytes} bytes on CUDA device {self.index}: it returned "
                 f"{given!r}, not an address"
             )
-        # It gets back what it gave, which may be more than a number to it.
+        # free() gets the object that allocate() returned, which may be more than an int.
         return int(given), partial(allocator[1], given)
 
     def copy(
         self, way: Literal["HtoD", "DtoH", "DtoD"], target: HostArray, source: HostArray
     ) -> None:
-        """Begin to copy an array from or to the device, or on it. Both are to be kept until it is done.
+        """Queue the copy of an array to, from or on the device. Keep both arrays until it is done.
 
         Args:
-            way: As the driver calls it, ``"HtoD"`` for host to device.
-            target: As large as the source; on the device as :func:`in_place` has it, as is the next.
-            source: Contiguous.
+            way: Direction in the driver's terms; ``"HtoD"`` is host to device.
+            target: A contiguous array of the source's size; on the device, one of ``handover.in_place``.
+            source: A contiguous array; on the device, one of ``handover.in_place``.
 
         Raises:
             TransferError: The driver refuses the copy.
@@ -267,20 +266,20 @@ class Device:
                 call(f"cuMemcpy{way}Async_v2", *places, self.stream)
 
     def record(self) -> Event:
-        """An event behind all that was put on the stream.
+        """Record an event after all work queued on the stream so far.
 
         Raises:
-            TransferError: The stream is gone, or the device.
+            TransferError: The stream or the device is invalid.
         """
         return Event(self.index, self.stream)
 
 
 @contextmanager
 def out_of_memory_said(device: Device, nbytes: int) -> Iterator[None]:
-    """Say in figures that a device has no memory left, whichever library found out.
+    """Turn out-of-memory errors of any library in a ``with`` block into TransferErrors with figures.
 
     Raises:
-        TransferError: The memory is full.
+        TransferError: The device is out of memory.
     """
     try:
         yield
@@ -298,7 +297,7 @@ def out_of_memory_said(device: Device, nbytes: int) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of PyTorch, CuPy, DALI or the driver says that memory is short."""
+    """Whether an error of PyTorch, CuPy, DALI or the driver means that memory is exhausted."""
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
         return True
     return "out of memory" in str(error).lower()

@@ -1,4 +1,4 @@
-"""Encoders: how frames are coded, and the way from frames of any kind to an encoder's packets."""
+"""Encode frames to packets: the options, and the conversion to the format of the encoder."""
 
 from __future__ import annotations
 
@@ -33,46 +33,45 @@ from spdl_media.timing import Rate, parse_rate
 
 __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "video_encode_config")
 
-# The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
+# Set before the first use of SVT-AV1, which otherwise writes to stderr without FFmpeg's log.
 _QUIET_SVT = ("SVT_LOG", "1")
 _TASKS = Path("/proc/self/task")  # Linux's list of this process's threads
 _FLAGS = f"flags=bilinear+{ACCURATE}"
-_TOO_FAR = 2**40  # ticks; months, in any unit of time
-_NARROW = 128  # columns, well above those of the crash, for other processors
-_MAX_PEAK = 1000.0  # of samples as floats; what is a little above 1 is cut off
-# FFmpeg's unit of its encoders' "quality", in steps of a quantiser.
+_TOO_FAR = 2**40  # ticks; an impossible delay, of months in any time base
+_NARROW = 128  # columns; a margin to the 16 at which the scaler crashes, for other processors
+_MAX_PEAK = 1000.0  # of float samples; encoders clip those that are a little above 1
+# FF_QP2LAMBDA, FFmpeg's unit of an encoder's quality, in steps of the quantiser.
 _QP2LAMBDA = 118
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoEncodeConfig:
-    """How a video stream is encoded. SPDL's name of it is ``video_encode_config``.
+    """Options of encoding a video stream. ``video_encode_config`` is SPDL's name of this class.
 
     Args:
         width: Width of the frames, in pixels.
         height: Height of the frames, in pixels.
-        frame_rate: Frames in a second: frame ``k`` is shown at ``k / frame_rate``, whatever times the frames
-            have. With ``time_base=`` it is only written into the file, and may be ``None``.
+        frame_rate: Frames per second. Frame ``k`` is shown at ``k / frame_rate``; the timestamps of frames
+            are ignored. With ``time_base=``, the rate is only written into the file, and may be ``None``.
         pix_fmt: Pixel format of the coded video, to which frames are converted. The default is ``yuv420p``,
-            which every player takes, where the encoder has it, and the encoder's first one elsewhere.
-        encoder: Name of an FFmpeg encoder (``"libx264"``) or codec (``"h264"``). The default is the file
-            format's own.
+            which every player supports, or else the first format of the encoder.
+        encoder: Name of an FFmpeg encoder (``"libx264"``) or codec (``"h264"``). Default: the format's.
         encoder_options: Options of the encoder, such as ``{"crf": 18, "preset": "fast"}``; ``"threads"`` is
-            its number of threads, by default as many as there are cores.
-        bit_rate: Bits in a second. The default is the encoder's.
+            its number of threads, by default the number of cores.
+        bit_rate: Bit rate in bits per second. The default is that of the encoder.
         qscale: Constant quality, from 1 (best) to 31, for encoders such as ``mpeg4`` and ``mjpeg``.
-        gop_size: Frames from one key frame to the next, at most.
-        max_b_frames: B frames between two others, at most.
+        gop_size: Maximum number of frames from one key frame to the next.
+        max_b_frames: Maximum number of consecutive B-frames.
         colorspace: FFmpeg's name of the matrix of a YUV stream, which is also written into the file. The
-            default is BT.601 (``"smpte170m"``), as FFmpeg and this library read files that state none.
-        color_range: ``"tv"`` (limited) or ``"pc"`` (full). The default is limited; full in ``yuvj`` formats.
+            default is BT.601 (``"smpte170m"``), which FFmpeg and this library assume if a file states none.
+        color_range: ``"tv"`` (limited) or ``"pc"`` (full). The default is limited, in ``yuvj`` formats full.
         color_primaries: FFmpeg's name of the primaries, only written into the file.
         color_trc: FFmpeg's name of the transfer function, only written into the file.
-        orientation: EXIF's number, 1 to 8, of how players are to turn the frames; in MP4, MOV and, without
-            mirroring, Matroska.
-        sample_aspect_ratio: Width of a pixel over its height.
-        time_base: Each frame is shown at its own time, rounded to a multiple of so many seconds. File formats
-            may round again: Matroska counts milliseconds.
+        orientation: EXIF orientation, 1 to 8, by which players turn the frames. Supported in MP4, MOV and,
+            without mirroring, Matroska.
+        sample_aspect_ratio: Width of a pixel divided by its height.
+        time_base: Unit of time in seconds. If given, each frame is shown at its own timestamp, rounded to
+            this unit. File formats may round further: Matroska to milliseconds.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -111,7 +110,7 @@ class VideoEncodeConfig:
             format_name("pix_fmt", self.pix_fmt)
         for name in COLOR_TABLES:
             color_number(name, getattr(self, name))
-        rotation(self.orientation)  # refuses what is none
+        rotation(self.orientation)  # raises for an invalid orientation
         for name in ("frame_rate", "time_base", "sample_aspect_ratio"):
             if (ratio := getattr(self, name)) is not None:
                 object.__setattr__(self, name, parse_rate(ratio, name))
@@ -119,17 +118,16 @@ class VideoEncodeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioEncodeConfig:
-    """How an audio stream is encoded. SPDL's name of it is ``audio_encode_config``.
+    """Options of encoding an audio stream. ``audio_encode_config`` is SPDL's name of this class.
 
     Args:
-        sample_rate: Samples of one channel in a second.
+        sample_rate: Sample rate in Hz.
         num_channels: Number of channels.
-        sample_fmt: Sample format of the encoder, to which samples are converted. The default is the
-            encoder's first one.
-        encoder: Name of an FFmpeg encoder (``"libmp3lame"``) or codec (``"mp3"``). The default is the file
-            format's own.
+        sample_fmt: Sample format of the encoder, to which samples are converted. The default is the first
+            format of the encoder.
+        encoder: Name of an FFmpeg encoder (``"libmp3lame"``) or codec (``"mp3"``). Default: the format's.
         encoder_options: Options of the encoder, such as ``{"compression_level": 8}``.
-        bit_rate: Bits in a second, for lossy encoders. The default is the encoder's.
+        bit_rate: Bit rate in bits per second, for lossy encoders. The default is that of the encoder.
         qscale: Constant quality, for encoders such as ``libmp3lame`` and ``vorbis``.
 
     Raises:
@@ -159,7 +157,7 @@ audio_encode_config = AudioEncodeConfig
 
 
 def _check_numbers(config: Any, *names: str) -> None:
-    """Refuse what is no whole number above 0, and make the options text."""
+    """Check that numbers are whole and above 0, and convert the encoder options to strings."""
     for name in names:
         if getattr(config, name) is not None:
             check_int(name, getattr(config, name))
@@ -169,10 +167,10 @@ def _check_numbers(config: Any, *names: str) -> None:
 
 @lru_cache(maxsize=64)
 def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
-    """An encoder of this FFmpeg, by its name or that of its codec.
+    """Return an encoder by its name, or by the name of its codec.
 
     Raises:
-        ValueError: There is none of that name and kind.
+        ValueError: This FFmpeg has no such encoder of that kind.
     """
     os.environ.setdefault(*_QUIET_SVT)
     try:
@@ -189,7 +187,7 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
 
 
 def _is_encoder(name: str) -> bool:
-    # The names that FFmpeg lists are those of decoders, too.
+    # codecs_available lists decoders, too.
     try:
         return bool(av.Codec(name, "w"))
     except ValueError:
@@ -197,10 +195,10 @@ def _is_encoder(name: str) -> bool:
 
 
 def open_encoder(context: Any) -> None:
-    """Open an encoder, and leave the threads of the process as they are.
+    """Open an encoder, without a change in the scheduling of threads.
 
-    In processes of root SVT-AV1 makes its own threads and the one that opens it real-time, with all threads
-    that this one starts later: one that computes would keep its core from everybody else.
+    If the process runs as root, SVT-AV1 gives real-time priority to its own threads and to the calling
+    thread, from which later threads inherit it. A computing thread would then block its core for all others.
     """
     if context.name != "libsvtav1" or not _TASKS.is_dir():
         context.open()
@@ -216,16 +214,16 @@ def open_encoder(context: Any) -> None:
 
 
 def _pix_fmts(encoder: av.Codec) -> list[str]:
-    """The pixel formats that an encoder takes; none: any."""
+    """Return the pixel formats that an encoder accepts; empty if it accepts any."""
     names = [format.name for format in encoder.video_formats or ()]
-    # The JPEG encoder also takes limited range, which no JPEG file can state.
+    # The JPEG encoder also accepts limited range, which a JPEG file cannot state.
     full = [name for name in names if name.startswith("yuvj")]
     return full if names[:1] == full[:1] else names
 
 
 def best_pix_fmt(encoder: av.Codec, given: str, *, exact: bool = False) -> str:
-    """An encoder's pixel format for frames: what keeps most; of lossy ones what players take."""
-    # "exact" is for test media, whose encoders are told to lose nothing.
+    """Return the encoder's pixel format that loses least; for a lossy encoder, one that players support."""
+    # "exact" is for test media, whose encoders are set to be lossless.
     formats, is_lossy = _pix_fmts(encoder), encoder.lossy and not exact
     if not formats or (given in formats and (not is_lossy or is_yuv(given))):
         return given
@@ -235,7 +233,7 @@ def best_pix_fmt(encoder: av.Codec, given: str, *, exact: bool = False) -> str:
 
 
 def best_sample_fmt(encoder: av.Codec, given: str) -> str | None:
-    """An encoder's sample format for samples: their own, or what keeps most of them; ``None``: the first."""
+    """Return the encoder's sample format that loses least; ``None``: use its first format."""
     formats = [format.name for format in encoder.audio_formats or ()]
     base = given.removesuffix("p")
     wider = () if base in ("u8", "s16") else ("s32", "s32p", "fltp")
@@ -244,14 +242,14 @@ def best_sample_fmt(encoder: av.Codec, given: str) -> str | None:
 
 
 class VideoEncoder:
-    """Brings frames to the format, colours and times of a stream, and encodes them.
+    """Converts frames to the format, colours and timestamps of a stream, and encodes them.
 
     Args:
-        target: PyAV's stream, or a codec context alone.
-        config: How; its encoder is that of the target.
+        target: A PyAV stream, or a codec context.
+        config: The options. Their encoder must be that of the target.
 
     Raises:
-        ValueError: The encoder has no such option or pixel format.
+        ValueError: The encoder does not support an option or the pixel format.
     """
 
     def __init__(self, target: Any, config: VideoEncodeConfig) -> None:
@@ -274,10 +272,10 @@ class VideoEncoder:
         set_all(context, **{name: getattr(config, name) for name in own})
         set_all(context, pix_fmt=self.pix_fmt, time_base=self.time_base)
         context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
-        context.flags |= Flags.frame_duration  # frames say for how long they are shown
-        # With threads for slices alone, PyAV's default, x264 cuts each frame; threads that encode whole
-        # frames are quicker. FFmpeg's own encoders keep the default: theirs would free shared memory without
-        # the GIL.
+        context.flags |= Flags.frame_duration  # use the durations of frames
+        # PyAV's default is slice threading, with which x264 splits each frame; frame threading is faster.
+        # FFmpeg's own encoders keep the default: their frame threads would free shared memory without the
+        # GIL.
         if context.name.startswith("lib"):
             context.thread_type = "AUTO"
         _set_rate(context, config)
@@ -286,7 +284,7 @@ class VideoEncoder:
         """Encode frames.
 
         Raises:
-            EncodeError: A frame has another size than the stream, or no time, or comes before the last one.
+            EncodeError: A frame has another size than the stream, no timestamp, or is not after the last one.
             FFmpegError: The encoder fails.
         """
         config, zero = self._config, frame_metadata(frames).zero
@@ -300,13 +298,13 @@ class VideoEncoder:
             yield from self._target.encode(self._prepared(frame, self._ticks(frame, zero)))
 
     def flush(self) -> Iterator[AvPacket]:
-        """The packets that the encoder holds back.
+        """Yield the packets that the encoder has delayed.
 
         Raises:
             FFmpegError: The encoder fails.
         """
         for packet in self._target.encode(None):
-            # Of two frames in all, libx265 decodes at times that it reads from memory it never wrote to.
+            # For a stream of two frames, libx265 reads the decoding times from uninitialized memory.
             if abs(packet.pts - packet.dts) > _TOO_FAR:
                 packet.dts = packet.pts
             yield packet
@@ -318,7 +316,7 @@ class VideoEncoder:
                 raise EncodeError(f"frame {ticks} has no time; give frame_rate= alone")
             ticks = round((frame.pts * (as_fraction(frame.time_base) or 1) - zero) / self.time_base)
             shown = frame.duration * (as_fraction(frame.time_base) or 1) / self.time_base
-            # The last frame of an MP4 is hidden if it lasts for no time at all.
+            # At least 1: players do not show the last frame of an MP4 if its duration is 0.
             self._duration = max(1, round(shown) or ticks - self._last)
         if ticks <= self._last and self._count:
             raise EncodeError(
@@ -330,9 +328,9 @@ class VideoEncoder:
         return ticks
 
     def _prepared(self, frame: av.VideoFrame, ticks: int) -> av.VideoFrame:
-        """The frame as the encoder takes it; if it has to change, another, as threads may share it."""
+        """Return the frame for the encoder; a new frame if anything changes, because threads may share it."""
         desc = self._conversion(frame)
-        # Even a graph of nothing takes 15 microseconds.
+        # Without a graph if possible: even one that does nothing takes 15 microseconds.
         in_place = frame.pts == ticks and frame.time_base == self.time_base
         if desc == "null" and in_place and not frame.pict_type:
             return frame
@@ -342,12 +340,12 @@ class VideoEncoder:
         own: av.VideoFrame
         (own,) = self._filter.push(frame)
         own.pts, own.time_base, own.duration = ticks, self.time_base, self._duration
-        own.pict_type = 0  # the decoder's would make the encoder repeat its choice of key frames
+        own.pict_type = 0  # otherwise the encoder would repeat the key frames of the source
         own.color_range, own.colorspace, own.color_primaries, own.color_trc = self._colors
         return own
 
     def _conversion(self, frame: av.VideoFrame) -> str:
-        """Filters that bring a frame to the pixel format, matrix and range of the stream."""
+        """Return the filters that convert a frame to the pixel format, matrix and range of the stream."""
         given, end = frame.format.name, f"format={self.pix_fmt}"
         if not is_yuv(self.pix_fmt):
             return "null" if given == self.pix_fmt else f"scale={_FLAGS},{end}"
@@ -357,10 +355,10 @@ class VideoEncoder:
             return "null"
         wanted = f":out_color_matrix={matrix}:out_range={levels}"
         if levels == "pc" and frame.format.is_rgb:
-            # FFmpeg's scaler makes chroma of full range half a level too small, as it takes 128 to the middle
-            # of 0 and 255; its newer code, which knows 4:4:4 alone, does not. That one reads past packed
-            # images of up to 16 columns or one row, and crashes. Behind it "accurate_rnd" would cost a third
-            # of all, for 0.005 levels.
+            # FFmpeg's scaler makes full-range chroma half a level too small, as it maps 128 to the middle
+            # of 0 and 255. Its newer code ("unstable"), for 4:4:4 only, does not, but it crashes on packed
+            # images of up to 16 columns or of one row, so those are made planar first. The second scale has
+            # no accurate_rnd, which would take a third of the time for 0.005 levels.
             exact = f"scale={_FLAGS}+unstable:sws_dither=none{wanted},format=yuv444p"
             if frame.width <= _NARROW or frame.height == 1:
                 exact = f"format=gbrp|gbrp16,{exact}"
@@ -369,7 +367,7 @@ class VideoEncoder:
 
 
 def set_all(context: Any, **values: object) -> None:
-    """Set what is not ``None`` of an encoder's context."""
+    """Set attributes of an encoder's context, except those that are ``None``."""
     for name, value in values.items():
         if value is not None:
             setattr(context, name, value)
@@ -378,28 +376,28 @@ def set_all(context: Any, **values: object) -> None:
 def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:
     options: dict[str, Any] = dict(config.encoder_options or {})
     check_codec_options(context.name, options, "w")
-    if context.name == "libx265":  # it writes its settings to stderr, past FFmpeg's log
+    if context.name == "libx265":  # it writes its settings to stderr, without FFmpeg's log
         options["x265-params"] = f"log-level=error:{options.get('x265-params', '')}"
     if config.bit_rate is not None:
         context.bit_rate = config.bit_rate
     if config.qscale is not None:
         context.qscale = True
         quality = {"global_quality": str(_QP2LAMBDA * config.qscale)}
-        if isinstance(config, VideoEncodeConfig):  # FFmpeg's own look for it in each frame instead
+        if isinstance(config, VideoEncodeConfig):  # video encoders take it from each frame instead
             quality = dict.fromkeys(("qmin", "qmax"), str(config.qscale))
         options = {**quality, **options}
     context.options = options
 
 
 class AudioEncoder:
-    """Brings samples to the format of a stream, one after the other, and encodes them.
+    """Converts samples to the format of a stream, places them one after the other, and encodes them.
 
     Args:
-        stream: PyAV's stream.
-        config: How; its encoder is that of the stream.
+        stream: A PyAV stream.
+        config: The options. Their encoder must be that of the stream.
 
     Raises:
-        ValueError: The encoder has no such option or sample format.
+        ValueError: The encoder does not support an option or the sample format.
     """
 
     def __init__(self, stream: Any, config: AudioEncodeConfig) -> None:
@@ -414,10 +412,10 @@ class AudioEncoder:
         _set_rate(context, config)
 
     def encode(self, frames: AudioFrames) -> Iterator[AvPacket]:
-        """Encode samples, which follow those before them whatever their times are.
+        """Encode samples directly after those before them; their timestamps are ignored.
 
         Raises:
-            EncodeError: They have another rate or number of channels than the stream.
+            EncodeError: Sample rate or number of channels are not those of the stream.
             FFmpegError: The encoder fails.
         """
         config = self._config
@@ -436,7 +434,7 @@ class AudioEncoder:
             yield from self._stream.encode(frame_of(placed, unit, Fraction(0), is_shared=True))
 
     def _check_range(self, chunk: AudioChunk) -> None:
-        # LAME ends the process where it cannot count, and others write noise.
+        # NaN and huge values abort the process in LAME, and make noise in other encoders.
         if self._stream.codec_context.name.startswith(("pcm_", "wavpack")):
             return
         for plane in chunk.planes:
@@ -448,5 +446,5 @@ class AudioEncoder:
                 )
 
     def flush(self) -> Iterator[AvPacket]:
-        """The packets that the encoder holds back."""
+        """Yield the packets that the encoder has delayed."""
         yield from self._stream.encode(None)

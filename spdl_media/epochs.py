@@ -1,4 +1,4 @@
-"""What epochs are made of: protocols of sources, sources that repeat, random numbers by seed and epoch."""
+"""Epochs of sources: protocols, repeated and shuffled sources, random numbers by seed and epoch."""
 
 from __future__ import annotations
 
@@ -21,63 +21,64 @@ Pairs: TypeAlias = tuple[tuple[int, int], ...]
 
 @runtime_checkable
 class IterableWithShuffle(Iterable[T_co], Protocol[T_co]):
-    """An iterable whose order can be changed."""
+    """An iterable that can be shuffled."""
 
     def shuffle(self, seed: int) -> None:
-        """Put the items in the order that belongs to ``seed``, whatever their order was before.
+        """Put the items into an order that depends only on ``seed``, not on the order before.
 
         Raises:
-            Exception: Yours. It ends the iteration.
+            Exception: Any exception of the source; it ends the iteration.
         """
 
 
 @runtime_checkable
 class SizedIterable(Sized, Iterable[T_co], Protocol[T_co]):
-    """An iterable that knows how many items an iteration gives."""
+    """An iterable that knows the number of items in an iteration."""
 
 
 @runtime_checkable
 class SizedIterableWithShuffle(SizedIterable[T_co], IterableWithShuffle[T_co], Protocol[T_co]):
-    """An iterable that knows its length and whose order can be changed."""
+    """An iterable that knows its length and can be shuffled."""
 
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """An iterable that can be told which epoch the next iteration is, such as PyTorch's samplers."""
+    """An iterable whose epoch can be set, such as PyTorch's samplers."""
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Choose the epoch of the next iteration.
+        """Set the epoch of the next iteration.
 
         Raises:
-            Exception: Yours. It ends the iteration.
+            Exception: Any exception of the source; it ends the iteration.
         """
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An iterable that can tell where it is and resume there, such as those of torchdata.
+    """An iterable that can save the state of its iteration and resume from it, such as those of torchdata.
 
-    Unless it is an iterator, each iteration begins at its start, except for the first one after
-    :meth:`load_state_dict`.
+    Each iteration begins at the start, except for the first one after :meth:`load_state_dict`. (An iterator
+    has only one iteration.)
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration is: after the item that it gave last.
+        """Return the state of the iteration after the last item that it gave.
 
         Raises:
-            Exception: Yours. It ends the iteration, or comes from the loader's ``state_dict``.
+            Exception: Any exception of the source; it ends the iteration, or is raised by the loader's
+                ``state_dict``.
         """
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Make the next iteration begin after that item.
+        """Make the next iteration begin after the item at which ``state_dict`` was saved.
 
         Raises:
-            Exception: Yours. It ends the iteration.
+            Exception: Any exception of the source; it ends the iteration.
         """
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
-    """Iterate over an epoch of a source; over the source itself if it has no epochs.
+    """Return an iterator over an epoch of a source, or over the source itself if it has no epochs.
 
     Raises:
         ValueError: The source refuses the epoch.
@@ -88,24 +89,26 @@ def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
 
 
 def begin_by_position(source: object, epoch: int, before: Pairs = ()) -> Sequence[Any] | None:
-    """Begin an epoch whose items are asked for by position, and leave the source as an iteration does.
+    """Begin an epoch whose items are read by position.
+
+    Afterwards the source is in the same state as after an iteration.
 
     Args:
         source: The source.
         epoch: The epoch.
-        before: What other ranks than those of now have done of it, of a source that can leave that out.
+        before: Places of the epoch that were done before the number of ranks changed, to leave out.
 
     Returns:
-        The items, which stay the same until the next epoch of the source begins; ``None``, with
-        nothing done, if the source can only be read from its start.
+        The items, which do not change until the next epoch of the source begins. ``None``, without any
+        effect, if the source can only be read from its start.
 
     Raises:
         ValueError: The source refuses the epoch.
     """
-    # A method of the library's own sources; no protocol, because users need not know of it.
+    # A private method of the library's sources, and therefore not a public protocol.
     begin = getattr(source, "begin_by_position", None)
     if begin is not None:
-        # Sources that cannot leave anything out take one argument; they are refused before.
+        # Sources that cannot leave items out take one argument. For them, `before` was refused already.
         items: Sequence[Any] | None = begin(epoch, before) if before else begin(epoch)
         return items
     if not is_indexed(source):
@@ -117,8 +120,8 @@ def begin_by_position(source: object, epoch: int, before: Pairs = ()) -> Sequenc
 
 def is_indexed(source: object) -> bool:
     """Whether ``source[0]`` is the first of ``len(source)`` items."""
-    # Having __getitem__ is not enough: that of a table takes names of columns. A class with it and
-    # without __iter__ is one that Python itself reads by position.
+    # __getitem__ alone is not enough: that of a table takes column names. But a class with __getitem__ and
+    # without __iter__ is one that Python itself iterates by position.
     return isinstance(source, Sequence | np.ndarray) or (
         hasattr(source, "__getitem__")
         and isinstance(source, Sized)
@@ -127,7 +130,7 @@ def is_indexed(source: object) -> bool:
 
 
 class Mapped(Sequence[T_co]):
-    """The results of a function for the items of a sequence, computed when asked for."""
+    """A sequence of the results of a function for the items of another sequence, computed on access."""
 
     def __init__(self, fn: Callable[[Any], T_co], items: Any) -> None:
         self._fn = fn
@@ -142,31 +145,31 @@ class Mapped(Sequence[T_co]):
 
 
 def iterator_in(source: object) -> object | None:
-    """Return what can be read only once: a source that is an iterator, or one that it is ``made_of``."""
+    """Return the iterator, which can be read only once, in a source: itself, or in its ``made_of``."""
     if isinstance(source, Iterator | AsyncIterator):
         return source
-    # Of a user's class the name may mean anything.
+    # In a user's class, the attribute may mean something else.
     parts = getattr(source, "made_of", ())
     found = map(iterator_in, parts if isinstance(parts, tuple) else ())
     return next((iterator for iterator in found if iterator is not None), None)
 
 
-# PyTorch's DistributedSampler has num_replicas.
+# num_replicas is the world size in PyTorch's DistributedSampler.
 PLACE = ("rank", "world_size", "num_replicas")
 _ORDER = ("seed", "shuffle_shards", "shuffle_buffer")
 
 
 def place_of(source: object) -> tuple[int, int]:
-    """Return rank and world size of a source or its sampler; ``(0, 1)`` if it knows no ranks."""
+    """Return rank and world size of a source or its sampler; ``(0, 1)`` if it has none."""
     sampler = getattr(source, "sampler", source)
     rank = getattr(sampler, "rank", 0)
     world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
-    # As in order_of: another class may use the names otherwise.
+    # As in order_of, another class may use the names for something else.
     return (rank, world_size) if isinstance(rank, int) and isinstance(world_size, int) else (0, 1)
 
 
 def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
-    """Return the function from an item's position in the source to its place in the order of all ranks."""
+    """Return a function from an item's position in the source to its place in the order of all ranks."""
     sampler = getattr(source, "sampler", source)
     if not hasattr(sampler, "places_of_rank"):
         rank, world_size = place_of(source)
@@ -174,14 +177,14 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
     places = sampler.places_of_rank(before)
     if before:
         return lambda position: int(places[position])
-    # Not by index: a subclass may give more than its places.
+    # Not places[position]: a subclass may give more items than it has places.
     return lambda position: places.start + places.step * position
 
 
 def order_of(source: object) -> dict[str, Any] | None:
-    """Return what the order of a source depends on besides the epoch; ``None``: it does not say."""
+    """Return the values on which a source's order depends besides the epoch; ``None``: unknown."""
     sampler: Any = getattr(source, "sampler", source)
-    # Whatever is no int is of another class that uses the name for something else.
+    # An attribute that is not an int belongs to another class, which uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
     if hasattr(sampler, "mixed"):
@@ -191,11 +194,11 @@ def order_of(source: object) -> dict[str, Any] | None:
 
 
 def order_of_ranks(source: object) -> dict[str, Any]:
-    """Return what all ranks share of :func:`order_of`, and the number of items of all of them, if known."""
+    """Return the part of :func:`order_of` that is equal on all ranks, and the total number of items."""
     order, sampler = order_of(source) or {}, getattr(source, "sampler", None) or source
     common = {name: value for name, value in order.items() if name not in (*PLACE, "counts")}
     length = getattr(sampler, "num_draws", None)
-    # The ranks of PyTorch's sampler have equally many.
+    # With PyTorch's sampler, all ranks have the same number of items.
     is_equal = hasattr(sampler, "num_replicas") or place_of(source)[1] == 1
     if length is None and is_equal and isinstance(sampler, Sized):
         length = len(sampler)
@@ -215,11 +218,11 @@ class RepeatedSource(Iterator[T]):
         while True:
             if self._iterator is None:
                 self._iterator = self._begin()
-            # Counted before it is given: the state is that after this item.
+            # Counted before it is returned, because the state is that after this item.
             for item in self._iterator:
                 self._position += 1
                 return item
-            # An empty epoch would be repeated for ever.
+            # An empty epoch would be repeated forever.
             if not self._position:
                 raise ValueError(
                     f"the source to repeat, a {type(self._source).__name__}, gave no item in epoch "
@@ -231,34 +234,34 @@ class RepeatedSource(Iterator[T]):
 
     def _begin(self) -> Iterator[T]:
         source, epoch = self._source, self._epoch
-        # What has epochs shuffles by itself.
+        # A source with epochs shuffles by itself.
         if isinstance(source, IterableWithShuffle) and not isinstance(source, HasEpochs):
             source.shuffle(seed=epoch)
         if self._position:
             items = begin_by_position(source, epoch)
             if items is not None:
                 return (items[position] for position in range(self._position, len(items)))
-        # Read again and thrown away: it has neither positions nor a state.
+        # Without positions, the items before the position are read again and dropped.
         return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, and how many of its items were given."""
+        """Return the epoch, and the number of its items that were given."""
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        """Go on after the last item that was given before :meth:`state_dict`.
+        """Continue after the last item that was given before :meth:`state_dict`.
 
         Raises:
-            KeyError: It is no such state.
-            TypeError: A number in it is none.
-            ValueError: A number in it is negative.
+            KeyError: The state lacks a value.
+            TypeError: A value is not a whole number.
+            ValueError: A value is negative.
         """
         self._epoch = check_int("epoch", state_dict["epoch"], at_least=0)
         self._position = check_int("position", state_dict["position"], at_least=0)
         self._iterator = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # An iterator cannot always be pickled; it is made again from the position.
+        # Not all iterators can be pickled; it is made again from the position.
         return {**self.__dict__, "_iterator": None}
 
 
@@ -269,21 +272,22 @@ class ShuffledSource(Generic[T]):
         self._source = source
         self._first = self.epoch = epoch
         self._shuffle_last = shuffle_last
-        # The seed of the source's order, known until the next epoch begins: others may shuffle it then.
+        # Seed with which the source was shuffled after the last epoch. It is only used for the next epoch,
+        # because during that the source may be shuffled by others.
         self._shuffled_ahead: int | None = None
-        # In the order before the first shuffle, to which no seed leads back.
+        # The items in the order before the first shuffle, which no seed can restore.
         self._first_items: list[T] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
+        """Set the epoch of the next iteration.
 
         Raises:
-            ValueError: The epoch is negative.
+            ValueError: ``epoch`` is negative.
         """
         self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:
-        """The number of items of an epoch.
+        """Return the number of items in an epoch.
 
         Raises:
             TypeError: The source has no length.
@@ -292,11 +296,11 @@ class ShuffledSource(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        # Shuffled here, not at the first item: who makes two iterators gets two epochs.
+        # Shuffled here instead of at the first item, so that two iterators get two epochs.
         return self._iterate(self._items(epoch), epoch)
 
     def begin_by_position(self, epoch: int) -> Sequence[T] | None:
-        """Begin an epoch; return its items by position, or ``None`` if the source is no sequence.
+        """Begin an epoch, and return its items by position, or ``None`` if the source is not a sequence.
 
         Raises:
             ValueError: The source's ``shuffle`` refuses the epoch as a seed.
@@ -311,12 +315,12 @@ class ShuffledSource(Generic[T]):
         if not self._shuffle_last:
             self._source.shuffle(seed=epoch)
             return self._source
-        # Before the first shuffle, after which nothing leads back to this order.
+        # Saved before the first shuffle, after which this order cannot be restored.
         if self._first_items is None:
             self._first_items = list(self._source)
         if epoch <= self._first:
             return self._first_items
-        # Good for one epoch: meanwhile others may shuffle the source.
+        # Valid for one epoch only, because others may shuffle the source meanwhile.
         ahead, self._shuffled_ahead = self._shuffled_ahead, None
         if ahead != epoch - 1:
             self._source.shuffle(seed=epoch - 1)
@@ -330,9 +334,9 @@ class ShuffledSource(Generic[T]):
 
 
 class Purpose(IntEnum):
-    """A part of the key of random numbers, so that no two uses of one seed get the same ones."""
+    """Part of the key of random numbers, so that different uses of one seed have different numbers."""
 
-    # A number never changes its meaning: saved states resume by it.
+    # Values must not change, because saved states depend on them.
     ORDER = 0
     SAMPLE = 1
     MERGE = 2
@@ -343,11 +347,11 @@ class Purpose(IntEnum):
 
 
 def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:
-    """Return a source of random bits that depends on its arguments alone.
+    """Return a generator of random bits that depends only on the arguments.
 
     See:
-        NEP 19 of NumPy: the raw output of PCG64 and SeedSequence stays the same in each release,
-        that of the methods of its ``Generator`` may change. So orders are made of raw numbers here.
+        NEP 19 of NumPy: the raw output of PCG64 and SeedSequence is the same in all releases, but that of
+        the methods of ``Generator`` may change. So orders are made from the raw output here.
 
     Raises:
         ValueError: A number is negative.
@@ -356,23 +360,23 @@ def random_bits(purpose: Purpose, seed: int, *key: int) -> np.random.PCG64:
 
 
 def permutation(bits: np.random.PCG64, count: int) -> npt.NDArray[np.int64]:
-    """Return the numbers from 0 to ``count`` in random order."""
-    # NumPy's shuffle is quicker (0.3 s instead of 1.2 s for ten million), but may change with a
-    # release. The sort is stable, so that even equal numbers have one order.
+    """Return the numbers from 0 to ``count - 1`` in random order."""
+    # NumPy's shuffle is faster (0.3 s instead of 1.2 s for ten million), but may change in a release. The
+    # sort is stable, so that the order of equal random numbers is defined, too.
     return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64, copy=False)
 
 
 def uniform(bits: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
-    """Return random multiples of 2**-53 from 0 up to, and not including, 1."""
+    """Return random multiples of 2**-53 in [0, 1)."""
     raw: npt.NDArray[np.uint64] = bits.random_raw(count)
-    # A float64 has 53 bits of precision.
+    # Keep 53 of the 64 bits, the precision of float64.
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def weighted_choice(
     cumulative: npt.NDArray[np.float64], numbers: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    """Choose positions in proportion to their weights, never one without weight.
+    """Choose positions in proportion to their weights, never one of weight 0.
 
     Args:
         cumulative: The cumulative sums of the weights.
@@ -380,7 +384,7 @@ def weighted_choice(
     """
     total = cumulative[-1]
     chosen: npt.NDArray[np.intp] = np.searchsorted(cumulative, numbers * total, side="right")
-    # The product may be rounded up to the total, beyond the last position that has weight.
+    # The product may be rounded up to the total, which is after the last position with a weight above 0.
     last = np.searchsorted(cumulative, total, side="left")
     positions: npt.NDArray[np.int64] = np.minimum(chosen, last, dtype=np.int64)
     return positions
