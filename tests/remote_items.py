@@ -18,7 +18,7 @@ from spdl_media.pipeline import shared_empty
 
 
 class Batches:
-    """An iterable: each iteration gives the same."""
+    """An iterable that gives the same items in each iteration."""
 
     def __init__(self, count: int = 5) -> None:
         self.count = count
@@ -37,7 +37,7 @@ class Draws:
     def __iter__(self) -> Iterator[Any]:
         torch = sys.modules.get("torch")
         of_torch = [float(torch.rand(()))] if torch is not None else []
-        yield random.random(), np.random.rand(), *of_torch  # noqa: NPY002, S311  # they are meant
+        yield random.random(), np.random.rand(), *of_torch  # noqa: NPY002, S311  # global generators
 
 
 def same(items: Any) -> Any:
@@ -45,7 +45,7 @@ def same(items: Any) -> Any:
 
 
 class Dataset:
-    """``__getitem__`` goes wrong at the third item, in one of several ways."""
+    """A dataset whose ``__getitem__`` fails at the third item, in one of several ways."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -79,7 +79,7 @@ def each_of(dataset: Dataset) -> Iterator[Any]:
 
 
 class Items:
-    """Iterates over a dataset, as often as wanted."""
+    """Iterates over a dataset any number of times."""
 
     def __init__(self, how: str) -> None:
         self.dataset = Dataset(how)

@@ -6,7 +6,7 @@ Each line is: format, compressed, library, mode, workers, items a second. Execut
 left to the interpreter's end, as there.
 """
 
-# Annotations are evaluated here, as in that program: Pipeline[...] must be one at run time.
+# No deferred annotations, as in SPDL's program: Pipeline[...] is evaluated at run time.
 
 import sys
 import time
@@ -42,7 +42,7 @@ CONFIGS = (
 
 
 class DataSource(Generic[T]):
-    """One item, so many times, in each epoch."""
+    """A source that repeats one item a fixed number of times."""
 
     def __init__(self, data: T, repeat: int) -> None:
         self.data = data
@@ -77,7 +77,8 @@ def run_pipeline(pipeline: Pipeline[...]) -> tuple[int, float]:
 
 
 def num_unparsed(pipeline: Pipeline[...]) -> int:
-    """How many items NumPy's reader lost to CPython, in whose parser threads collide before 3.11.8.
+    """Return how many items failed in NumPy's reader because CPython's parser was not thread-safe before
+    3.11.8.
 
     See https://github.com/python/cpython/issues/106905.
     """
@@ -116,7 +117,7 @@ LOADERS: dict[tuple[str, str], Callable[[Any], list[NDArray]]] = {
 
 
 def make_arrays() -> Arrays:
-    """A picture and the labels of its pixels."""
+    """Make an image and the labels of its pixels."""
     rng = np.random.default_rng()
     return {
         "img": rng.integers(256, size=(3, 640, 480), dtype=np.uint8),
@@ -125,7 +126,7 @@ def make_arrays() -> Arrays:
 
 
 def dump(format: str, compressed: bool, arrays: Arrays) -> Any:
-    """One file; of npy, which holds one array, a tuple of two."""
+    """Return the content of one file, or of two files for npy, which holds only one array."""
     if format == "npy":
         return tuple(_written(np.save, array, allow_pickle=False) for array in arrays.values())
     if format == "npz":

@@ -1,17 +1,16 @@
-"""Damages files of every format at random and reads them: what may come out is arrays or our errors.
+"""Damages files of every format at random and reads them: the result must be arrays or an ArrayFormatError.
 
     python tests/array_formats/fuzz.py --inputs 120000 [--seed 0]
 
-Each input is a good file with up to six changes: bits flipped, numbers overwritten with extreme ones,
-pieces cut out, doubled, moved or replaced, checksums made right again. It is read to the end, with these
-checks:
+Each input is a good file with up to six changes: flipped bits, numbers overwritten with extreme ones, pieces
+cut out, duplicated, moved or replaced, and corrected checksums. It is read to the end, with these checks:
 
-- only ``ArrayFormatError`` comes out (its message names the source);
-- no more memory is allocated than the limit on what is inflated, the input itself, and what Python takes;
-- every array lies in the input, or has as many bytes as could be in it.
+- only ``ArrayFormatError`` is raised, and its message names the source;
+- no more memory is allocated than the limit for decompression, the size of the input, and Python's overhead;
+- every array is a view of the input, or has no more bytes than could be in it.
 
-An input that fails is printed with its format and bytes, for a test. Without a failure the last line counts
-the inputs, and how many of them could be read all the same.
+An input that fails is printed with its format and bytes, for a regression test. Otherwise the last line shows
+the number of inputs, and how many of them could be read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from array_formats import made_files as made
 
 import spdl_media as sm
 
-# For what is inflated; and for what Python and NumPy allocate around it, errors with their text included.
+# Limits in bytes: for decompressed data, and for allocations of Python and NumPy, including error messages.
 MAX_UNCOMPRESSED = 1 << 20
 ROOM = 1 << 20
 
@@ -68,7 +67,7 @@ WORDS = (
 
 
 def good_files() -> dict[str, list[bytes]]:
-    """Small files of every format, most kinds of them."""
+    """Return small files of most kinds, by format."""
     rng = np.random.default_rng(0)
     arrays = {
         "a": rng.integers(0, 255, (3, 8, 8), np.uint8),
@@ -110,7 +109,7 @@ def good_files() -> dict[str, list[bytes]]:
     }  # fmt: skip
 
 
-# One change of a file each.
+# Functions that make one change to a file.
 
 
 def flip(data: bytearray, rng: random.Random) -> None:
@@ -150,7 +149,8 @@ def double(data: bytearray, rng: random.Random) -> None:
 
 
 def repair(data: bytearray, _: random.Random) -> None:
-    """Make checksums of tar right, and those of stored ZIP members, so that damage passes them."""
+    """Correct the checksums of tar headers and of stored ZIP members, so that damage is not detected by
+    them."""
     for start in range(0, len(data) - 511, 512):
         if data[start + 257 : start + 262] == b"ustar":
             data[start + 148 : start + 156] = b" " * 8
@@ -165,12 +165,12 @@ def repair(data: bytearray, _: random.Random) -> None:
 
 Change = Callable[[bytearray, random.Random], None]
 CHANGES: Sequence[Change] = (flip, overwrite, insert, replace, cut, double, repair)
-# Headers are short, and most of what is to be found is there.
+# Headers are short, but most faults are there.
 HEAD = 600
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """The file with some changes, half of them at its beginning or end."""
+    """Return a file with some changes, half of them near its beginning or end."""
     for _ in range(rng.randint(1, 6)):
         if not data:
             break
@@ -184,7 +184,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
-# The readers, each to the end of what it can read.
+# The readers, by format; each reads a file completely.
 
 
 def read_npy(data: bytes) -> None:
@@ -228,7 +228,7 @@ READERS: dict[str, Callable[[bytes], None]] = {
 
 
 class WrongReadError(AssertionError):
-    """An input that a reader takes wrongly."""
+    """A reader has handled an input wrongly."""
 
 
 @contextmanager
@@ -247,11 +247,11 @@ def check(format: str, data: bytes) -> bool:
     """Read one input; return whether it could be read.
 
     Raises:
-        WrongReadError: Another exception than ours came out, or too much memory was taken.
+        WrongReadError: Another exception was raised, or too much memory was allocated.
     """
     is_good, taken = read_watched(format, data)
     if taken > (most := MAX_UNCOMPRESSED + 4 * len(data) + ROOM):
-        # Other threads of the process allocate, too. What the reader takes, it takes again.
+        # Other threads allocate memory, too. So read again: only the reader's own allocations happen again.
         _, taken = read_watched(format, data)
     if taken > most:
         raise WrongReadError(f"{format}: {taken} bytes were allocated, from {data!r}")
@@ -259,7 +259,7 @@ def check(format: str, data: bytes) -> bool:
 
 
 def read_watched(format: str, data: bytes) -> tuple[bool, int]:
-    """Read one input; return whether it could be read, and the bytes that were allocated at most."""
+    """Read one input; return whether it could be read, and the peak of allocated bytes."""
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
     try:
@@ -276,20 +276,20 @@ def read_watched(format: str, data: bytes) -> tuple[bool, int]:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """Check so many inputs, equally many of each format; count those that could be read."""
+    """Check ``count`` inputs, equally many of each format; count those that could be read."""
     files = good_files()
     good: Counter[str] = Counter()
     with watched_memory():
         for number in range(count):
             format = list(READERS)[number % len(READERS)]
-            # A generator of its own for each input, so that one can be made again alone.
+            # Each input has its own random generator, so that it can be made again by itself.
             rng = random.Random(f"{seed}/{number}")  # noqa: S311  # no secrets
             good[format] += check(format, damaged(rng.choice(files[format]), rng))
     return good
 
 
 def main(arguments: Sequence[Any] | None = None) -> None:
-    """Fuzz, and print the count."""
+    """Run the fuzzer as a program, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=120_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Array files and archives as other programs write them, and by hand where none writes them so."""
+"""Makes array files and archives as other programs write them, or by hand if no program writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
 
 
 def npy_with_header(text: str, data: bytes = b"", version: int = 1) -> bytes:
-    """An npy file with this header, as it stands."""
+    """Make an npy file with exactly this header."""
     encoded = text.encode("utf-8" if version == 3 else "latin-1")
     size = struct.pack("<H" if version == 1 else "<I", len(encoded))
     return b"\x93NUMPY" + bytes([version, 0]) + size + encoded + data
@@ -74,7 +74,7 @@ def tar(members: Mapping[str, bytes], format: int = tarfile.USTAR_FORMAT) -> byt
 
 
 def tar_header(name: bytes, size: int | bytes, kind: bytes = b"0", magic: bytes = b"") -> bytes:
-    """One block with a right checksum, whatever stands in it."""
+    """Make a tar header with any fields and a correct checksum."""
     field = size if isinstance(size, bytes) else b"%011o\0" % size
     block = bytearray(
         name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0"

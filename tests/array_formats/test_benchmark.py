@@ -1,4 +1,4 @@
-"""The benchmark of data formats runs, in a moment and without peers. No figure is judged here."""
+"""The benchmark of data formats runs, in short and without other libraries. Its figures are not checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPDL's benchmark of data formats runs with the modules renamed, in threads and in processes."""
+"""SPDL's benchmark of data formats runs with this library's modules, in threads and in processes."""
 
 from __future__ import annotations
 

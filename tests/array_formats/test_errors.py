@@ -1,4 +1,4 @@
-"""ArrayFormatError: what it says, and that it survives a change of process whole."""
+"""ArrayFormatError: its message, its attributes after pickling, and its base classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged files of every format; fuzz.py runs the same with a hundred times as many."""
+"""Damaged files of every format; fuzz.py runs the same checks on a hundred times as many files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = Path(fuzz.__file__)
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files(seed: int) -> None:
     good = fuzz.run(1000, seed=1000 + seed)
-    # Files that are all refused would show nothing of what is behind the first check.
+    # If all files were rejected, the test would show nothing about the code after the first check.
     assert set(good) == set(fuzz.READERS)
     assert all(0 < count < 250 for count in good.values())
 

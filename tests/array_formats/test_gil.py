@@ -1,4 +1,4 @@
-"""What touches all data does so without the GIL: other threads run meanwhile."""
+"""Work on all data is done without the GIL, so that other threads can run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from array_formats.made_files import A_LAW, MU_LAW, PCM, npy, npz, wav, wav_form
 
 import spdl_media as sm
 
-# To choose the library that inflates; users choose it by what they install.
+# Private, to choose the decompression library; users choose it by what they install.
 from spdl_media.array_formats import npz as npz_module
 
-SIZE = 65 * 1024  # a little more than from where on it is promised
+SIZE = 65 * 1024  # a little more than the promised threshold
 NOISE = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
 LABELS = np.repeat(NOISE[: SIZE // 256], 256)
 
 
 @contextmanager
 def another_thread() -> Iterator[Callable[[], int]]:
-    """Count how often another thread ran. With no switch by time, it runs only where the GIL is let go."""
+    """Count how often another thread ran. The switch interval is long, so it runs only when the GIL is
+    released."""
     running, count = True, 0
 
     def run() -> None:
         nonlocal count
         while running:
             count += 1
-            time.sleep(0.0001)  # 0 would take the GIL back before the other thread wakes
+            time.sleep(0.0001)  # with 0, it would take the GIL back at once
 
     thread = threading.Thread(target=run)
     interval = sys.getswitchinterval()
@@ -47,8 +48,9 @@ def another_thread() -> Iterator[Callable[[], int]]:
 
 
 def runs_meanwhile(call: Callable[[], object], seconds: float) -> bool:
-    """Whether another thread ran during one of the calls; a busy machine may have no core for it."""
-    call()  # imports, and tables that are made once, may let go of the GIL
+    """Whether another thread ran during one of many calls; on a busy machine, it may have no core at
+    first."""
+    call()  # imports and tables that are made once may release the GIL
     with another_thread() as count:
         before, deadline = count(), time.monotonic() + seconds
         while time.monotonic() < deadline:

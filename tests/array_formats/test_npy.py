@@ -1,4 +1,4 @@
-"""load_npy: every kind of array that NumPy writes, as a view; and what must be refused."""
+"""load_npy: every kind of array that NumPy writes, as a view, and files that must be rejected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (2, 3), (0, 4), (2, 3, 4)
 
 
 def of_type(dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """An array of bytes that are small numbers in every type, and all different."""
+    """Make an array with small, different values, valid for any dtype."""
     dtype = np.dtype(dtype)
     out = np.zeros(shape, dtype) if dtype.itemsize else np.ndarray(shape, dtype, b"")
     if dtype.kind in "biufcmM" and out.size:
@@ -66,7 +66,7 @@ def test_round_trip(dtype: Any, shape: tuple[int, ...]) -> None:
     same(loaded, expected)
     assert loaded.dtype.fields == expected.dtype.fields
     copied = sm.load_npy(data, copy=True)
-    same(copied, loaded)  # the gaps between the fields of records, too
+    same(copied, loaded)  # including the padding of structured dtypes
     assert (copied.strides, copied.flags.writeable) == (loaded.strides, True)
 
 
@@ -155,7 +155,8 @@ def test_records_in_records(depth: int) -> None:
 @each("dtype", ["|i1", ("|i1", (1,))])
 @each("kind", [bytes, bytearray])
 def test_as_many_dimensions_as_numpy_has(num_dimensions: int, dtype: Any, kind: Any) -> None:
-    """NumPy 1.26 has 32, and 2.0 has 64; a head of the usual length has room for more than 32."""
+    """NumPy 1.26 has at most 32 dimensions, NumPy 2.0 has 64; a header of usual length can have more than
+    32."""
     shape = f"({'1,' * num_dimensions})"
     text = f"{{'descr':{dtype!r},'fortran_order':False,'shape':{shape}}}".ljust(117) + "\n"
     data = kind(npy_with_header(text, b"x"))
@@ -324,7 +325,7 @@ def test_headers_that_cannot_be(text: str, match: str) -> None:
         "('|V8', {'a': ('m8[s/0]', 0)})", "'<m8[0s]'", "'<M8[00us]'", "[('a', 'datetime64[0D]')]",
     ])  # fmt: skip
 def test_units_of_time_by_which_numpy_divides_by_zero(descr: str) -> None:
-    # NumPy would end the process, or would when the array is converted.
+    # NumPy would crash the process, either at once or when the array is converted.
     with pytest.raises(sm.ArrayFormatError, match=r"is no type of NumPy: a unit of time"):
         sm.load_npy(npy_with_header(header(descr), bytes(64)))
 
@@ -354,7 +355,7 @@ def test_long_headers_make_short_errors(text: str) -> None:
     started = time.thread_time()
     with pytest.raises(sm.ArrayFormatError) as caught:
         sm.load_npy(npy_with_header(text, version=2))
-    assert time.thread_time() - started < 5  # of a header of a megabyte, the longest that is read
+    assert time.thread_time() - started < 5  # with a header of a megabyte, the longest that is read
     assert len(str(caught.value)) < 1000
 
 

@@ -1,4 +1,4 @@
-"""load_npz: arrays by name, stored as views and deflated; and archives that lie."""
+"""load_npz: arrays by name, uncompressed as views or compressed, and damaged archives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 import spdl_media as sm
 
-# To choose the library that inflates; users choose it by what they install.
+# Private, to choose the decompression library; users choose it by what they install.
 from spdl_media.array_formats import npz as npz_module
 
 ARRAYS = {
@@ -35,7 +35,7 @@ ARRAYS = {
 
 @pytest.fixture(params=["zlib", "isal"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both libraries that inflate, one after the other."""
+    """Run a test with each decompression library."""
     module = {"zlib": "zlib", "isal": "isal.isal_zlib"}[request.param]
     chosen = pytest.importorskip(module)
     monkeypatch.setattr(npz_module, "_library", lambda: chosen)
@@ -51,7 +51,7 @@ def zip_of(members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED, **kwa
 
 
 def entry_of(data: bytes, index: int = 0) -> int:
-    """Where a member's entry in the directory begins."""
+    """Return the offset of a member's entry in the directory."""
     offset = data.index(b"PK\x01\x02")
     for _ in range(index):
         offset = data.index(b"PK\x01\x02", offset + 4)
@@ -192,7 +192,7 @@ def test_zip64_and_streamed_archives() -> None:
 
 
 def as_zip64(data: bytes) -> bytes:
-    """The same archive of one member, with all its sizes in 64 bits."""
+    """Convert an archive of one member to 64-bit sizes."""
     end = data.rindex(b"PK\x05\x06")
     entry = data.index(b"PK\x01\x02")
     fields = list(struct.unpack_from("<4s6H3L5H2L", data, entry))
@@ -397,7 +397,7 @@ def test_damage_goes_unnoticed_where_nothing_is_verified(*, compressed: bool) ->
     array = np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)
     data = bytearray(npz({"a": array}, compressed=compressed))
     np.testing.assert_array_equal(sm.load_npz(data, verify=False)["a"], array)
-    data[5000] ^= 1  # noise is stored as it is also where it is deflated
+    data[5000] ^= 1  # deflate stores noise uncompressed
     with pytest.raises(sm.ArrayFormatError, match="is damaged: its CRC-32 is"):
         sm.load_npz(data)["a"]
     assert (sm.load_npz(data, verify=False)["a"] != array).sum() == 1

@@ -1,4 +1,4 @@
-"""iter_samples: grouping, patterns of shards, and who gets which."""
+"""iter_samples: grouping of members, patterns of shards, and the division among workers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_names_without_key_or_ending_are_left_out() -> None:
 
 
 def test_folders_about_the_data_set_are_left_out() -> None:
-    """As WebDataset 1.0.2, which skips names that match ``__[^/]*__($|/)``, and no others."""
+    """As in WebDataset 1.0.2, which skips exactly the names that match ``__[^/]*__($|/)``."""
     names = ["__meta__/info.json", "__a__b__/c/d.txt", "____/e.txt", "__meta__", "0.jpg"]
     others = [
         "__x__.jpg",
@@ -109,7 +109,7 @@ def test_an_ending_twice() -> None:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Twelve shards of one sample each, whose key is the shard's number."""
+    """Make twelve shards with one sample each, whose key is the number of the shard."""
     for number in range(12):
         (tmp_path / f"train-{number:03}.tar").write_bytes(tar({f"{number}.cls": b"%d" % number}))
     return tmp_path
@@ -259,7 +259,7 @@ def test_a_command_that_fails_is_an_archive_cut_short(command: str) -> None:
 def test_as_the_source_of_a_loader(shards: Path) -> None:
     def make() -> sm.DataLoader[Any]:
         return sm.DataLoader(
-            # Closed below: a generator that is left half way has a shard open.
+            # Closed below, because a generator that was not exhausted has a shard open.
             sources.enter_context(closing(sm.iter_samples(f"{shards}/train-{{000..011}}.tar"))),
             preprocessor=lambda sample: int(sample["cls"]),
             batch_size=5,

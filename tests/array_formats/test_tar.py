@@ -1,4 +1,4 @@
-"""iter_tarfile beside the tarfile module: from memory, files, URLs and pipes; and damaged archives."""
+"""iter_tarfile compared with the tarfile module, from memory, files, URLs and pipes; damaged archives."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def contents(src: Any) -> dict[str, bytes]:
 
 
 def of_tarfile(data: bytes) -> list[tuple[str, bytes]]:
-    """What tarfile finds: the oracle."""
+    """Return the members that tarfile finds, which are the expected ones."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         found = [(member, archive.extractfile(member)) for member in archive if member.isreg()]
         return [(member.name, file.read()) for member, file in found if file]
 
 
 class OneByteAtATime:
-    """A stream that gives less than what is asked for, and can do nothing but read."""
+    """A stream that returns one byte per call, and has no method except ``read``."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -85,7 +85,7 @@ KINDS = [
 def as_source(
     request: pytest.FixtureRequest, path_of: Callable[[bytes], Path]
 ) -> Iterator[Callable[[bytes], Any]]:
-    """Each way to hand over an archive."""
+    """Return a function that converts bytes to one kind of source."""
     opened: list[Any] = []
 
     def make(data: bytes) -> Any:
@@ -242,14 +242,14 @@ def test_a_buffered_stream_without_a_descriptor(error: type[Exception] | None) -
         def fileno(self) -> int:
             if error is not None:
                 raise error("no descriptor")
-            return None  # type: ignore[return-value]  # that is what is tried
+            return None  # type: ignore[return-value]  # wrong on purpose
 
     reader = io.BufferedReader(Raw(tar(MEMBERS)))  # type: ignore[arg-type]  # it wants a RawIOBase
     assert contents(reader) == MEMBERS
 
 
 def test_a_pipe_is_asked_for_no_more_than_must_be_there() -> None:
-    """Each member arrives before the next one is written: a read too many would wait for ever."""
+    """Each member must arrive before the next one is written: an additional read would block forever."""
     reading, writing = os.pipe()
     taken = threading.Semaphore(1)
     members = [tar_member(b"%d" % k, b"x" * 700 * k) for k in range(5)]
@@ -331,7 +331,7 @@ def test_what_follows_the_end_is_left_out() -> None:
     assert contents(data) == {"a": b"abc"} == dict(of_tarfile(data))
     stream = io.BytesIO(data)
     assert contents(stream) == {"a": b"abc"}
-    assert stream.tell() == 2 * 512 + 512  # one member, and the first block of zeros
+    assert stream.tell() == 2 * 512 + 512  # one member and one block of zeros
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 20])
@@ -409,7 +409,7 @@ def test_one_block_of_zeros_ends_an_archive() -> None:
 
 
 def with_field(start: int, value: bytes, kind: bytes = b"0") -> bytes:
-    """A header with a field overwritten and a right checksum."""
+    """Make a header with an overwritten field and a correct checksum."""
     block = bytearray(tar_header(b"name", 0, kind))
     block[start : start + len(value)] = value
     block[148:156] = b" " * 8

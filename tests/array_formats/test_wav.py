@@ -1,4 +1,4 @@
-"""load_wav and parse_wav beside SciPy, the wave module and FFmpeg; and headers that lie."""
+"""load_wav and parse_wav compared with SciPy, the wave module and FFmpeg, and wrong headers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_the_wave_module_writes(width: int, num_channels: int) -> None:
         writer.writeframes(frames)
     data = file.getvalue()
     loaded = sm.load_wav(data)
-    # Samples of three bytes lie in the upper ones of four.
+    # Samples of three bytes are in the upper three bytes of int32.
     stored = loaded.astype(f"<{loaded.dtype.kind}{loaded.itemsize}").reshape(-1).view(np.uint8)
     np.testing.assert_array_equal(
         stored.reshape(-1, loaded.itemsize)[:, loaded.itemsize - width :].reshape(-1),
@@ -167,7 +167,7 @@ def test_views_share_the_memory_and_its_mutability(dtype: str, code: int, kind: 
 
 
 def with_room(code: int, num_channels: int, bits: int, block_align: int) -> bytes:
-    """A format whose samples have more or less room than their bits need."""
+    """Make a file whose samples have more or fewer bytes than their bits need."""
     return struct.pack("<HHIIHH", code, num_channels, RATE, RATE * block_align, block_align, bits)
 
 
@@ -372,7 +372,7 @@ def test_a_size_that_was_not_known_means_all_there_is() -> None:
 
 
 def unfinished(riff_size: int, *, kind: bytes = b"RIFF", before: bytes = b"") -> bytes:
-    """What a writer leaves that could not go back to its header."""
+    """Make a file whose writer could not go back to fill in the sizes in the header."""
     body = before + chunk(b"fmt ", wav_format(PCM, 2, 16))
     size = 0 if kind == b"RIFF" else 0xFFFFFFFF
     return (
@@ -398,7 +398,7 @@ def test_a_header_that_was_never_finished_means_all_there_is(data: bytes) -> Non
 @pytest.mark.parametrize("stand_in", [0x7FFFF000, 0x7FFFFFFF, 0x80000000])
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 5])
 def test_what_is_written_into_a_pipe_means_all_there_is(stand_in: int, num_channels: int) -> None:
-    """SoX writes 0x7ffff000, less what is no whole sample, arecord 0x80000000, into its last part."""
+    """SoX writes 0x7ffff000 rounded down to whole samples, arecord 0x80000000 into the last file."""
     wavfile = pytest.importorskip("scipy.io.wavfile")
     original = samples("i2", 120, num_channels)
     size = stand_in - stand_in % original[0].nbytes

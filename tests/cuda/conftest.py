@@ -1,4 +1,4 @@
-"""What tests of the GPU path share: each begins in a process that has not used CUDA."""
+"""Fixture of all tests of the GPU path: the process counts as one that has not used CUDA."""
 
 from __future__ import annotations
 

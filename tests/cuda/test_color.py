@@ -1,4 +1,4 @@
-"""What the conversion takes and refuses, and what it asks of a device."""
+"""Arguments of the colour conversion, its errors, and the work that it launches on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA source, compiled for the CPU and launched as on a device, gives the reference's very bits."""
+"""The CUDA kernel, compiled for the CPU and launched as on a device, equals the reference bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cupy(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 
 def pitched(array: np.ndarray, pad: int) -> np.ndarray:
-    """The same values in rows that are further apart."""
+    """Return the same values with padding after each row."""
     rows = np.full((*array.shape[:-1], array.shape[-1] + pad), 0xA5, array.dtype)
     view = rows[..., : array.shape[-1]]
     view[...] = array
@@ -51,7 +51,7 @@ def pitched(array: np.ndarray, pad: int) -> np.ndarray:
 
 
 def apart(pix_fmt: str, width: int, height: int, frames: int | None = None) -> list[np.ndarray]:
-    """Planes of every value, in rows that are further apart than they are long."""
+    """Make planes with all values, and with padding after each row."""
     return [pitched(plane, 2 * plane.ndim) for plane in noise(pix_fmt, width, height, frames)]
 
 
@@ -142,7 +142,7 @@ def test_structs_lie_in_memory_as_the_compiler_lays_them(library: ctypes.CDLL) -
     expected = [place for _, place, *_ in fields.values()]
     expected += [CONVERSION.itemsize, frame.fields["out"][1], frame.itemsize]
     assert list((ctypes.c_size_t * len(expected)).in_dll(library, "offsets")) == expected
-    assert CONVERSION.itemsize <= 4096  # what a launch may pass by value
+    assert CONVERSION.itemsize <= 4096  # the limit of a launch's arguments
 
 
 def test_the_comparison_sees_a_difference(cupy: FakeCupy) -> None:
@@ -153,7 +153,7 @@ def test_the_comparison_sees_a_difference(cupy: FakeCupy) -> None:
 
 @pytest.mark.usefixtures("cupy")
 def test_work_on_a_pixel_is_bounded() -> None:
-    """A pixel that stands for a whole large image would keep one thread of the device busy for minutes."""
+    """A pixel that depends on a whole large image would keep one thread of the device busy for minutes."""
 
     def planes(side: int, height: int) -> list[np.ndarray]:
         shapes = (height, side), (-(-height // 2), -(-side // 2), 2)
@@ -165,7 +165,7 @@ def test_work_on_a_pixel_is_bounded() -> None:
     assert host(to_rgb(there(planes(600, 40)), "nv12", width=1)).shape == (40, 1, 3)
 
 
-# Memory that ends where the arrays do, so that a sanitizer sees each step beyond.
+# Memory that ends with the arrays, so that a sanitizer detects each access beyond them.
 _ADVERSARIAL = """
 import sys
 import numpy as np, pytest
@@ -253,7 +253,7 @@ def test_nvrtc_compiles_the_source_without_fused_operations(architecture: str) -
 
 def assert_is_right_ptx(ptx: str) -> None:
     assert re.findall(r"\.visible \.entry (\w+)\(", ptx) == KERNELS
-    # Without a mode of rounding the driver's compiler would fuse them.
+    # Without a rounding mode, the driver's compiler would fuse multiplications and additions.
     operations = set(re.findall(r"\b((?:fma|mad|mul|add|sub)\.[\w.]*f32)", ptx))
     assert operations == {"mul.rn.f32", "add.rn.f32"}
     assert f"[{CONVERSION.itemsize}]" in ptx  # the struct, passed by value

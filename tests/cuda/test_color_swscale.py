@@ -26,7 +26,7 @@ ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 def swscale(
     frame: av.VideoFrame, size: tuple[int, int], algo: str, *, setparams: str
 ) -> np.ndarray:
-    """What FFmpeg makes of a frame."""
+    """Convert a frame by FFmpeg's scaler."""
     graph = av.filter.Graph()
     last = graph.add_buffer(
         width=frame.width, height=frame.height, format=frame.format, time_base="1/1"
@@ -50,7 +50,7 @@ def swscale(
 
 
 def pairs_of(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """U and V in turn."""
+    """Interleave U and V."""
     return np.stack([u, v], -1)
 
 
@@ -64,7 +64,7 @@ def assert_within_one(
     color_range: str = "tv",
     contrast: float = 0.3,
 ) -> None:
-    # Around the middle: where RGB would reach twice white, FFmpeg's integers overflow.
+    # Moderate values only: where RGB would reach twice white, FFmpeg's integers overflow.
     given = noise(pix_fmt, *source, contrast=contrast)
     expected = swscale(
         frame_of(given, pix_fmt),
@@ -83,7 +83,7 @@ def assert_within_one(
     )
     difference = np.abs(np.asarray(result).astype(int) - expected)
     assert difference.max() <= 1
-    # One level off is rare: only what lies near the middle between two.
+    # A difference of one level is rare: only for values near the middle between two levels.
     assert difference.sum() <= max(1, 0.03 * difference.size)
 
 
@@ -129,7 +129,7 @@ def test_sizes(algo: str, source: tuple[int, int], size: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
 def test_black_beside_white(algo: str) -> None:
-    """The filter overshoots at every edge, and FFmpeg cuts rows off above white."""
+    """The filter overshoots at every edge, and FFmpeg clips scaled rows above white."""
     y = np.where(np.random.default_rng(0).random((47, 63)) < 0.5, 0, 255).astype(np.uint8)
     chroma = np.full((24, 32), 128, np.uint8)
     for size in ((32, 24), (100, 90), (63, 30)):
@@ -151,7 +151,7 @@ def test_black_beside_white(algo: str) -> None:
 
 
 def test_full_range_of_deep_formats_is_that_of_ffmpeg() -> None:
-    """White is 255 times 2**(bits - 8); it would be 2**bits - 1 by H.273, up to 1.3 levels apart."""
+    """White is 255 * 2**(bits - 8); by H.273 it would be 2**bits - 1, a difference of up to 1.3 levels."""
     levels = np.linspace(0, 1023, 64).astype("<u2")
     y = np.repeat(levels[None], 8, 0)
     given = [y << 6, np.full((4, 32, 2), 512 << 6, "<u2")]
@@ -170,7 +170,7 @@ def test_full_range_of_deep_formats_is_that_of_ffmpeg() -> None:
 @pytest.mark.parametrize("size", [None, (224, 126), (100, 200)])
 @pytest.mark.parametrize("name", ["nasa_13013.mp4", "technician_turned.jpg"])
 def test_same_as_decoding_to_rgb(name: str, size: tuple[int, int] | None) -> None:
-    """Stored pictures and what the CPU path makes of them with all its chroma, and scaled."""
+    """Compare with the CPU path, at the original size and scaled."""
     stored = sm.decode_config(orient=False)
     if name.endswith("jpg"):
         packets: Any = sm.demux_image(str(MEDIA / name))
@@ -211,7 +211,7 @@ def test_odd_sides_keep_chroma_in_place_as_the_cpu_path_does(size: tuple[int, in
 
 
 def test_ycgco_turns_back_what_h273_makes() -> None:
-    """FFmpeg's scaler has no such matrix; these are equations 8 of H.273, in limited range."""
+    """FFmpeg's scaler does not have this matrix; the test uses the equations of H.273 in limited range."""
     rgb = np.random.default_rng(0).random((3, 16, 16))
     red, green, blue = rgb
     y = green / 2 + (red + blue) / 4
@@ -223,7 +223,7 @@ def test_ycgco_turns_back_what_h273_makes() -> None:
 
 
 def test_nv12_functions_are_spdls() -> None:
-    """BT.709 in limited range if nothing is said, planar, and blue first on demand."""
+    """The defaults are those of SPDL: BT.709, limited range and planar; nv12_to_bgr has blue first."""
     y, uv = noise("nv12", 16, 12, contrast=0.3)
     buffer = np.concatenate([y, uv.reshape(6, 16)])
     rgb = np.asarray(nv12_to_rgb([buffer, buffer]))

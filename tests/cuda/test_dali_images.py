@@ -1,4 +1,4 @@
-"""Pictures through DALI's operators on the CPU: what the CPU path gives, within what is promised."""
+"""Images through DALI's operators on the CPU: they agree with the CPU path within the promised limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spdl_media.cuda import dali
 from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
 
-# What goes by the CPU is told; tests of the telling say so themselves.
+# Ignore the warning about the fallback to the CPU; tests of the warning expect it explicitly.
 pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 SIZES = [(200, 150), (97, 130), (320, 64), (64, 65)]
@@ -93,7 +93,7 @@ def test_formats_left_to_ffmpeg_are_exactly_those_of_the_cpu_path(codec: str) ->
 
 
 def test_sources_that_can_be_read_once_go_by_the_cpu_too() -> None:
-    """What was read for DALI is not read again."""
+    """A source that was read for DALI is not read again."""
     gif = make_image(photo(20, 20), codec="gif")
     srcs = [io.BytesIO(PHOTOS[0]), io.BytesIO(b"no picture"), io.BytesIO(gif)]
     batch = decode_image_batch(srcs, width=20, height=20, on_error="skip")
@@ -114,7 +114,7 @@ def test_colour_types_are_as_on_the_cpu_path(media_dir: Path, name: str) -> None
 
 
 def test_dali_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The promise that the formats above are not simply decoded by FFmpeg."""
+    """The formats above are really decoded by DALI and not by FFmpeg."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("decoded without DALI")
@@ -300,7 +300,7 @@ def test_random_crops_are_those_of_the_cpu_path() -> None:
     batch = decode_image_batch(PHOTOS, **drawn, **options)
     expected = sm.load_image_batch(PHOTOS, **drawn, **options)
     assert (batch.boxes, batch.flips) == (expected.boxes, expected.flips)
-    assert differences(batch.array, expected).max() <= 4  # some are enlarged, chroma and all
+    assert differences(batch.array, expected).max() <= 4  # some crops are enlarged
 
 
 def test_a_crop_outside_of_its_picture_is_that_pictures_failure() -> None:
@@ -356,7 +356,7 @@ def test_a_slot_keeps_the_operators_that_were_used_last(monkeypatch: pytest.Monk
 
 
 def test_operators_serve_videos_and_pictures_in_turn() -> None:
-    """DALI's own refuse another kind of input than they had first."""
+    """An operator object of DALI rejects inputs of another kind than its first ones."""
     options: dict[str, Any] = {"width": 32, "height": 24}
     rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)
     film = make_video(index_frames(4, 64, 48), codec="libvpx-vp9", format="webm", gop_size=2)

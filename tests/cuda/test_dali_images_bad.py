@@ -1,4 +1,4 @@
-"""Bad pictures among good ones: found, named, and handled as asked; the rest of the batch is kept."""
+"""Bad images among good ones: they are named and handled by on_error=, and the other images are kept."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytest.importorskip("nvidia.dali")
 from spdl_media.cuda import dali
 from spdl_media.cuda.images import decode_image_nvjpeg
 
-# What goes by the CPU is told; tests of the telling say so themselves.
+# Ignore the warning about the fallback to the CPU; tests of the warning expect it explicitly.
 pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 COUNT = 8
 GOOD = [jpeg(60 + index, 50, index) for index in range(COUNT)]
 OPTIONS: dict[str, Any] = {"cuda": "cpu", "width": 24, "height": 20}
 ROWS = host(decode_image_batch(GOOD, **OPTIONS).array)
-# With a bad image among them, all are the CPU's.
+# A batch with a bad image is decoded on the CPU.
 WANT = cpu(GOOD, width=24, height=20)
 
 
@@ -49,12 +49,12 @@ PASSES: dict[str, bytes] = {
     + LARGE[-(len(LARGE) // 4) :],
     "cut short, with an end marker": LARGE[: len(LARGE) * 6 // 10] + b"\xff\xd9",
 }
-"""JPEGs that FFmpeg refuses. docs/damage.md has them."""
+"""Damaged JPEGs that FFmpeg rejects; see docs/damage.md."""
 
 
 @pytest.mark.parametrize("kind", PASSES)
 def test_what_dali_does_not_notice_of_a_jpeg(kind: str) -> None:
-    """Neither DALI nor nvImageCodec has an option that would; libjpeg-turbo writes a line to stderr."""
+    """Neither DALI nor nvImageCodec has an option to detect it; libjpeg-turbo writes a line to stderr."""
     data = PASSES[kind]
     with pytest.raises(sm.DecodeError, match="damaged mjpeg data"):
         sm.load_image_batch([data])
@@ -172,7 +172,7 @@ def test_damaged_pictures_can_be_kept() -> None:
 
 
 def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails in DALI, and its batch is FFmpeg's."""
+    """It fails in DALI, and FFmpeg decodes the whole batch."""
     run = dali.Slot.run
     broken = GOOD[3]
 

@@ -1,4 +1,4 @@
-"""Where pictures go when DALI scales them, against what FFmpeg's filters do. Needs no DALI."""
+"""Sizes and positions of images that DALI scales, compared with FFmpeg's filters. Needs no DALI."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_covering_size_is_the_one_of_ffmpeg(iw: int, ih: int, width: int, height
 @pytest.mark.parametrize("inner", range(10, 26))
 @pytest.mark.parametrize("outer", [9, 10])
 def test_window_lies_where_ffmpeg_cuts(inner: int, outer: int) -> None:
-    """Without scaling, each column tells where it came from."""
+    """Without scaling, the values of each column show its original position."""
     columns = np.repeat(np.arange(inner, dtype=np.uint8)[None, :, None], 8, 0).repeat(3, 2)
     for picture, sides in ((columns, (outer, 8)), (columns.transpose(1, 0, 2), (8, outer))):
         cut = np.asarray(

@@ -1,4 +1,4 @@
-"""The way to a GPU, with DALI's CPU operators in the GPU's place and every call that names it recorded."""
+"""The GPU path of DALI, with its CPU operators as a stand-in that records all calls with a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stream:
 
 
 class Context:
-    """DALI's evaluation context on the CPU, with the stream that one of a GPU would have."""
+    """DALI's evaluation context on the CPU, with a stream as on a GPU."""
 
     def __init__(self, context: Any, stream: Any) -> None:
         self._context, self.cuda_stream = context, stream
@@ -45,7 +45,7 @@ class Context:
 
 
 class Dynamic:
-    """DALI's dynamic API as a machine with two GPUs would have it."""
+    """DALI's dynamic API as on a machine with two GPUs."""
 
     def __init__(self) -> None:
         self._real: Any = dali.dynamic()

@@ -1,4 +1,4 @@
-"""Without DALI, without a GPU, in a forked child: errors that say what to do. Needs no DALI."""
+"""Errors with remedies without DALI, without a GPU, or in a forked process. Needs no DALI."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_old_dali_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
-    """DALI's count of devices, which a test may set; and no history of CUDA."""
+    """Replace DALI's number of devices by one that a test may set. CUDA counts as unused."""
     backend = types.SimpleNamespace(count=2)
     backend.GetCUDADeviceCount = lambda: backend.count
     monkeypatch.setattr(dali, "dali_module", lambda name: {"backend": backend}[name])
@@ -90,7 +90,7 @@ def test_child_forked_after_cuda_is_refused(
         RuntimeError, match=r"cannot use CUDA in this process: it was forked .*'spawn'"
     ):
         check_device(0)
-    # The child of such a child has no better chance, though nobody has used CUDA in between.
+    # A process forked from the child is refused, too, although the child has not used CUDA.
     HISTORY.after_fork()
     with pytest.raises(RuntimeError, match="it was forked"):
         check_device(0)

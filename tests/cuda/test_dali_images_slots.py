@@ -14,7 +14,7 @@ from spdl_media.cuda.dali import SlotPool
 
 
 class FakeSlot:
-    """Counts the threads that are inside."""
+    """A slot that counts the threads that use it."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -119,7 +119,7 @@ def test_forked_child_starts_without_slots(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(dali, "_ABANDONED", abandoned)
     dali._after_fork()
     assert pools == {}
-    # Taking them down would wait for threads that the child does not have.
+    # Destroying them would wait for threads that the child does not have.
     assert abandoned == [{None: pool}]
 
 

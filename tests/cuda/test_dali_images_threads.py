@@ -1,4 +1,4 @@
-"""Many threads, more than there are slots: exact results, after errors too, and forked children."""
+"""DALI in more threads than there are slots: results are exact, also after errors and after a fork."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("nvidia.dali")
 
 from spdl_media.cuda import dali
 
-# What goes by the CPU is told; tests of the telling say so themselves.
+# Ignore the warning about the fallback to the CPU; tests of the warning expect it explicitly.
 pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 THREADS, ROUNDS = 12, 4
@@ -55,7 +55,8 @@ def test_results_are_exact_from_many_threads_and_after_errors() -> None:
 
 
 def test_forked_child_decodes_with_slots_of_its_own() -> None:
-    """Threads of the parent's slots are gone there. In a process of its own: pytest's has many threads."""
+    """The child has no threads of the parent's slots. Forked from a new process, because pytest has
+    threads."""
     script = """
     import os, sys, traceback
     import numpy as np

@@ -1,4 +1,4 @@
-"""NVIDIA's driver as ctypes calls it, by a library without a device; and how processes end over it."""
+"""Calls of NVIDIA's driver by ctypes, on a stand-in library, and the end of processes that use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
 
-# Device memory is the host's. An event is reached so many seconds after it was recorded.
+# Device memory is host memory. An event is complete a fixed number of seconds after it was recorded.
 DRIVER = r"""
 #include <dlfcn.h>
 #include <stdint.h>
@@ -112,7 +112,7 @@ def send(size=1000):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where a process finds such a driver."""
+    """Return environment variables with which a process loads the stand-in driver."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("there is no C compiler, or the driver has another name here")
@@ -200,7 +200,7 @@ ENDS = {
 
 @pytest.mark.long
 def test_processes_end_as_they_should_with_copies_under_way(environment: dict[str, str]) -> None:
-    """A daemon inside of PyTorch's C++ would abort them, with status 134."""
+    """A daemon thread within PyTorch's C++ code would abort them with status 134."""
     for seconds in (0.05, 0.5):
         runs = [
             (start(environment, program, seconds), code)

@@ -22,7 +22,7 @@ def device(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """A GPU, or what stands for one."""
+    """A GPU, or a stand-in for one."""
     if request.param != "gpu":
         folder = color_kernel.shared_folder(tmp_path_factory)
         fake_cupy(monkeypatch, color_kernel.compiled(folder))
@@ -47,7 +47,7 @@ def test_the_kernel_gives_what_the_reference_gives(pix_fmt: str, color_range: st
         look: dict[str, Any] = {**options, "color_range": color_range}
         found = values_of(to_rgb(there, pix_fmt, **look))
         want = by_reference(to_rgb, planes, pix_fmt, **look)
-        # Bit for bit where the kernel is compiled for the CPU; no device has been asked yet.
+        # Bit for bit if the kernel is compiled for the CPU. On a GPU, the limit has not been measured yet.
         if want.dtype == np.uint8:
             assert np.abs(found.astype(int) - want).max() <= 1
         else:

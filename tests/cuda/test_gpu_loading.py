@@ -1,4 +1,4 @@
-"""What users call with ``cuda=``, on a GPU; where it can be, the same tests run with a stand-in for CuPy."""
+"""Public functions with ``cuda=`` on a GPU. Where possible, the same tests run with a stand-in for CuPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def new_stream(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
-    """CuPy alone; what makes a stream on its first device, by its address."""
+    """Use CuPy only; return a function that makes a stream on the first device and returns its address."""
     for name in ("torch", "nvidia.dali"):
         monkeypatch.setitem(sys.modules, name, None)
     fresh_process(monkeypatch)
@@ -59,7 +59,7 @@ def new_stream(
 
 
 def host(buffer: Any) -> np.ndarray:
-    """A copy in host memory."""
+    """Copy a buffer to host memory."""
     assert isinstance(buffer, sm.CUDABuffer)
     return np.array(sm.transfer_buffer_cpu(buffer))
 
@@ -92,7 +92,7 @@ def test_frames_and_sound_of_a_clip(new_stream: Any) -> None:
     assert (found.timestamps, found.audio_timestamp) == (want.timestamps, want.audio_timestamp)
 
 
-# --- what no stand-in is for
+# --- tests that need a real GPU
 
 
 @pytest.mark.cuda("torch")
@@ -157,7 +157,7 @@ def test_tensors_stay_while_they_are_read() -> None:
         square = torch.ones((2048, 2048), device="cuda:0")
         for _ in range(4):
             square = square @ square * 1e-4
-        results.append(there + 0)  # behind that, when the next one is under way already
+        results.append(there + 0)  # after that one, while the next copy is already under way
         del there
     assert [(int(one.min()), int(one.max())) for one in results] == [(v, v) for v in range(32)]
 
@@ -182,11 +182,11 @@ def test_numba_takes_a_buffer() -> None:
 
 @pytest.fixture
 def second() -> int:
-    """A device that is not the current one."""
+    """Return a device that is not the current one, or skip the test."""
     import torch
 
     if torch.cuda.device_count() < 2:
-        pytest.skip("there is one device")  # though another was not promised
+        pytest.skip("there is one device")  # it may be another one
     return 1
 
 

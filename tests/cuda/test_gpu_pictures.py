@@ -1,4 +1,4 @@
-"""Pictures through DALI on a GPU, held to what is promised of it; the same tests run with DALI on the CPU."""
+"""Images through DALI on a GPU, within the promised limits. The same tests run with DALI on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dali_oracle import CLOSE, cpu, differences, jpeg, photo, png_with_wrong_dat
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
 
-# What goes by the CPU is told; tests of the telling say so themselves.
+# Ignore the warning about the fallback to the CPU; tests of the warning expect it explicitly.
 pytestmark = pytest.mark.filterwarnings("ignore::spdl_media.CPUFallbackWarning")
 
 has_dali = bool(importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"))
@@ -43,7 +43,7 @@ def decode(srcs: Any, place: Any, **options: Any) -> Any:
 
 
 def host(buffer: Any) -> np.ndarray:
-    """A copy in host memory."""
+    """Copy a buffer to host memory."""
     on_device = isinstance(buffer, sm.CUDABuffer)
     return np.array(sm.transfer_buffer_cpu(buffer) if on_device else buffer)
 
@@ -129,7 +129,7 @@ def test_memory_stays_flat_over_a_thousand_ragged_batches() -> None:
     rng = np.random.default_rng(0)
     before = 0
     for number in range(1000):
-        if number == 200:  # pools have grown to what they need
+        if number == 200:  # pools have reached their final size
             before = used()
         order = rng.permutation(COUNT)[: rng.integers(1, COUNT + 1)]
         decode([PHOTOS[index] for index in order], 0)

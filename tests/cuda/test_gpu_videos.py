@@ -1,4 +1,4 @@
-"""Videos by NVDEC on a GPU, held to what is promised of it; the same tests run with a stand-in for it."""
+"""Videos decoded by NVDEC on a GPU, within the promised limits. The same tests run with a stand-in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spdl_media.testing import index_planes, make_video
 NVDEC = "libnvcuvid.so.1"
 on_gpu = pytest.mark.cuda("cupy", NVDEC)
 
-# NVDEC has a smallest size, which differs by codec and card.
+# NVDEC has a minimum size, which depends on codec and GPU.
 SIZE = (320, 240)
 CODECS = ("libx264", "libx265")
 
@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 
 def host(found: Any) -> np.ndarray:
-    """A copy in host memory."""
+    """Copy a buffer or array to host memory."""
     on_device = isinstance(found, sm.CUDABuffer)
     return np.array(sm.transfer_buffer_cpu(found) if on_device else found)
 
@@ -118,7 +118,7 @@ def test_other_codecs_and_odd_widths(codec: str, format: str, pix_fmt: str, size
     data = make_video(planes, codec=codec, format=format, pix_fmt=pix_fmt, gop_size=6)
     found = sm.load_video(data, cuda=0, decoder="pyav")
     want = sm.load_video(data, quality="accurate").array.astype(int)
-    # The inverse transforms of MPEG-2 and -4 are not laid down to the bit.
+    # The inverse transforms of MPEG-2 and MPEG-4 are not specified bit-exactly.
     most = 24 if codec.startswith("mpeg") else 2
     assert np.abs(host(found).astype(int) - want).max() <= most
 
@@ -159,7 +159,7 @@ def test_memory_stays_flat_over_many_videos() -> None:
 
     before = 0
     for number in range(60):
-        if number == 20:  # pools and decoders have what they need
+        if number == 20:  # pools and decoders have reached their final size
             before = used()
         sm.load_video(clip("libx264"), cuda=0, decoder="pyav", num_frames=1 + number % 7)
     assert used() <= before + (64 << 20)

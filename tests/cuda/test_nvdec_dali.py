@@ -1,4 +1,4 @@
-"""Videos through DALI's operator, on the CPU: the same class with another name of the device."""
+"""Videos through DALI's operator on the CPU, which is the same class as on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clip(codec: str = "libvpx-vp9", format: str = "webm", **options: Any) -> byt
 
 
 CLIP = clip()
-# What DALI's converter is, bit for bit.
+# The options with which FFmpeg's conversion equals DALI's bit for bit.
 BILINEAR = "scale=flags=bilinear+full_chroma_int+accurate_rnd,format=rgb24"
 
 

@@ -1,4 +1,4 @@
-"""Opening a device: what is missing is named, one by one. Nothing here needs one."""
+"""Opening a device: errors name the missing part. No test here needs a GPU."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_reasons_are_ffmpegs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_decoder_works_in_the_context_that_kernels_run_in(
     monkeypatch: pytest.MonkeyPatch, index: int, active: int | None
 ) -> None:
-    """Whoever made that context, with whatever flags, and though no call of this thread used it yet."""
+    """Whichever library made the context, with any flags, also if this thread has not used it yet."""
     cupy = FakeCupy(Card(devices=2))
     driver = cupy.card.driver
     ffmpeg = FakeFFmpeg(lambda: driver.contexts[-1] if driver.contexts else None, active)
@@ -83,7 +83,7 @@ def test_the_decoder_works_in_the_context_that_kernels_run_in(
 def test_the_decoder_gets_no_more_surfaces_than_ffmpeg_gives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its frames are copies, and more than 32 surfaces are refused by the hardware."""
+    """Its frames are copies, and the hardware rejects more than 32 surfaces."""
     monkeypatch.setattr(nvdec, "CodecContext", FakeFFmpeg(lambda: 0))
     context = open_on_device(PACKETS.codec, DEFAULT_DECODE_CONFIG, "a.mp4", 0)
     assert "extra_hw_frames" not in context.options
@@ -165,7 +165,7 @@ def test_a_view_keeps_the_frame_alive() -> None:
     luma, chroma = np.full((4, 4), 7, np.uint8), np.full((2, 2, 2), 8, np.uint8)
     view, _, _ = frame_planes(Shown(frame("nv12", luma, chroma), 0, 1, 4, Fraction(1, 25)))
     del _
-    assert (view == 7).all()  # a surface that is let go is overwritten
+    assert (view == 7).all()  # a released surface is overwritten
 
 
 def test_the_stand_in_is_a_device() -> None:

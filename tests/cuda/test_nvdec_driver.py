@@ -1,4 +1,4 @@
-"""FFmpeg's own NVDEC code over a driver without a device, in a process for each kind of driver."""
+"""FFmpeg's own NVDEC code on stand-in drivers, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ffmpeg_on_a_driver_without_a_device(driver: Path) -> None:
-    """All of ``fake_driver/nvdec_checks.py``, where each check is a test of its own."""
+    """Run all tests of ``fake_driver/nvdec_checks.py`` in a process with the stand-in driver."""
     checks = HERE.parent / "fake_driver" / "nvdec_checks.py"
     done = run(driver, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(checks))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,7 +44,7 @@ def test_a_driver_that_is_too_old_is_named_with_the_wheel(tmp_path: Path) -> Non
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["returns", "raises", "exits", "in a thread", "holds frames"])
 def test_processes_end_well_with_decoders_and_frames_at_hand(driver: Path, way: str) -> None:
-    """Four of each, which makes twenty."""
+    """Run four processes for each way to end."""
     script = str(HERE.parent / "fake_driver" / "ends.py")
     for _ in range(4):
         done = run(driver, script, way)

@@ -1,4 +1,4 @@
-"""Frames of a hardware decoder against the CPU path: the same in number, time and pixels."""
+"""Frames of a hardware decoder agree with the CPU path in number, times and pixels."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_crop_is_of_the_upright_picture(orientation: int) -> None:
     whole = sm.convert_frames(sm.decode_packets(packets, EXACT)).array
     want = whole[:, 4:-8, 2:-6]
     assert got.shape == want.shape
-    # Chroma at the cut edges has one neighbour less.
+    # Chroma at the cropped edges has one neighbour less.
     check_close(got[:, 2:-2, 2:-2], want[:, 2:-2, 2:-2])
 
 
@@ -273,7 +273,7 @@ def test_frames_are_converted_and_let_go_sixteen_at_a_time(count: int) -> None:
     check_close(load_video_nvdec(data, cuda=device), sm.load_video(data, quality="accurate"))
     whole, rest = divmod(count, 16)
     assert device.launches == [16] * whole + [rest] * bool(rest)
-    assert max(alive) <= 17  # one that the decoder is about to give
+    assert max(alive) <= 17  # one that the decoder is about to return
     assert HardwareFrame.alive == before
 
 
@@ -286,9 +286,7 @@ def test_large_frames_are_converted_eight_at_a_time() -> None:
             def decode(packet: Any) -> Any:
                 frames = give(packet)
                 for frame in frames:
-                    frame.planes[0].line_size = (
-                        1 << 18
-                    )  # as those of 128 MB in 16 frames would have
+                    frame.planes[0].line_size = 1 << 18  # as frames have of which 16 take 128 MB
                 return frames
 
             object.__setattr__(decoder, "decode", decode)
@@ -362,7 +360,7 @@ def test_damage_is_raised_kept_or_dropped(media_dir: Any) -> None:
 
 
 def test_pictures_before_the_first_group_are_lead_in(media_dir: Any) -> None:
-    """A transport stream that is cut in mid-group."""
+    """The file is a transport stream that begins within a GOP."""
     data = (media_dir / "video" / "mpeg4_320x240.ts").read_bytes()[188 * 40 :]
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")
     assert np.array_equal(got, sm.load_video(data, pix_fmt="nv12").array[:, 0])
@@ -393,7 +391,7 @@ def test_what_the_hardware_does_not_decode_is_an_error_that_names_who_does(
 
 
 class NoHardware(StandIn):
-    """FFmpeg's decoder, which gives frames in host memory after all."""
+    """A device whose decoder returns frames in host memory."""
 
     def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
         decoder = super().open_decoder(codec, config, source)
@@ -408,11 +406,11 @@ def test_frames_that_are_in_host_memory_after_all() -> None:
         decode_packets_nvdec(sm.demux_video(data), cuda=device)
     with pytest.raises(sm.DecodeError, match=words):
         next(streaming_load_video_nvdec(data, device, num_frames=7))
-    assert device.decoders.clear() is False  # such a decoder is not kept
+    assert device.decoders.clear() is False  # the decoder is not kept
 
 
 class CutByDevice(StandIn):
-    """FFmpeg's decoder of a device, whose frames are not cut on the left and at the top."""
+    """A device whose decoder does not crop frames on the left and at the top, as NVDEC."""
 
     def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
         whole = sm.decode_config(decoder_options={"apply_cropping": 0})
@@ -427,7 +425,7 @@ def cut(data: bytes, **sides: int) -> sm.VideoPackets:
 
 def test_streams_cut_on_the_left_or_at_the_top_are_for_the_cpu() -> None:
     data = make_video(index_planes(6, 128, 48), codec="libx264", format="h264")
-    # On the CPU FFmpeg cuts 64 columns or none, for the sake of its filters.
+    # On the CPU, FFmpeg crops 64 columns or none on the left, for the alignment of its filters.
     for sides in ({"left": 64}, {"top": 16}, {"left": 64, "top": 16}):
         packets = cut(data, **sides)
         with pytest.raises(sm.DecodeError, match=r"NVDEC gives 128x48 for .* cuts on the left"):
@@ -435,7 +433,7 @@ def test_streams_cut_on_the_left_or_at_the_top_are_for_the_cpu() -> None:
 
 
 class Refused(StandIn):
-    """A device that is there, and that FFmpeg does not open."""
+    """A device that exists, but that FFmpeg cannot open."""
 
     def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
         raise sm.DecodeError("NVDEC cannot be opened on device 0: not supported", source=source)
@@ -452,7 +450,7 @@ def test_a_device_that_does_not_open_is_an_error() -> None:
 
 @pytest.mark.parametrize("on_corrupt", ["raise", "drop"])
 def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
-    """FFmpeg's own AV1 decoder is nothing but hardware, and fails without."""
+    """FFmpeg's own AV1 decoder works only with hardware, and fails without it."""
 
     class Older(StandIn):
         def open_decoder(self, codec: Any, config: Any, source: str) -> Any:
@@ -464,7 +462,7 @@ def test_av1_without_hardware_for_it(on_corrupt: Any) -> None:
 
 
 def test_one_decoder_serves_one_clip_after_another() -> None:
-    """Of one codec and size, whatever else they state, and each is as if it were alone."""
+    """Clips of one codec and size share a decoder, whatever else differs; each is decoded as if alone."""
     device = StandIn()
     clips = [
         clip(max_b_frames=2),

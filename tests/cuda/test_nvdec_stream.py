@@ -1,4 +1,4 @@
-"""A video batch by batch, as the decoder's planes."""
+"""streaming_load_video_nvdec: a video batch by batch, as the decoder's planes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_source_is_read_as_batches_are_asked_for() -> None:
             self.total += len(data)
             return data
 
-    # FFmpeg reads ahead when it opens a file: 5 MB is as much as it probes at most.
+    # FFmpeg reads ahead when it opens a file: it probes at most 5 MB.
     data = make_video(index_planes(300, 320, 240), codec="mpeg4", format="avi", gop_size=16)
     source = Counted(data)
     assert len(data) > 10_000_000

@@ -1,7 +1,8 @@
-"""NVIDIA's driver without a device: built of C here, and told what to do while FFmpeg's own code runs on it.
+"""A stand-in for NVIDIA's driver, compiled from C, on which FFmpeg's own NVDEC code runs.
 
-It must be the first driver that a process loads, so tests start a process for it (``run``). What FFmpeg does
-there is what it does on a GPU: contexts, formats, surfaces, errors. Pictures are stamps; nothing takes time.
+A process must load it before any other driver, so tests start a process for it (``run``). FFmpeg uses
+contexts, formats, surfaces and errors as on a GPU. Decoded pictures are only stamped with numbers, and no
+call takes time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, *options: str) -> Path:
-    """Both libraries, in a folder that the loader can be pointed to."""
+    """Compile both libraries into a folder for ``LD_LIBRARY_PATH``."""
     tool = compiler()
     if tool is None or sys.platform != "linux":
         pytest.skip("no C compiler for the driver that stands in for NVIDIA's")
@@ -37,7 +38,7 @@ def build(folder: Path, *options: str) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, whose driver is the one of the folder."""
+    """Run Python in a new process with the driver of the folder."""
     found = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     environment = {**os.environ, FOLDER: str(folder), "LD_LIBRARY_PATH": os.pathsep.join(found)}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])
@@ -47,7 +48,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Part:
-    """Settings and counters of one library, by their names in C without the prefix."""
+    """Settings and counters of one library, as attributes with their C names without the prefix."""
 
     def __init__(self, part: str) -> None:
         self.__dict__["_library"] = ctypes.CDLL(PARTS[part])

@@ -1,4 +1,4 @@
-"""Ends a process that has decoded on the driver, in the way that its argument says."""
+"""Decodes on the driver, then ends the process in the way given by the argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spdl_media.testing import index_planes, make_video
 
 
 def device() -> Device:
-    """One whose decoders wait in the pool of the process, which lets them go at its end."""
+    """Make a device that uses the decoder pool of the process, which is cleared at exit."""
     found = Device()
     found.decoders = DECODERS
     return found
@@ -30,7 +30,7 @@ def decode_for_ever() -> None:
 
 
 def main(way: str) -> None:
-    """Have decoders and frames at hand, and end."""
+    """End while decoders and frames exist."""
     data = make_video(index_planes(40, 64, 64), codec="libx264")
     batches: Any = streaming_load_video_nvdec(data, device(), num_frames=4)
     next(batches)

@@ -1,4 +1,4 @@
-"""What FFmpeg's NVDEC code does on the driver without a device. ``cuda/test_nvdec_driver.py`` runs it."""
+"""Tests of FFmpeg's NVDEC code on the stand-in driver. ``cuda/test_nvdec_driver.py`` runs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUDA, CUVID = Part("cuda"), Part("cuvid")
 
 
 class Device(StandIn):
-    """A device in host memory, whose decoder is FFmpeg's on the driver."""
+    """A device in host memory, with FFmpeg's decoder on the stand-in driver."""
 
     def open_decoder(self, codec: Any, config: DecodeConfig, source: str) -> Any:
         self.opened.append(codec.name)
@@ -34,7 +34,7 @@ class Device(StandIn):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Each check gives back all decoders and all memory; settings are as they were."""
+    """Check that each test frees all decoders and memory, and restore the settings."""
     yield
     CUDA.memory, CUDA.gone, CUVID.create_error, CUVID.sessions = 1 << 40, 0, 0, 1 << 20
     CUVID.session_error, CUVID.decode_error, CUVID.good_pictures, CUVID.supported = 2, 0, 0, 1
@@ -72,7 +72,7 @@ CODECS = [
 def test_every_codec_gives_the_frames_of_the_cpu_and_is_served_again(
     codec: str, format: str, pix_fmt: str, b_frames: int
 ) -> None:
-    """The same in number and time, in a window too; the second clip takes no new decoder."""
+    """Frames agree in number and times, also in a window; the second clip opens no new decoder."""
     device = Device()
     data = make_video(
         index_planes(12, 64, 64, pix_fmt),
@@ -97,7 +97,7 @@ def test_every_codec_gives_the_frames_of_the_cpu_and_is_served_again(
 
 @pytest.mark.parametrize(("codec", "pix_fmt"), [("libx264", "yuv420p"), ("libx265", "yuv420p10le")])
 def test_frames_are_put_in_order_and_none_is_taken_for_another(codec: str, pix_fmt: str) -> None:
-    """The stamp of each picture is its place in the order of decoding."""
+    """The stamp of each picture is its index in decoding order."""
     packets = packets_of(codec, count=40, max_b_frames=3, pix_fmt=pix_fmt)
     planes = np.asarray(clip_of(packets, Device(), pix_fmt="nv12").buffer)
     if planes.dtype == np.uint16:
@@ -119,7 +119,7 @@ def test_an_odd_width_is_cut(codec: str, format: str) -> None:
     found = np.asarray(clip_of(packets, Device(), pix_fmt="nv12").buffer)
     assert found.shape == (12, 99, 68)
     assert (found[:, :66, :67] >= 16).all()
-    assert (found[:, :66, :67] < 40).all()  # the stamps, and nothing of what lies beside
+    assert (found[:, :66, :67] < 40).all()  # the stamps, and nothing beside them
     assert not found[:, :66, 67].any()
     assert (found[:, 66:] >= 80).all()
     assert clip_of(packets, Device()).buffer.shape == (12, 66, 67, 3)
@@ -240,7 +240,7 @@ def test_damage_is_raised_kept_and_dropped_as_on_the_cpu(codec: str, format: str
     with pytest.raises(sm.DecodeError, match=r"damaged \w+ data at 0\..*\(packet 5\)"):
         clip_of(damaged, device)
     for on_corrupt in ("keep", "drop"):
-        config = sm.decode_config(on_corrupt=on_corrupt)  # type: ignore[arg-type]  # one of its words
+        config = sm.decode_config(on_corrupt=on_corrupt)  # type: ignore[arg-type]  # a valid choice
         want = sm.decode_packets(damaged, None, config)
         assert clip_of(damaged, device, decode_config=config).pts == want.pts
         assert len(want) == 29
@@ -318,7 +318,7 @@ def test_damaged_headers_are_damage() -> None:
 
 
 def test_a_decoder_says_nothing_of_the_clip_before() -> None:
-    """Colours and the depth of reordering are those of the clip itself."""
+    """Colours and reorder depth are those of the clip itself."""
     device = Device()
     stated = packets_of("libx264", "matroska", options={"colorspace": "bt709", "color_range": "pc"})
     plain = packets_of("libx264", max_b_frames=3)

@@ -1,4 +1,4 @@
-"""Opens NVDEC and a stream on a driver that lacks what they call, and prints the errors."""
+"""Opens NVDEC and a stream on a driver without the functions that they need, and prints the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test of pipelines is checked for: the event loop was not blocked, and no thread is left."""
+"""Fixtures that check every pipeline test: no event loop is blocked, and no thread is left running."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-# A callback of the loop takes microseconds. A busy machine may keep its thread from running for longer, above
-# all while processes are started, for which CPython holds the GIL.
+# A callback of the loop takes microseconds. On a busy machine its thread may wait longer, above all while
+# processes are started, for which CPython holds the GIL.
 BLOCKED_SECONDS = 2.0
 GRACE_SECONDS = 1.5
 
 
 class _BlockedLoops(logging.Handler):
-    """Collects what asyncio says, in debug mode, of callbacks that took long."""
+    """Collects asyncio's debug messages about slow callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,8 @@ class _BlockedLoops(logging.Handler):
 
 @pytest.fixture(autouse=True, scope="module")
 def what_other_tests_left_is_not_collected() -> Iterator[None]:
-    """In a process that has imported much, one collection of garbage stops all threads for half a second."""
+    """Freeze existing objects: in a large process, one garbage collection stops all threads for half a
+    second."""
     gc.collect()
     gc.freeze()
     yield
@@ -43,16 +44,16 @@ def what_other_tests_left_is_not_collected() -> Iterator[None]:
 
 @pytest.fixture
 def loop_may_block() -> None:
-    """For tests that block the event loop on purpose."""
+    """Use this fixture in tests that block the event loop on purpose."""
 
 
 @pytest.fixture(autouse=True)
 def event_loop_is_not_blocked(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Fail a test in which something kept an event loop from its work.
+    """Fail a test in which something blocked an event loop.
 
-    In debug mode asyncio also raises when a thread calls what is for the loop's own.
+    In debug mode, asyncio also raises an error when another thread calls methods that are not thread-safe.
     """
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
     handler = _BlockedLoops()
@@ -66,7 +67,7 @@ def event_loop_is_not_blocked(
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """Fail a test after which a thread lives on that it started."""
+    """Fail a test that leaves a thread running."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""Calls that do not return: what stop() does, and what the log says."""
+"""Calls that block: stop() returns anyway, and the log names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spdl_media.pipeline.engine import graph
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What blocked calls wait for; opened in the end, so that their threads end."""
+    """An event for which blocked calls wait. It is set at the end, so that their threads end."""
     event = threading.Event()
     yield event
     event.set()
@@ -140,7 +140,7 @@ def test_the_log_says_what_runs_when_nothing_is_delivered(
     told, runs = threading.Event(), threading.Event()
     caplog.handler.addFilter(lambda record: told.set() or True)
     look = graph.Graph.look_out
-    # A busy machine may take longer than that to begin the call, and then no call runs.
+    # On a busy machine, the call may not have begun by then.
     monkeypatch.setattr(graph.Graph, "look_out", lambda one: look(one) if runs.is_set() else 0.01)
 
     def block(item: str) -> str:
@@ -290,7 +290,7 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
 def test_the_callers_loop_goes_on_while_a_run_is_stopped(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stopping waits for a thread that this loop lets go."""
+    """stop() waits for a thread that ends only when this loop runs."""
 
     def call(item: int) -> int:
         if item == 1:
@@ -303,7 +303,7 @@ def test_the_callers_loop_goes_on_while_a_run_is_stopped(
 
     async def open_gate() -> None:
         while pipeline._run is None or not pipeline._run.was_stopped:  # noqa: ASYNC110, RUF100
-            await asyncio.sleep(0.001)  # without a pause it would keep the GIL from the run
+            await asyncio.sleep(0.001)  # without a pause, this loop would take the GIL all the time
         gate.set()
 
     async def consume() -> None:

@@ -1,4 +1,4 @@
-"""From the builder to a run: what is passed on, and executors in a running pipeline."""
+"""Running what the builder has built: options, and executors in a running pipeline."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(builder: PipelineBuilder[Any], **options: Any) -> list[Any]:
 
 
 def get_pipeline(src: Iterable[Any], num_workers: int, mode: str) -> Pipeline[...]:  # type: ignore[misc]
-    """The seed that writes ``Pipeline[...]`` has no deferred annotations: see the test."""
+    """Annotate with ``Pipeline[...]``, as an SPDL program does that evaluates annotations at run time."""
     executor: Any = ThreadPoolExecutor(num_workers)
     if mode == "mp":
         executor = ProcessPoolExecutor(num_workers, mp_context=get_context("spawn"))

@@ -1,4 +1,4 @@
-"""What the builder makes, and what it refuses with which remedy."""
+"""Definitions made by the builder, and its error messages with their remedies."""
 
 from __future__ import annotations
 

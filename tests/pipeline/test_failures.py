@@ -1,4 +1,4 @@
-"""Items that fail: dropped and counted, kept in short, and too many of them end the run."""
+"""Items that fail: they are dropped, counted and recorded, and too many of them end the run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_default_lets_half_of_the_items_fail() -> None:
     assert DEFAULT_MAX_FAILURES == 0.5
     for bad, ends in ((50, False), (51, True)):
         fn = fail_when(lambda item, bad=bad: item < bad, "function")
-        # The good ones first, so that only the whole is over the limit.
+        # The good items come first, so that the limit is exceeded only at the end.
         pipeline = PipelineBuilder().add_source(range(99, -1, -1)).pipe(fn).build()
         if ends:
             with pytest.raises(PipelineFailure, match=r"lost 51% of the items.*allows 50%"):
@@ -131,7 +131,7 @@ def test_a_pipeline_in_which_everything_fails_is_an_error(kind: str, count: int)
     assert str(cause).startswith("bad ")
     assert caught.value.exceptions == (cause,)
     assert "raise ValueError" in caught.value.__notes__[0]
-    # Ten calls are enough where all fail; those that were under way meanwhile count too.
+    # Ten calls are enough if all fail; calls that were under way at that time count as well.
     assert pipeline.failure_counts["check"] <= 10 + 65
 
 
@@ -145,7 +145,7 @@ def test_ten_calls_tell_a_stage_that_always_fails_and_a_good_one_among_them_take
             list(pipeline)
         return str(caught.value)
 
-    # Not failure_counts: a call that was under way meanwhile counts too.
+    # Not failure_counts, which also includes calls that were under way at that time.
     assert "10 failures lost 100%" in ended_by(lambda _: True)
     assert "10 failures lost 100%" in ended_by(lambda _: True, max_failures=0.9)
     assert "99 failures lost 99%" in ended_by(lambda item: item != 9)
@@ -188,7 +188,7 @@ def test_a_failure_prints_the_error_once_with_the_users_lines_alone() -> None:
 
     for text in printed:
         assert "direct cause" not in text
-        # In the message, which is all that a log may have, and as the member of the group.
+        # Once in the message, because a log may show only that, and once as the member of the group.
         assert text.count("ValueError: bad 1") == 2
         assert text.count("raise ValueError") == 1
         assert len(text.splitlines()) <= 22
@@ -256,7 +256,7 @@ def test_a_stage_with_a_limit_of_its_own_is_not_counted_in_the_whole() -> None:
 
 
 def test_a_rate_of_the_whole_is_what_all_stages_lose_together() -> None:
-    """A third, then half of the rest: two thirds are lost, though no stage loses more than half."""
+    """The stages lose a third, then half of the rest: two thirds together, but no stage more than half."""
     builder = PipelineBuilder().add_source(range(90))
     builder.pipe(fail_when(lambda item: item % 3 == 0, "function"))
     builder.pipe(fail_when(lambda item: item % 3 == 1, "function"))
@@ -267,7 +267,7 @@ def test_a_rate_of_the_whole_is_what_all_stages_lose_together() -> None:
 
 
 def test_a_path_loses_no_more_than_what_goes_down_it() -> None:
-    """A tenth of the items goes down a path that loses all of them, in one of its two stages."""
+    """A tenth of the items takes a path in which one of two stages loses all of them."""
     rare = PipelineBuilder[int]()
     rare.pipe(fail_when(lambda item: item % 20 == 0, "function"))
     rare.pipe(fail_when(lambda _: True, "function"))
@@ -299,7 +299,7 @@ def test_a_merged_pipeline_loses_no_more_than_what_it_gives() -> None:
 
 
 def test_one_failure_of_a_stage_is_not_all_of_its_calls() -> None:
-    """The second stage fails at the first item that it gets, when the first has failed nine times of ten."""
+    """The first stage fails nine times of ten; then the second fails at the first item that it gets."""
     builder = PipelineBuilder().add_source(range(100))
     builder.pipe(fail_when(lambda item: item < 9, "function"))
     builder.pipe(fail_when(lambda item: item == 9, "function"))
@@ -326,7 +326,7 @@ def test_a_run_that_failed_says_so_each_time_it_is_asked() -> None:
                 pipeline.get_item(timeout=WAIT)
             with pytest.raises(PipelineFailure, match="bad 1"):
                 list(pipeline)
-    # And begins anew after it was stopped.
+    # After stop(), it can be started again.
     with pytest.raises(PipelineFailure, match="bad 1"):
         list(pipeline)
 
@@ -414,7 +414,7 @@ def test_whoever_stops_the_event_loop_ends_the_run_and_the_consumers_wait(
 
     with pytest.raises(PipelineFailure, match=f"Something stopped the event loop.*{reason}"):
         seen.extend(builder.build().get_iterator(timeout=WAIT))
-    # What is on its way between two turns of the loop may be lost.
+    # Items that are under way between two turns of the loop may be lost.
     assert seen == [0, 1, 2][: len(seen)]
 
 
@@ -601,11 +601,11 @@ def outer(number: int) -> object:
         raise LookupError("outer") from error
 
 
-# Parsing, which keeps the GIL, begins when the loop has just started the thread.
+# Parsing holds the GIL, and begins just after the loop has started the thread.
 @pytest.mark.usefixtures("loop_may_block")
 @pytest.mark.parametrize("fn", [decode, encode, parse, misname, outer])
 def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int], object]) -> None:
-    """These do by themselves; all records of a long run would then be gigabytes."""
+    """Python's own exceptions of these kinds do; all records of a long run would then take gigabytes."""
     pipeline = PipelineBuilder().add_source([1_000_000]).pipe(fn).build(max_failures=1)
     tracemalloc.start()
     try:
@@ -618,7 +618,7 @@ def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int],
     (record,) = pipeline.failures
     with pytest.raises(type(record.exception)) as caught:
         fn(1_000_000)
-    # Python needs the data to say which byte it was; the text of the traceback has it.
+    # Python needs the data to show the byte in the message; the text of the traceback still has it.
     said = re.sub(
         r"(byte|character) \S+ in position (\d+)", r"\1s in position \2-\2", str(caught.value)
     )
@@ -691,7 +691,7 @@ def test_a_repr_that_raises_does_no_harm(error: type[BaseException]) -> None:
 
     short = record_failure("stage", Odd(), ValueError()).input
 
-    # Of an Exception, reprlib itself takes care.
+    # reprlib itself handles an Exception.
     assert short.startswith(
         "<Odd instance" if error is RuntimeError else "<Odd, whose repr raises Sys"
     )
@@ -731,7 +731,7 @@ def test_a_rate_is_not_judged_by_the_first_calls() -> None:
 
 
 def test_one_failed_batch_is_not_everything() -> None:
-    """The stages before it have had a hundred calls by then, this one has had one."""
+    """The stages before have had a hundred calls at that time, this one only one."""
     builder = PipelineBuilder().add_source(range(1280)).pipe(lambda item: item).aggregate(128)
     builder.pipe(fail_when(lambda batch: batch[0] == 0, "function"))
 

@@ -1,4 +1,4 @@
-"""The fixtures that watch all tests of pipelines do find what they are there for."""
+"""The fixtures of conftest.py detect tests that block an event loop or leave a thread."""
 
 from __future__ import annotations
 

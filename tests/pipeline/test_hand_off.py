@@ -1,4 +1,4 @@
-"""Who works on which item, and when: no promise of concurrency is paid for by the speed of the hand-off."""
+"""Distribution of items to threads: the fast hand-off keeps all promises of concurrency and fairness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT = 20
 
 
 class Meter:
-    """Counts how many are inside at once."""
+    """Context manager that counts how many threads or tasks are inside at once."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -45,7 +45,7 @@ class Meter:
 def test_as_many_calls_run_at_once_as_were_asked_for(
     where: str, order: Any, concurrency: int
 ) -> None:
-    """Each call waits until all others are inside, which with one fewer would never be."""
+    """Each call waits until all others are inside; with one fewer call at once, the test would hang."""
     together = threading.Barrier(concurrency)
     meter = Meter()
 
@@ -118,7 +118,7 @@ def test_slow_items_take_as_long_as_their_share() -> None:
 
 
 def test_no_worker_takes_a_second_item_while_another_idles() -> None:
-    """Items that come one by one while other calls are blocked each find the thread that is free."""
+    """While other calls are blocked, each new item is taken by the one free thread."""
     gates = [threading.Event() for _ in range(4)]
     entered = [threading.Event() for _ in range(4)]
     feed: Any = [threading.Event() for _ in range(4)]
@@ -146,7 +146,7 @@ def test_no_worker_takes_a_second_item_while_another_idles() -> None:
 
 
 def test_no_item_waits_behind_a_blocked_one_while_a_thread_is_free() -> None:
-    """A batch of items is there at once; one blocks, and the other thread does all the rest."""
+    """Many items arrive at once; one of them blocks, and the other thread works on all others."""
     gate = threading.Event()
 
     def block_first(item: int) -> int:
@@ -164,7 +164,7 @@ def test_no_item_waits_behind_a_blocked_one_while_a_thread_is_free() -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async", "generator"])
 def test_each_result_leaves_when_it_is_done(kind: str) -> None:
-    """The second call does not begin to be done before the first result is in the consumer's hands."""
+    """The second call does not return before the consumer has the first result."""
     gates = [threading.Event() for _ in range(5)]
     gates[0].set()
 
@@ -248,7 +248,7 @@ def _one(item: int) -> Iterator[int]:
     yield item
 
 
-# Chains by buffer size; the kind of the source, which no stage sees, alternates.
+# All chains with all buffer sizes; the kind of the source alternates, because stages do not depend on it.
 @pytest.mark.parametrize(
     ("name", "buffer_size", "is_async"),
     [
@@ -279,7 +279,7 @@ def test_the_source_is_never_far_ahead(name: str, buffer_size: int, is_async: bo
     with pipeline.auto_stop():
         _until_still(lambda: made)
         for _ in pipeline:
-            # Counted after the item is there, so one too many rather than one too few.
+            # Counted after the item was taken, so the count may be one too high, but never too low.
             taken += 1
             if taken % 300 == 1:
                 _until_still(lambda: made)
@@ -291,7 +291,7 @@ def test_the_source_is_never_far_ahead(name: str, buffer_size: int, is_async: bo
 
 
 class Counted:
-    """A source of numbers that counts those it has given."""
+    """A source of numbers that counts how many it has given."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -303,7 +303,7 @@ class Counted:
 
 
 class InSixteens:
-    """An aggregator of the caller's own, whose groups have a size that nobody else knows."""
+    """A custom aggregator, whose group size the engine does not know."""
 
     def __init__(self) -> None:
         self.group: list[int] = []
@@ -322,7 +322,7 @@ class InSixteens:
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("where", ["stages", "paths", "merged"])
 def test_of_groups_all_items_count(own: bool, where: str) -> None:
-    """What may be on the way beyond buffers and concurrencies is 64 items, and not 64 batches."""
+    """Beyond buffers and concurrencies, 64 items may be under way, not 64 groups."""
     source = Counted()
 
     def grouped(builder: PipelineBuilder[Any]) -> PipelineBuilder[Any]:
@@ -386,7 +386,7 @@ def test_of_groups_of_groups_taken_apart_all_items_count(where: str) -> None:
 
 
 def _until_still(value: Callable[[], int]) -> None:
-    """Wait until a value is above zero and has not changed for some turns of all threads."""
+    """Wait until a value is above zero and has stopped changing."""
     still, last = 0, 0
     while still < 5:
         time.sleep(0.001)
@@ -418,7 +418,7 @@ def test_a_generator_pauses_when_nobody_takes_its_values(is_async: bool) -> None
 
 
 def test_a_paused_generator_lets_go_of_its_thread() -> None:
-    """The only thread is wanted by the second stage, while the generator of the first never ends."""
+    """The second stage needs the only thread, while the generator of the first stage never ends."""
 
     def count(_: int) -> Iterator[int]:
         number = 0
@@ -433,7 +433,7 @@ def test_a_paused_generator_lets_go_of_its_thread() -> None:
 
 
 def test_stages_share_the_threads_fairly() -> None:
-    """One thread, three stages: what is late in the chain is not kept waiting for the source to end."""
+    """One thread, three stages: late stages do not have to wait until the source has ended."""
     entered: Counter[str] = Counter()
     last: list[int] = []
 
@@ -495,11 +495,11 @@ def test_the_cost_grows_with_items_times_stages_and_no_faster(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere switches are counted otherwise")
 def test_a_thread_goes_from_item_to_item_without_being_woken() -> None:
-    """A wait for another thread, of the loop or the source, is a voluntary switch, two to four an item."""
+    """Waiting for the loop's or source's thread would be voluntary context switches, two to four per item."""
     data = bytes(6 << 20)
 
     def call(item: int) -> int:
-        # Some milliseconds, in which the GIL is free, as in a decoder.
+        # Some milliseconds without the GIL, as in a decoder.
         hashlib.sha256(data)
         return item
 
@@ -535,7 +535,7 @@ def test_items_that_are_there_take_no_thread() -> None:
 
 
 def test_an_iteration_that_ends_in_a_turn_waits_for_no_thread() -> None:
-    """The garbage collector may end one wherever it comes, and then waits for what waits for the turn."""
+    """The garbage collector may end an iteration within a turn; it must not wait for threads then."""
     pipeline = PipelineBuilder().add_source(range(10)).pipe(lambda i: i).add_sink(1).build()
     took: list[float] = []
     ended = threading.Event()

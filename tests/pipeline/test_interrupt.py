@@ -1,7 +1,7 @@
 """Ctrl-C at any moment: programs end at once, with one traceback and the exit status of a KeyboardInterrupt.
 
-Each trial is a process that gets SIGINT, with all of its own processes, as from a terminal. ``--long`` makes
-100 of them; ``python tests/pipeline/test_interrupt.py 300 [SEED]`` makes as many as wanted and counts.
+Each trial sends SIGINT to a process and its children, as a terminal does. ``--long`` makes 100 trials;
+``python tests/pipeline/test_interrupt.py 300 [SEED]`` makes any number and counts the failures.
 """
 
 from __future__ import annotations
@@ -111,15 +111,15 @@ KINDS = (
     *("threads", "order", "async", "generators", "epochs", "executor", "spawn", "forkserver"),
     *("loader", "async consumer"),
 )
-# Uncaught, it ends the process by the signal, as shells expect.
+# An uncaught KeyboardInterrupt ends the process by the signal, as shells expect.
 STATUS = -signal.SIGINT
-# Without and with processes: those that are being started import their modules first, on a busy machine.
+# Longest delays without and with processes, which first import their modules, on a busy machine.
 MOST_SECONDS = (2.0, 6.0)
 _CPYTHONS_OWN = r"BaseEventLoop\.(__del__|shutdown_)|'consume_async' was never awaited"
 
 
 def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
-    """Interrupt a program; returns what was wrong, if anything, and how long it took to end."""
+    """Interrupt a program; return what was wrong, if anything, and how long it took to end."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
     package = str(Path(spdl_media.__file__).parent.parent)
@@ -146,17 +146,17 @@ def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
             process.communicate()
     seconds = time.monotonic() - start
     has_processes = kind in ("forkserver", "spawn")
-    # asyncio.run() cancels its task, and raises the interrupt while it handles that.
+    # asyncio.run() cancels its task, and raises the interrupt while it handles the CancelledError.
     most_tracebacks = 2 if "asyncio.exceptions.CancelledError" in errors else 1
     if "asyncio.run" in errors and re.search(_CPYTHONS_OWN, errors):
-        # CPython's own, when it comes while asyncio.run() makes its event loop, or closes it.
+        # CPython's own messages, when Ctrl-C arrives while asyncio.run() makes or closes its event loop.
         return "", seconds
     problems = {
         f"exit status {process.returncode}": process.returncode != STATUS,
         "no KeyboardInterrupt": not re.search("^KeyboardInterrupt$", errors, re.MULTILINE),
         f"took {seconds:.1f} s": seconds > MOST_SECONDS[has_processes],
     }
-    # Processes print tracebacks of their own where multiprocessing is interrupted in starting them.
+    # Child processes print tracebacks of their own if multiprocessing is interrupted while it starts them.
     if not has_processes:
         problems |= {
             "other tracebacks": errors.count("Traceback") > most_tracebacks,
@@ -167,7 +167,7 @@ def trial(kind: str, delay: float, folder: Path) -> tuple[str, float]:
 
 
 def trials(count: int, seed: int, folder: Path) -> list[str]:
-    """Make so many, at random moments of which half are near the start; returns what was wrong."""
+    """Make trials at random moments, half of them near the start; return what was wrong."""
     rng = random.Random(seed)  # noqa: S311  # no secret
     wrong = []
     slowest = 0.0
@@ -231,7 +231,7 @@ def test_exit_stops_all_runs_and_forgets_those_that_have_ended() -> None:
 
 
 def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the start of the thread and the moment in which it knows who it is."""
+    """The interrupt arrives after the thread has started, and before Thread.start() has returned."""
     start = threading.Thread.start
     gate = threading.Event()
     late: list[threading.Thread] = []
@@ -261,7 +261,7 @@ def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.Mo
 def test_one_while_a_loop_is_left_is_heard(
     make: Callable[[], Iterable[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The iterator is finalized then, where CPython prints exceptions and forgets them."""
+    """The iterator is being finalized, where CPython only prints exceptions."""
     join = threading.Thread.join
     interrupts = iter([KeyboardInterrupt])
 
@@ -270,11 +270,11 @@ def test_one_while_a_loop_is_left_is_heard(
             raise interrupt
         join(self, timeout)
 
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it comes in either loop
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may arrive in either loop
         for _ in make():
             monkeypatch.setattr(threading.Thread, "join", interrupted)
             break
-        # Heard here at the latest.
+        # The interrupt arrives here at the latest.
         for _ in range(500):
             time.sleep(0.01)
 
@@ -291,7 +291,7 @@ def test_one_while_a_dropped_pipeline_is_finalized_is_heard(
     pipeline = PipelineBuilder().add_source(range(100)).build()
     pipeline.start()
     monkeypatch.setattr(engine_run.Run, "request_stop", interrupted)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it comes a moment later
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it arrives a moment later
         del pipeline
         gc.collect()
         for _ in range(500):

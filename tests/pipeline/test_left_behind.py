@@ -1,4 +1,4 @@
-"""Processes whose code resists their end, and memory that is wanted back before a garbage collection."""
+"""Worker processes that refuse to end are killed, and memory is freed without a garbage collection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def resist() -> None:
-    """What keeps a process from ending by itself, and from ending when it is asked to."""
+    """Keep this process from ending by itself, and from ending by SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=threading.Event().wait).start()
 
@@ -88,7 +88,7 @@ def test_a_worker_that_resists_is_killed_when_a_call_takes_too_long() -> None:
     builder.pipe(wait_if_negative, executor=pool, concurrency=2, timeout=0.5)
     pipeline = builder.build(max_failures=10)
     found = list(pipeline)
-    # The process is killed with what else it does.
+    # The process is killed, together with its other calls.
     assert {0, 3} <= set(found) <= {0, 1, 2, 3}
     assert any("timeout=0.5 s" in str(record.exception) for record in pipeline.failures)
 
@@ -117,7 +117,7 @@ def of_loader() -> Any:
 
 
 def of_pipeline() -> Any:
-    """With a stage and a joint of each kind in which items wait."""
+    """Make a pipeline with each kind of stage and joint in which items may wait."""
     builder = PipelineBuilder().add_source(range(400))
     builder.pipe(rows_of, executor=ProcessPoolExecutorConfig(), output_order="input")
     builder.pipe(lambda rows: iter([rows]), concurrency=2).disaggregate()
@@ -146,7 +146,7 @@ def test_memory_comes_back_without_a_garbage_collection(make: Any, how: str) -> 
         else:
             with pytest.raises(LookupError), contextlib.closing(items):
                 raise LookupError
-        # What is kept stays as it is.
+        # Items that the consumer keeps are unchanged.
         np.testing.assert_array_equal(kept, expected)
         del kept
         wait_until(lambda: segments() == before)

@@ -1,4 +1,4 @@
-"""The threads that asyncio.to_thread uses within a pipeline."""
+"""The executor for asyncio.to_thread within a pipeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_threads_are_used_again_before_others_are_started(executor: LoopExecutor
     names = set()
     for _ in range(50):
         names.add(executor.submit(lambda: threading.current_thread().name).result(WAIT))
-        # Until the thread is known to be idle.
+        # Wait until the thread is idle.
         while not executor._workers._idle:
             pass
 

@@ -1,4 +1,4 @@
-"""What once hung, leaked, or was lost under pressure; each test is named after its mend."""
+"""Regression tests of faults that occurred under load: hangs, leaks and lost items."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAIT = 20
 
 
 def resident_size() -> int:
-    """Bytes of memory of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return 0
@@ -88,7 +88,7 @@ def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
 
 
 def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come when the thread of the loop runs already."""
+    """Ctrl-C may arrive when the thread of the loop is already running."""
     start = threading.Thread.start
 
     def interrupted(self: threading.Thread) -> None:
@@ -106,7 +106,7 @@ def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.long)])
 def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
-    """Without the help of the garbage collector."""
+    """Items are freed without a garbage collection."""
     alive = most = 0
 
     class Big:
@@ -131,7 +131,7 @@ def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
         finally:
             gc.enable()
     assert alive == 0
-    # One that is made, and what may be on its way while items pass quickly.
+    # One item that is being made, and the slack while items pass quickly.
     assert most <= 70
 
 
@@ -139,7 +139,7 @@ def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
     ("number", "num_threads"),
     [
         (10, 1),
-        # 100,000 time out, in some two minutes.
+        # With 100,000 calls that time out, it takes about two minutes.
         pytest.param(112_000, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
@@ -157,15 +157,15 @@ def test_c5_threads_of_calls_that_took_too_long_are_not_kept(
         while reader.is_alive():
             reader.join(number / 1000)
             sizes.append((len(run.graph.all_threads()), resident_size()))
-        # On a busy machine some calls come back before anybody looks.
+        # On a busy machine, some calls return before they are found to be overdue.
         assert sum(pipeline.failure_counts.values()) >= number / 2
         deadline = time.monotonic() + WAIT
-        # Those of the stage, of the source, and none in a call.
+        # Only the threads of the stage and the source are left, and none is in a call.
         while len(run.graph.all_threads()) > num_threads + 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert max(threads for threads, _ in sizes) < 10 * num_threads + 10
-    # The first thousand failures are kept, in some MB.
+    # A thousand records are kept, which take a few MB.
     assert sizes[-1][1] - sizes[0][1] < 20e6
 
 
@@ -192,7 +192,7 @@ def test_c6_no_more_waits_than_the_buffer_and_the_calls_hold(kind: str) -> None:
         for number in range(1, 21):
             pipeline.get_item(timeout=WAIT)
             time.sleep(0.01)
-            # The buffer, the calls, and one item that waits for a thread.
+            # In the buffer, in calls, and one item that waits for a thread.
             assert made - number <= 1 + 2 + 1
 
 
@@ -200,7 +200,7 @@ def test_c6_no_more_waits_than_the_buffer_and_the_calls_hold(kind: str) -> None:
     ("size", "number"), [(1, 30), pytest.param(100_000_000, 30, marks=pytest.mark.long)]
 )
 def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> None:
-    """However quick items were before: two stages, their sink, and the consumer's own."""
+    """Even after quick items, only two stages, the sink and the consumer hold a few large items."""
     alive = most = 0
 
     class Big:
@@ -222,12 +222,12 @@ def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> N
         for position, big in enumerate(pipeline.get_iterator(timeout=WAIT)):
             if position >= 1000:
                 time.sleep(0.02)
-            # Those before may have been made while the quick ones passed.
+            # Large items before these may have been made while the quick ones passed.
             if position >= 1000 + number // 2:
                 most = max(most, alive)
                 assert resident_size() - before < (1 + 2 + 6) * size + 50e6
             del big
-    # On a busy machine, a thread of each stage may rest before it lets go of what it handed on.
+    # On a busy machine, a thread of each stage may be suspended before it drops the item that it passed on.
     assert most <= 1 + 2 + 2 * 2 + 2
 
 
@@ -248,7 +248,7 @@ def test_c7_what_was_made_before_a_failure_is_delivered(repetition: int) -> None
 
 
 def test_c8_the_end_of_an_epoch_ends_no_other() -> None:
-    """One consumer hears of the end of an epoch; at each step of that, another begins the next one."""
+    """At each step in which one consumer handles the end of an epoch, another one begins the next epoch."""
     gate = threading.Event()
 
     def numbers() -> Iterator[int]:
@@ -332,7 +332,7 @@ def test_c11_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
 
     pipeline = PipelineBuilder().add_source(range(4)).pipe(cancel).build()
     with pipeline.auto_stop():
-        # The cancellation meets the task where it waits for the next epoch.
+        # The cancellation arrives while the task waits for the next epoch.
         for _ in range(2):
             assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1, 2, 3]
 
@@ -369,7 +369,7 @@ def test_c12_a_wait_counts_before_it_ends() -> None:
 def test_c12_a_call_occupies_its_stage_while_it_runs(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And no more of it: one that has taken three reports was 300% of the last."""
+    """And not more: once, a call over three reports counted as 300% in the last one."""
     reports = threading.Semaphore(0)
     caplog.set_level(logging.INFO, logger="spdl_media.pipeline")
     caplog.handler.addFilter(lambda _: reports.release() or True)
@@ -399,7 +399,7 @@ def test_c12_a_call_occupies_its_stage_while_it_runs(
         assert list(pipeline) == [1]
         assert reports.acquire(timeout=WAIT)
     found = re.findall(r"waits .* (\d+)%", caplog.text)
-    # The first begins before the call does, and the last ends after it.
+    # The first report begins before the call, and the last one ends after it.
     assert [int(part) > 70 for part in found[1:3]] == [True, True]
     assert all(int(part) <= 100 for part in found)
 

@@ -1,6 +1,6 @@
 """Random chains against a sequential model: same results, same order where it is promised, no thread left.
 
-``PYTHONPATH=tests python tests/pipeline/test_model.py 20000`` tries as many, and counts what was in them.
+``PYTHONPATH=tests python tests/pipeline/test_model.py 20000`` runs 20,000 chains, and counts their features.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ WAIT = 20
 
 
 class BadItemError(Exception):
-    """What random failures raise."""
+    """The exception of random failures."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage does with an item: decided by the item alone, so that the model decides the same.
+    """The work of a stage on an item. It depends on the item only, so that the model computes the same.
 
-    Groups of items that an earlier stage made are mapped and never fail, are never dropped, and are never
-    multiplied: what is in them may depend on the order of completion.
+    Groups from earlier stages are mapped, but never fail and are never dropped or multiplied, because their
+    members may depend on the order of completion.
     """
 
     seed: int
@@ -73,7 +73,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Call:
-    """The work as a function, which processes can unpickle."""
+    """The work as a callable that can be pickled for processes."""
 
     work: Work
 
@@ -83,7 +83,7 @@ class Call:
 
 
 def as_callable(work: Work, kind: str) -> Callable[[Any], Any]:
-    """The work as a function or generator of a kind."""
+    """Return the work as a function or generator of the given kind."""
     call = Call(work)
 
     async def call_async(item: Any) -> Any:
@@ -152,7 +152,7 @@ class Aggregate:
         model.items = [items[start : start + size] for start in range(0, len(items), size)]
         if self.drop_last and model.items and len(model.items[-1]) < size:
             if not model.is_ordered:
-                model.is_exact = False  # which items the last group had is not told
+                model.is_exact = False  # the members of the last group are not known
             model.items.pop()
 
 
@@ -164,7 +164,7 @@ class Disaggregate:
 
     def run(self, model: Model) -> None:
         if not model.is_ordered and any(isinstance(item, list) for item in model.items):
-            # Members of groups become items of their own, which later stages treat as such.
+            # Members of groups become single items for later stages.
             model.is_ordered = False
         model.items = [
             value for item in model.items for value in (item if isinstance(item, list) else [item])
@@ -199,7 +199,7 @@ class Paths:
 
 
 class Model:
-    """What comes out of a chain, one stage after the other."""
+    """Computes the expected output of a chain, one stage after the other."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -209,7 +209,7 @@ class Model:
 
 
 def flattened(items: Any) -> Counter[Any]:
-    """The members of all groups, however they are grouped."""
+    """Count the members of all groups, independent of the grouping."""
     if not isinstance(items, list):
         return Counter([items])
     return sum((flattened(item) for item in items), Counter())
@@ -228,7 +228,7 @@ orders = st.sampled_from(["completion", "input"])
 def pipes(
     kinds: list[tuple[str, str]], works: st.SearchStrategy[Work], most: int
 ) -> st.SearchStrategy[Pipe]:
-    """Stages of some kinds, each with its pool."""
+    """Draw a function stage of one of some kinds, with its executor."""
     return st.sampled_from(kinds).flatmap(
         lambda kind: st.builds(
             Pipe, st.just(kind[0]), st.just(kind[1]), works, st.integers(1, most), orders
@@ -263,7 +263,7 @@ stages = st.one_of(
 
 
 class PipelineMachine(RuleBasedStateMachine):
-    """A pipeline that is started, read, broken off, continued and stopped, and what should come of it."""
+    """Starts, reads, leaves, continues and stops a pipeline at random, and checks the items."""
 
     pipeline: Pipeline[Any] | None = None
 
@@ -387,7 +387,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
         used["several consumers"] += 1
         self.begin_epoch()
-        # Begins the epoch if the last has ended; later iterations would begin one each.
+        # The first iteration begins an epoch if the last one has ended; each later one would begin another.
         for item in pipeline.get_iterator(timeout=WAIT):
             self.taken.append(item)
             break
@@ -433,14 +433,14 @@ class PipelineMachine(RuleBasedStateMachine):
         if parts is None:
             self.check_all(self.taken)
         else:
-            # Each item went to one consumer, in order.
+            # Each item went to exactly one consumer, in order.
             for part in parts:
                 in_order = iter(self.model.items)
                 assert not self.model.is_ordered or all(item in in_order for item in part)
             self.taken.extend(item for part in parts for item in part)
             self.check_all(self.taken, is_ordered=False)
             if self.model.is_ordered:
-                # The order of later looks at the same epoch, which the consumers shared out.
+                # The order of the same epoch for later checks, as the consumers have divided it.
                 self.taken = list(self.model.items)
         if not self.ended:
             self.ended = True
@@ -477,7 +477,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
 
 def pipeline_threads() -> list[str]:
-    # A process that is killed may take as long on a busy machine.
+    # On a busy machine, killing a process may take this long.
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         names = [one.name for one in threading.enumerate() if one.name.startswith("spdl_media")]
@@ -487,7 +487,7 @@ def pipeline_threads() -> list[str]:
     return names
 
 
-#: How often what was part of the programs.
+#: How often each feature was part of a program.
 used: Counter[str] = Counter()
 
 

@@ -64,7 +64,7 @@ def test_statistics_are_frozen() -> None:
 
 def test_quantiles_are_those_of_the_last_calls() -> None:
     counters = StageCounters(2)
-    # 0 waits and 9 seconds long ago, then calls of 1 to 1000 ms that waited 1 s each.
+    # First calls of 9 s that did not wait, then calls of 1 to 1000 ms that waited 1 s each.
     counters.count_call(0.0, 0.0, 9.0)
     for number in range(1, 1001):
         counters.count_call(0.0, 1.0, 1.0 + number / 1000)
@@ -155,13 +155,13 @@ def test_reports_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     ]
     assert "10 items from the source, 10 delivered" in first
     assert re.search(r"^same +1 +10 ", first, re.MULTILINE)
-    # Each is of the time since the last.
+    # Each report covers the time since the last one.
     assert "0 items from the source, 0 delivered" in second
     assert re.search(r"^same +1 +0 ", second, re.MULTILINE)
 
 
 class Recorder(TaskHook):
-    """Notes what is called."""
+    """Records the calls of its methods."""
 
     def __init__(self, name: str) -> None:
         self.name = name

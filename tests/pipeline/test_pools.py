@@ -1,4 +1,4 @@
-"""Pools of a stage: what runs where, what a death costs, whose pool is shut down by whom."""
+"""Pools of a stage: where calls run, what fails when a worker dies, and who shuts a pool down."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from spdl_media.ring import Ring
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
-WAIT = 30  # seconds that no test should ever need
+WAIT = 30  # seconds; no test should take as long
 
 
 class UnpicklableError(Exception):
@@ -82,7 +82,7 @@ def make_lock(_: int) -> object:
 
 
 def wait_for_file(path: str) -> int:
-    """Says that it runs by making a file, and then runs for longer than any test."""
+    """Create a file to show that the call has begun, then run longer than any test."""
     Path(path).touch()
     time.sleep(1000)
     return 0
@@ -141,7 +141,7 @@ def wait_until_made(path: Path) -> None:
 
 
 class Pool:
-    """The processes of a stage, and as many threads that call."""
+    """The worker processes of a stage, and as many calling threads."""
 
     def __init__(self, stage: PipeConfig) -> None:
         assert isinstance(stage.executor, ProcessPoolExecutorConfig)
@@ -155,13 +155,13 @@ class Pool:
         self.processes.shutdown()
 
     def worker(self) -> Any:
-        """The process of the first one that is idle."""
+        """The process of the first idle worker."""
         return self.processes._idle[0][0].child
 
 
 @pytest.fixture
 def pools() -> Iterator[list[Pool]]:
-    """Pools that are shut down after the test, and leave no process."""
+    """A list of pools, which are shut down after the test. Fails if a process is left."""
     opened: list[Pool] = []
     yield opened
     for pool in opened:
@@ -272,7 +272,7 @@ def test_sys_exit_fails_the_item_and_not_the_worker(pools: list[Pool]) -> None:
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
 def test_a_death_fails_the_item_and_says_how(how: str, said: str, pools: list[Pool]) -> None:
     pool = processes(die, pools)
-    for _ in range(2):  # the second one dies in a worker that took the place of the first
+    for _ in range(2):  # the second item dies in a worker that replaced the first
         with pytest.raises(WorkerDied, match=rf"worker process of stage 'work' ended \({said}\)"):
             pool.submit(how).result(WAIT)
 
@@ -326,7 +326,7 @@ def test_shutdown_ends_a_worker_in_a_call_without_waiting(
 
 def test_a_call_that_takes_too_long_is_killed_and_the_next_item_runs(pools: list[Pool]) -> None:
     pool = processes(sleep_unless_zero, pools, timeout=0.2)
-    # The time that a worker takes to start does not count, here a multiple of the timeout.
+    # The start of a worker does not count, although it takes several times the timeout.
     assert pool.submit(0).result(WAIT) == 0
     with pytest.raises(TimeoutError, match=r"the call took longer than timeout=0\.2 s"):
         pool.submit(1000).result(WAIT)
@@ -353,7 +353,7 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     # Each call waits for two others in its process.
     pids = results([pool.submit("meet") for _ in range(6)])
     assert sorted(pids.count(pid) for pid in pids) == [3] * 6
-    # Nobody is left to meet with, which a death ends. Then there are as many threads as before.
+    # The calls wait for others that do not come, until their process dies. Then all threads work again.
     futures = [pool.submit("meet") for _ in range(2)]
     while len(pool.processes._busy) < 2:
         time.sleep(0.01)
@@ -361,7 +361,7 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     for pid in set(pids):
         os.kill(pid, signal.SIGKILL)
     for child in children:
-        # An item for one that is about to die is lost with it.
+        # An item that was sent to a process about to die is lost.
         child.join(WAIT)
     assert all(isinstance(error, WorkerDied) for error in results(futures))
     again = results([pool.submit("meet") for _ in range(6)])
@@ -394,7 +394,7 @@ def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
     for number, array in enumerate(rows):
         np.testing.assert_array_equal(array, number)
     ring = pool.worker().ring
-    # Some are views of it, and what came beyond them was copied.
+    # Some arrays are views of shared memory; those beyond the limit were copied.
     assert [ring.blocks.place(array) is None for array in rows] == [False] * 64 + [True] * 36
 
 
@@ -422,7 +422,7 @@ needs_interpreters = pytest.mark.skipif(
 
 
 def interpreters(fn: Any, items: list[Any], **options: Any) -> Any:
-    """What becomes of items in sub-interpreters: the results, and the first failure."""
+    """Run items in sub-interpreters; return the results and the first failure."""
     builder = PipelineBuilder().add_source(items)
     builder.pipe(fn, executor=InterpreterPoolExecutorConfig(**options))
     pipeline = builder.build(max_failures=math.inf)
@@ -501,7 +501,7 @@ def test_a_blocked_worker_ends_with_its_interpreter(end: str, code: int, tmp_pat
     package = Path(spdl_media.__file__).parent.parent
     done = subprocess.run(
         [sys.executable, script, tmp_path / "pid"],
-        # A busy machine makes asyncio's debug mode speak of slow calls.
+        # On a busy machine, asyncio's debug mode reports slow calls.
         env=os.environ | {"PYTHONPATH": str(package), "PYTHONASYNCIODEBUG": ""},
         capture_output=True,
         text=True,
@@ -521,7 +521,7 @@ def fan_out(item: int) -> Iterator[int]:
 
 
 def test_generators_end_with_a_callers_pool_that_is_shut_down() -> None:
-    """Their calls wait behind one of somebody else's, and are cancelled with it."""
+    """Their calls wait behind a call of another user of the pool, and are cancelled."""
     gate = threading.Event()
     executor = ThreadPoolExecutor(1)
     executor.submit(gate.wait, 20)
@@ -562,12 +562,12 @@ def test_each_process_has_random_numbers_of_its_own(pools: list[Pool], method: s
                 firsts.setdefault(pid, number)
         runs.append(set(firsts.values()))
     assert len(runs[0]) == 2
-    # The same for who seeds them.
+    # The same seeds give the same numbers.
     assert runs[0] == runs[1]
 
 
 class _Pipe:
-    """Notes whether two threads close it at once."""
+    """Records whether two threads close it at once."""
 
     def __init__(self) -> None:
         self.both = threading.Barrier(2)
@@ -582,7 +582,7 @@ class _Pipe:
 def test_threads_that_find_their_process_dead_close_its_pipes_one_at_a_time(
     pools: list[Pool],
 ) -> None:
-    # A descriptor that is closed twice may be another's by then.
+    # A descriptor that is closed twice may belong to another file the second time.
     child = processes(abs, pools, max_workers=1).worker()
     pipe: Any = _Pipe()
     child._open.append(pipe)

@@ -1,4 +1,4 @@
-"""The profile of a pipeline: each stage by itself, at each concurrency, and the slowest by name."""
+"""The profile of a pipeline: each stage by itself at each concurrency, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from spdl_media.pipeline import (
     profile_pipeline,
 )
 
-TICK = 0.03  # seconds of a slow call
+TICK = 0.03  # duration of a slow call in seconds
 
 
 def wait(item: Any) -> Any:
-    """A call that takes a while, and lets others run."""
+    """Take a while without holding the GIL."""
     threading.Event().wait(TICK)
     return item
 
@@ -205,7 +205,7 @@ def test_processes_are_measured_without_their_start() -> None:
 
 def test_failures_are_counted() -> None:
     result = profile(source().pipe(fail_on_odd).pipe(pass_on), concurrencies=[1])
-    # One call warms up, so the timed ones begin with 1.
+    # One call is a warm-up, so the timed calls begin with item 1.
     assert result.of("fail_on_odd")[0].failures == 4
     assert result.of("pass_on")[0].inputs_per_item == pytest.approx(4 / 8)
 

@@ -1,4 +1,4 @@
-"""The bar over a pipeline: how far it goes, and what is said when tqdm is missing."""
+"""The progress bar of a pipeline: its total, its updates, and the error without tqdm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spdl_media.pipeline import MissingPackageError, PipelineBuilder
 
 
 class FakeBar:
-    """Stands for tqdm's bar, and remembers what it was told."""
+    """Stands in for tqdm's bar, and records its arguments."""
 
     made: list[FakeBar] = []  # noqa: RUF012  # emptied by the fixture
 
@@ -61,7 +61,7 @@ class Pairs:
 
 
 class OfNoLength:
-    """Such as a wrapper around an iterable, which has ``len`` and may not know it."""
+    """Has ``__len__`` that raises, like a wrapper of an iterable without a length."""
 
     def __init__(self, error: type[Exception]) -> None:
         self._error = error

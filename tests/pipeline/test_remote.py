@@ -1,4 +1,4 @@
-"""Iterables and whole pipelines in another process: epochs, errors, deaths, and what is left behind."""
+"""Iterables and whole pipelines in another process: epochs, errors, deaths, and cleanup."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_every_iteration_is_one_in_the_same_process() -> None:
 
 def test_an_iteration_that_is_broken_off_leaves_nothing_to_the_next() -> None:
     with iterate_in_subprocess(functools.partial(Batches, 100), buffer_size=2) as batches:
-        # More often than there are blocks.
+        # More times than there are blocks.
         for _ in range(60):
             assert [batch["index"] for batch in itertools.islice(batches, 2)] == [0, 1]
-        # One that was left without a word, and one that another took the place of.
+        # One iteration that is dropped without being closed, and one that is replaced by another.
         first = iter(batches)
         assert next(first)["index"] == 0
         assert sum(batch["index"] for batch in batches) == 4950
@@ -129,7 +129,7 @@ def test_a_process_that_is_forked_meanwhile_ends_nothing(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("package", ["numpy", pytest.param("torch", marks=pytest.mark.long)])
 def test_random_numbers_follow_the_seeds_of_this_process(package: str) -> None:
-    # What the process imports to unpickle it is seeded there.
+    # Packages that the process imports to unpickle the dataset are seeded, too.
     loaded = pytest.importorskip(package).float32
     runs = []
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_the_process_ends_with_this_one(end: str, code: int, tmp_path: Path) -> 
     assert found.returncode == code, found.stderr
     assert found.stderr == ""
     pid = int(found.stdout)
-    # A pid that another process has got meanwhile is that of a younger one.
+    # If the system has reused the pid, the new process is younger.
     wait_until(
         lambda: "Batches" not in _command_line(pid) and "spawn_main" not in _command_line(pid)
     )
@@ -378,7 +378,7 @@ def test_sub_interpreters_are_refused_with_the_reason(name: str) -> None:
 
 
 class Loader:
-    """Counts what was asked of it, and who holds it."""
+    """A loader that counts the items that were taken from it."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -405,7 +405,7 @@ def test_cached_items_come_again_when_the_loader_is_not_asked_any_more() -> None
     assert loader.asked == [0, 1, 2, 3]
     assert list(itertools.islice(cache_iterator(Loader(), 3), 7)) == [0, 1, 2, 0, 1, 2, 0]
     assert list(cache_iterator(Loader(), 2, stop_after=1)) == [0]
-    # A loader that ends before is the end.
+    # A loader that ends earlier ends the iteration.
     assert list(cache_iterator(Loader(), 7)) == [0, 1, 2, 3, 4, 5]
     assert list(cache_iterator([], 1)) == []
 

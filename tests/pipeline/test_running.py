@@ -1,4 +1,4 @@
-"""How a pipeline starts, goes on, and ends."""
+"""Starting, iterating, continuing and stopping a pipeline."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_stage_may_stop_its_own_pipeline(kind: str) -> None:
         return stop(item)
 
     fn: Any = stop if kind == "function" else stop_async
-    # The same four items over and over: the first round may be over before start() has returned.
+    # The same four items again and again: the first round may be over before start() has returned.
     pipeline = PipelineBuilder().add_source(range(4), continuous=True).pipe(fn).build()
     pipeline.start()
     is_started.set()
@@ -317,10 +317,10 @@ def test_async_iteration_leaves_the_callers_loop_free() -> None:
             nonlocal beats
             while True:
                 beats += 1
-                await asyncio.sleep(0.001)  # 0 would fight for the GIL with all other threads
+                await asyncio.sleep(0.001)  # 0 would compete for the GIL
 
         def wait(item: int) -> int:
-            # The consumer's loop turns meanwhile, or this never ends.
+            # If the consumer's loop did not run meanwhile, this would never end.
             before = beats
             deadline = time.monotonic() + 10
             while beats < before + 3 and time.monotonic() < deadline:
@@ -345,7 +345,7 @@ def test_async_iteration_that_is_broken_off_has_stopped() -> None:
         async for item in pipeline:
             assert item == 1
             break
-        # No turn of this loop is needed for it.
+        # It stops without another iteration of this loop.
         with pipeline.auto_stop():
             assert pipeline.get_item(timeout=10) == 1
 
@@ -370,7 +370,7 @@ def test_a_consumer_whose_loop_is_closed_keeps_nobody_from_the_items() -> None:
         assert pipeline.get_item(timeout=10) == 1
         second.set()
         assert pipeline.get_item(timeout=10) == 2
-    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # that is the point
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # the test needs it
 
 
 def test_async_iteration_that_is_cancelled() -> None:
@@ -432,7 +432,7 @@ def test_threads_that_iterate_a_pipeline_which_nobody_started() -> None:
         assert not thread.is_alive()
 
     taken = sorted(item for part in results for item in part)
-    # Who comes after the others have ended begins anew.
+    # A thread that comes after the others have ended starts a new run.
     assert len(taken) % 500 == 0
     assert sorted(set(taken)) == list(range(1, 501))
 
@@ -612,7 +612,7 @@ def test_control_c_in_the_consumer() -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.2)  # until it waits for an item that never comes; nothing tells
+    time.sleep(0.2)  # until it waits for an item that never comes, which cannot be observed
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
 

@@ -1,4 +1,4 @@
-"""The buffer between the event loop and its consumers, without either."""
+"""The buffer between the engine and its consumers, tested without an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT = 20
 
 
 class FakeHub:
-    """Calls at once what it is given."""
+    """A hub that calls posted functions at once."""
 
     closed = False
     is_quick = True
@@ -24,7 +24,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.events = self
         self.posted = 0
-        # Items pass quickly, whatever the sink sees.
+        # Items count as quick, whatever pace the sink measures.
         self.quick_until = math.inf
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
@@ -61,7 +61,7 @@ def test_items_are_taken_without_waking_the_loop_unless_it_has_stalled() -> None
     assert posted(sink) == 0
     sink.accept(5)
     assert sink.room() == 0
-    # Once, when no more than the buffer's two are left.
+    # The loop is woken once, when only the two items of the buffer are left.
     counts = []
     for item in range(1, 6):
         assert sink.take() == item
@@ -96,7 +96,7 @@ def test_a_buffer_of_one_without_slack_wakes_the_loop_when_it_is_empty() -> None
 
 
 def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
-    """The first to wait is woken for an item, and gives up at the same moment."""
+    """The first waiting consumer is woken for an item, and gives up at the same moment."""
     sink = make_sink()
     woken: list[str] = []
     first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))

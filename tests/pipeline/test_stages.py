@@ -1,4 +1,4 @@
-"""What comes out of each kind of stage, in which order."""
+"""Results of each kind of stage, and their order."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_aggregate_makes_lists(drop_last: bool, expected: list[list[int]]) -> No
 
 
 class ByWeight:
-    """Groups that weigh ten or more."""
+    """An aggregator that completes a group when its sum is ten or more."""
 
     def __init__(self) -> None:
         self.group: list[int] = []
@@ -230,7 +230,7 @@ def test_disaggregate_keeps_groups_of_different_kinds_in_order() -> None:
 def test_groups_of_a_class_of_the_callers_are_iterated_in_threads(base: Any) -> None:
     names = set()
 
-    class Lazy(base):  # type: ignore[misc]  # mypy wants to know which
+    class Lazy(base):  # type: ignore[misc]  # the base class is a parameter
         def __iter__(self) -> Iterator[int]:
             names.add(threading.current_thread().name)
             if len(self) == 1:

@@ -1,4 +1,4 @@
-"""Statistics as tables: what holds a pipeline up, and how text, terminals and notebooks show it."""
+"""Statistics as tables: the bottleneck, and the display as text, in terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def made_up(*stages: StageStatistics, waited: float = 9.0, number: int = 97) -> 
     [
         (made_up(stage("one", 0.6), stage("two", 0.9)), "two"),
         (made_up(stage("one", 0.9), stage("two", 0.6, waiting=3)), "one"),
-        # Eight calls may run at once, but two threads are all there are.
+        # Eight calls may run at once, but there are only two threads.
         (made_up(stage("one", 0.05, 7, 8), stage("two", 0.2, 4, 8)), "two"),
         (made_up(stage("one", 0.1, 0.3), stage("two", 0.2)), "source"),
         (made_up(), "source"),

@@ -1,4 +1,4 @@
-"""Items that take too long."""
+"""Timeouts of stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What slow calls wait for; opened in the end, so that their threads end."""
+    """An event for which slow calls wait. It is set at the end, so that their threads end."""
     event = threading.Event()
     yield event
     event.set()
@@ -67,7 +67,7 @@ def test_without_a_gil_the_frames_of_a_running_thread_are_left_alone(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    # Reading them while the thread runs crashes such an interpreter.
+    # Reading frames while the thread runs crashes an interpreter without a GIL.
     monkeypatch.setattr(sys, "_current_frames", None)
     pipeline = PipelineBuilder().add_source([WAIT]).pipe(gate.wait, timeout=0.05).build()
     with pytest.raises(PipelineFailure):
@@ -96,7 +96,7 @@ def test_a_call_that_comes_back_late_changes_nothing(gate: threading.Event) -> N
 def test_a_generator_that_goes_on_late_is_closed_and_its_values_are_dropped(
     gate: threading.Event,
 ) -> None:
-    """Also while ``on_failure`` has the item, which has not left its stage then."""
+    """Also while ``on_failure`` runs and the item has not left its stage."""
     closed = threading.Event()
     made = []
 
@@ -127,7 +127,7 @@ def test_a_generator_that_goes_on_late_is_closed_and_its_values_are_dropped(
 
 
 def test_on_failure_gets_the_record_that_was_counted(gate: threading.Event) -> None:
-    """The call that took too long raises while its failure waits for ``on_failure``."""
+    """The overdue call raises its own error while its timeout waits for ``on_failure``."""
     slow_threads = []
     is_next = threading.Event()
     told = []
@@ -150,7 +150,7 @@ def test_on_failure_gets_the_record_that_was_counted(gate: threading.Event) -> N
         told.append(record)
 
     builder = PipelineBuilder().add_source(["quick", "slow", "next"])
-    # One thread, and room for an item behind the two that failed.
+    # One thread, and room for one item besides the two that failed.
     builder.pipe(call, timeout=0.2, concurrency=2, executor=ThreadPoolExecutorConfig(1))
     pipeline = builder.build(max_failures=2, on_failure=tell)
 
