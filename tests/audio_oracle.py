@@ -1,4 +1,5 @@
-"""What the audio tests share: sounds, PyAV's own linear decode as the oracle, frames as one array."""
+"""Helpers of the audio tests: test signals, a linear decode by PyAV as the oracle, and frames as one
+array."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from spdl_media.testing import AudioTrack, make_media, make_tone
 
 @lru_cache
 def sound(num_samples: int, rate: int = 48000, num_channels: int = 2) -> NDArray[np.int16]:
-    """Tones under noise that grow louder: no two places sound alike."""
+    """Make tones with noise of rising level, so that no two parts are equal."""
     tone = make_tone(num_samples, rate, (440.0, 997.0)[:num_channels])
     noise = np.random.default_rng(0).integers(-3000, 3000, tone.shape)
     return (tone * np.linspace(0.2, 1, num_samples)[:, None] + noise).astype(np.int16)
@@ -30,7 +31,7 @@ def clip(
     options: tuple[tuple[str, str], ...] = (),
     muxing: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
-    """A made file of one stereo stream, a few samples longer than ``seconds``."""
+    """Make a file with one stereo stream, a few samples longer than ``seconds``."""
     samples = sound(seconds * rate + 777, rate)
     track = AudioTrack(samples=samples, sample_rate=rate, codec=codec, options=dict(options))
     return make_media([track], format=format, options=dict(muxing))
@@ -38,7 +39,7 @@ def clip(
 
 @lru_cache
 def linear(data: bytes) -> NDArray[np.generic]:
-    """All samples as PyAV's own container and decoder give them, ``(channels, samples)``."""
+    """Decode all samples by PyAV's own container and decoder, ``(channels, samples)``."""
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(container.streams.best("audio")))
     return np.concatenate([_by_channel(frame) for frame in frames], axis=1)
@@ -50,7 +51,7 @@ def _by_channel(frame: av.AudioFrame) -> NDArray[np.generic]:
 
 
 def samples_of(frames: AudioFrames) -> NDArray[np.generic]:
-    """All samples of frames, ``(channels, samples)``; ``(0, 0)`` where there are none."""
+    """Return all samples of frames, ``(channels, samples)``; ``(0, 0)`` if there are none."""
     if not len(frames):
         return np.empty((0, 0))
     planar = frames.sample_fmt.endswith("p")
@@ -61,7 +62,7 @@ def samples_of(frames: AudioFrames) -> NDArray[np.generic]:
 def assert_same(
     samples: NDArray[np.generic], wanted: NDArray[np.generic], codec: AudioCodec
 ) -> None:
-    """Of a window: all bits, but for Opus, whose predictors remember the last one of 16 for seconds."""
+    """Compare a window bit for bit; for Opus, which has long memory, within one level of 16 bits."""
     step = 2**-15 if codec.name == "opus" else 0
     np.testing.assert_allclose(samples, wanted, rtol=0, atol=step)
 
@@ -69,7 +70,7 @@ def assert_same(
 def expected(
     samples: NDArray[np.generic], window: Window, rate: int, first_sample: int = 0
 ) -> NDArray[np.generic]:
-    """The part of a linear decode that starts at position ``first_sample`` which lies in a window."""
+    """Return the part of a linear decode that lies in a window; the decode begins at ``first_sample``."""
     first, stop = window.samples(rate)
     last = samples.shape[1] if stop is None else max(stop - first_sample, 0)
     return samples[:, max(first - first_sample, 0) : last]

@@ -1,4 +1,4 @@
-"""The CUDA source of the colour conversion, compiled for the CPU and for devices, and what runs it here."""
+"""Compiles the CUDA kernel of the colour conversion for the CPU and for devices, and runs it on the CPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import pytest
 
 import spdl_media.cuda
 
-# Products and sums are rounded one by one, as in the reference.
+# No fused multiply-add: products and sums are rounded one by one, as in the reference.
 OPTIONS = ("--std=c++14", "--fmad=false")
 KERNELS = [f"yuv{bits}_to_{dtype}" for bits in (8, 16) for dtype in ("uint8", "float32")]
 KERNELS += ["plane8", "plane16"]
 
-# What CUDA has and C++ lacks, in front of the very source, and behind it a loop over the grid.
+# Definitions that CUDA has and C++ lacks go before the unchanged source, a loop over the grid after it.
 _BEFORE = """
 #include <math.h>
 #include <stddef.h>
@@ -69,17 +69,17 @@ void run_{name}(const unsigned* d, const Conversion* c) {{
 
 
 def source() -> str:
-    """The CUDA C++ source."""
+    """Return the CUDA C++ source."""
     return _SOURCE.read_text(encoding="utf-8")
 
 
 def compiler() -> str | None:
-    """A C++ compiler of this machine, if there is one."""
+    """Return the path of a C++ compiler, or ``None``."""
     return shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Where all tests of a run find the library, those of other workers of pytest-xdist, too."""
+    """Return a folder that is shared by all tests of a run, including other workers of pytest-xdist."""
     if compiler() is None:
         pytest.skip("there is no C++ compiler")
     base = factory.getbasetemp()
@@ -88,7 +88,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def compiled(folder: Path, *extra: str) -> ctypes.CDLL:
-    """The kernel's source as a library for the CPU, which is compiled if it is not in the folder."""
+    """Load the kernel as a library for the CPU. It is compiled if it is not in the folder."""
     library = folder / "yuv_to_rgb.so"
     if not library.exists():
         folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def _compile(folder: Path, extra: tuple[str, ...]) -> Path:
     path.write_text(f"{_BEFORE}\n{source()}\n{_AFTER}{entries}}}\n", encoding="utf-8")
     tool = compiler()
     assert tool is not None
-    # Like --fmad=false: no product may be summed up unrounded.
+    # Like --fmad=false: no fused multiply-add.
     options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC"]
     options += ["-Wno-unknown-pragmas", *extra]
     subprocess.run([tool, *options, "-shared", "-o", library, path], check=True)
@@ -111,7 +111,7 @@ def _compile(folder: Path, extra: tuple[str, ...]) -> Path:
 
 
 class FakeArray(fake_cuda.DeviceArray):
-    """An array on a device of the last card, made before there is one for the tables of tests."""
+    """A device array that is not bound to a card when it is made, for parameters of tests."""
 
     def __init__(self, array: np.ndarray, device: int = 0) -> None:
         super().__init__(fake_cuda.Card(), device, array, None)
@@ -124,7 +124,7 @@ class FakeArray(fake_cuda.DeviceArray):
 def fake_cupy(
     monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL | None = None
 ) -> fake_cuda.FakeCupy:
-    """CuPy alone on two devices, whose driver runs the kernels of the library."""
+    """Install a stand-in for CuPy with two devices, whose driver runs the compiled kernels."""
     fake_cuda.fresh_process(monkeypatch)
     fake = fake_cuda.FakeCupy(fake_cuda.Card(devices=2, nbytes=1 << 26))
     fake.card.driver.library = library
@@ -134,20 +134,20 @@ def fake_cupy(
 
 
 def host(buffer: Any) -> np.ndarray:
-    """What lies in a buffer on a device when all work is done."""
+    """Finish all work, and return the values of a buffer on a device."""
     buffer.synchronize()
     values: np.ndarray = fake_cuda.values_of(buffer)
     return values
 
 
 def nvrtc() -> ctypes.CDLL | None:
-    """NVIDIA's compiler, if a wheel has brought it."""
+    """Load NVIDIA's run-time compiler if a wheel has installed it."""
     found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib/libnvrtc.so.*"))
     return ctypes.CDLL(str(found[0])) if found else None
 
 
 def compile_ptx(library: ctypes.CDLL, architecture: str) -> str:
-    """PTX of the source as NVRTC makes it."""
+    """Compile the source to PTX by NVRTC."""
     program = ctypes.c_void_p()
 
     def text(name: str) -> str:
@@ -172,12 +172,13 @@ def compile_ptx(library: ctypes.CDLL, architecture: str) -> str:
 
 
 def digest() -> str:
-    """What the package's PTX says of the source that it was made of, without its comments."""
+    """Return the digest of the source without comments, which the package's PTX contains."""
     return hashlib.sha256(re.sub(r" *//.*", "", source()).encode()).hexdigest()
 
 
 if __name__ == "__main__":
-    # python tests/color_kernel.py libnvrtc.so.11.2: of CUDA 11.8, so that each driver for CUDA 12 takes it.
+    # python tests/color_kernel.py libnvrtc.so.11.2: with NVRTC of CUDA 11.8, so that all drivers for CUDA 12
+    # accept the PTX.
     lines = compile_ptx(ctypes.CDLL(sys.argv[1]), "75").splitlines()
     code = [line for line in lines if not line.startswith("//")]
     head = [f"// yuv_to_rgb.cu, sha256 {digest()}, by NVRTC 11.8: --fmad=false, compute_75"]

@@ -1,4 +1,4 @@
-"""The kernel's reference, by NumPy, and what converts by it where devices are stand-ins."""
+"""The NumPy reference of the colour kernel, and functions that convert by it on stand-in devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spdl_media.transfer import buffer_on_stream
 def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:
     """Convert frames by NumPy: the reference of ``yuv_to_rgb.cu``, operation by operation.
 
-    All arithmetic is float32, each product and each sum rounded on its own, in the order of the kernel.
+    All arithmetic is float32. Each product and each sum is rounded separately, in the order of the kernel.
     The arguments are those of :func:`convert_on_device`.
     """
     frames = (frame for planes in batches for frame in zip(*planes, strict=True))
@@ -62,7 +62,7 @@ def _resample(plane: Array, taps: tuple[Taps, Taps], plan: Plan) -> Array:
 
 
 def there(planes: Any, device: int = 0) -> Any:
-    """Arrays or buffers in host memory as buffers on a device of the stand-ins."""
+    """Copy arrays or buffers in host memory to a stand-in device."""
     if isinstance(planes, list | tuple):
         return [there(plane, device) for plane in planes]
     about = planes.metadata if isinstance(planes, sm.CPUBuffer) else {}
@@ -73,14 +73,14 @@ def there(planes: Any, device: int = 0) -> Any:
 def by_reference(
     function: Callable[..., Any], planes: Any, *arguments: Any, **options: Any
 ) -> np.ndarray:
-    """What a function of the package gives for these planes with the reference in the kernel's place."""
+    """Call a function of the package with the reference instead of the kernel."""
     with pytest.MonkeyPatch.context() as patch:
         if not isinstance(sys.modules.get("cupy"), FakeCupy):
             assert not isinstance(sys.modules.get("torch"), FakeTorch)
             fake_cupy(patch)
         patch.setattr(color, "convert_on_device", _put_on_stream)
         result = host(function(there(planes), *arguments, **options)).copy()
-    # That of the stand-ins is none of a device that there may be.
+    # A stream of the stand-ins is not one of a real device, if there is one.
     cuda_driver._primary_context.cache_clear()
     return result
 
@@ -97,7 +97,7 @@ def _put_on_stream(device: Any, batches: Sequence[Planes], plan: Plan, out: Arra
 def noise(
     pix_fmt: str, width: int, height: int, frames: int | None = None, contrast: float = 0.5
 ) -> list[np.ndarray]:
-    """Y and UV of values around the middle, every one of them by default."""
+    """Make Y and UV of random values, by default over the full range."""
     dtype, bits, shift = SEMI_PLANAR[pix_fmt]
     rng = np.random.default_rng(width * 1000 + height)
     low, high = (int((1 << bits) * (0.5 + side * contrast)) for side in (-1, 1))
@@ -119,7 +119,7 @@ def to_rgb(
     normalize: Any = None,
     cuda_config: Any = None,
 ) -> sm.CUDABuffer:
-    """What the kernel makes of Y and UV on a device, of one frame or several, by a plan as of decoding."""
+    """Convert Y and UV on a device by the kernel, for one or several frames, with a plan as for decoding."""
     index = planes[0].device_index
     device = open_device(as_cuda_config(index if cuda_config is None else cuda_config), "a test")
     for one in planes:

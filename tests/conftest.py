@@ -1,4 +1,4 @@
-"""What all tests share: real media where they are at hand, seeded chance, and clips made once."""
+"""Fixtures of all tests: real media if available, seeded random numbers, clips that are made once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import real_cuda
 
 from spdl_media.testing import index_planes, make_video
 
-# The AV1 encoder writes to stderr, past FFmpeg's log, unless told not to before its first use.
+# The AV1 encoder writes to stderr, not to FFmpeg's log, unless this is set before its first use.
 os.environ.setdefault("SVT_LOG", "1")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -35,11 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set how much the property tests try, before test modules are imported."""
-    # A shell ignores it for what it runs in the background, and processes inherit that.
+    """Set options before test modules are imported, such as the effort of property tests."""
+    # A shell ignores SIGINT for background jobs, and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     effort.LONG = config.getoption("--long")
-    # Busy machines are slow now and then; a test that hangs meets pytest's own timeout.
+    # No deadline, because busy machines are slow at times; pytest's timeout ends tests that hang.
     settings = hypothesis.settings(
         deadline=None, max_examples=effort.examples(100), print_blob=True
     )
@@ -48,13 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("spdl_media", settings)
     hypothesis.settings.load_profile("spdl_media")
     if not hasattr(config, "workerinput"):
-        # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE, each would compile the package.
+        # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE, each of them compiles the package.
         compileall.compile_dir(CHECKOUT / "spdl_media", quiet=2)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: nearly all that is made stays, and walks through it take seconds."""
+    """Disable garbage collection while tests are collected: nearly all objects stay, and it takes seconds."""
     gc.disable()
     try:
         return (yield)
@@ -64,7 +64,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: tests of processes, servers and timeouts wait for a while."""
+    """Use one worker more than cores, because tests of processes, servers and timeouts often wait."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
 
 
@@ -78,11 +78,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections() -> Iterator[None]:
-    """Leave what is there before a module's tests out of their garbage collections.
+    """Exclude objects that exist before a module's tests from garbage collections.
 
-    That is mostly torch, DALI and pytest's own items, through which a collection walks for half a second.
-    What the module's tests left in cycles goes with the module: a pipeline that the traceback of a caught
-    error holds would run on, and tests of other modules would find its threads.
+    These are mostly torch, DALI and pytest's items, over which a collection takes half a second. After the
+    module, collect its cycles: a pipeline that is held by the traceback of a caught error would keep running,
+    and tests of other modules would find its threads.
     """
     gc.freeze()
     yield
@@ -101,7 +101,7 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def media_dir() -> Path:
-    """Real media: the folder ``SPDL_MEDIA_TEST_MEDIA``, or ``shared/media`` beside the checkout."""
+    """Return the folder of real media: ``SPDL_MEDIA_TEST_MEDIA``, or ``shared/media`` beside the checkout."""
     named = os.environ.get("SPDL_MEDIA_TEST_MEDIA")
     folder = Path(named) if named else CHECKOUT.parent / "shared" / "media"
     if not folder.is_dir():
@@ -111,7 +111,7 @@ def media_dir() -> Path:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Chance that is the same in each run of a test, and differs from test to test."""
+    """A random generator that is the same in each run of a test, and differs between tests."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
@@ -120,13 +120,13 @@ NUM_FRAMES, WIDTH, HEIGHT = 30, 64, 48
 
 @pytest.fixture(scope="session")
 def index_clip_frames() -> list[tuple[np.ndarray, ...]]:
-    """The planes of 30 frames of 64 x 48 ``yuv420p`` that ``index_clips`` hold, bit for bit."""
+    """The planes of the frames of ``index_clips``, bit for bit: 30 frames of 64 x 48, ``yuv420p``."""
     return index_planes(NUM_FRAMES, WIDTH, HEIGHT)
 
 
 @pytest.fixture(scope="session")
 def index_clips(index_clip_frames: list[tuple[np.ndarray, ...]]) -> dict[str, bytes]:
-    """One clip by container: lossless, 10 frames a second, B frames, a key frame each 8 frames."""
+    """Clips by container: lossless, 10 frames per second, with B-frames, a key frame every 8 frames."""
     return {
         format: make_video(
             index_clip_frames, codec="libx265", format=format, max_b_frames=2, gop_size=8

@@ -1,4 +1,4 @@
-"""One set of handles for real devices and for those of ``fake_cuda``, so that both run the same tests."""
+"""One interface to real devices and to those of ``fake_cuda``, so that both run the same tests."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import spdl_media as sm
 
 
 class Rig(Protocol):
-    """A device, through one library.
+    """A device, as used by one library.
 
     Attributes:
-        package: Its name.
-        is_fake: Nothing moves on a stream before ``let_go``.
+        package: Name of the library.
+        is_fake: Whether it is a stand-in, whose streams do nothing before ``let_go``.
     """
 
     package: str
     is_fake: bool
 
     def new_stream(self) -> int:
-        """Address of a stream that lives as long as the rig."""
+        """Return the address of a new stream, which lives as long as the rig."""
 
     def delay(self, stream: int) -> None:
-        """Put work on a stream that takes a while."""
+        """Queue work on a stream that takes a while."""
 
     def copy_on(self, stream: int, buffer: sm.CUDABuffer) -> Callable[[], np.ndarray]:
-        """Take a buffer on a stream, copy it there, let go of it; what to call for the copied values."""
+        """Copy a buffer on a stream and drop it. Return a function that returns the copied values."""
 
     def bytes_used(self) -> int:
-        """Memory of the device that cannot be had."""
+        """Return the bytes of used device memory."""
 
     def limited(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
-        """A time in which the device gives no more than so many bytes."""
+        """Return a context manager in which the device has at most ``nbytes`` of free memory."""
 
 
 class FakeRig:
-    """A device that is not there."""
+    """A stand-in device."""
 
     is_fake = True
 
@@ -55,7 +55,7 @@ class FakeRig:
         return self.card.new_stream(0).address
 
     def delay(self, stream: int) -> None:
-        """The stream stands until somebody waits on the host."""
+        """Stop the stream until the host waits for it."""
         self.card.runs_by_itself = True
         self.card.stream(0, stream).put("delay", lambda: True)
 
@@ -196,7 +196,8 @@ class CupyRig:
 
 @contextlib.contextmanager
 def rig_of(name: str, monkeypatch: Any) -> Iterator[Any]:
-    """A rig, whose library is the only one that is found: ``"fake torch"``, ``"torch"``, ..."""
+    """Yield a rig (``"fake torch"``, ``"torch"``, ...), whose library is the only one that the package
+    finds."""
     kind, _, package = name.rpartition(" ")
     rig: Any = (
         FakeRig(package) if kind == "fake" else {"torch": TorchRig, "cupy": CupyRig}[package]()

@@ -1,7 +1,7 @@
-"""CuPy on the devices of ``fake_cuda``, with arrays to compute with and the package's kernel, run by the CPU.
+"""A stand-in for CuPy on devices of ``fake_cuda``, with computing arrays and the package's kernel on the CPU.
 
-What writes to an array is put on the current stream. With ``is_eager`` the streams run at once, for work that
-NumPy's own functions do, which wait for nothing.
+Writes to an array are queued on the current stream. With ``is_eager``, streams run at once, for NumPy
+functions that do not wait for streams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fake_cuda import (
 
 
 class LazyCard(Card):
-    """A card whose pools leave a block alone when they give it again: earlier work may still read it."""
+    """A card whose pools do not overwrite a block that is reused, because earlier work may still read it."""
 
     def allocate(self, nbytes: int, device: int, stream: int) -> int:
         key = device, stream or 1, nbytes
@@ -87,12 +87,12 @@ class Stream(CupyStream):
 
 
 class CupyWithKernels(FakeCupy):
-    """As much of CuPy as ``load_*`` use.
+    """The parts of CuPy that ``load_*`` use.
 
     Args:
         card: The devices.
-        library: The kernel's source, compiled.
-        is_eager: Streams run at once.
+        library: The compiled kernel.
+        is_eager: Whether streams run at once.
     """
 
     def __init__(self, card: Card, library: ctypes.CDLL, *, is_eager: bool = False) -> None:
@@ -118,12 +118,12 @@ class CupyWithKernels(FakeCupy):
 
     @property
     def launches(self) -> list[Any]:
-        """The kernels that were launched."""
+        """The launches of kernels so far."""
         return self.card.driver.launches
 
 
 def host(buffer: Any) -> np.ndarray:
-    """A copy of what lies in a buffer on a device when all work is done."""
+    """Finish all work, and return a copy of the values of a buffer on a device."""
     buffer.synchronize()
     values = values_of(buffer).copy()
     assert not (values == FREED).all(), "the memory was given to somebody else"

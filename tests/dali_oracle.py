@@ -1,4 +1,4 @@
-"""What the tests of DALI's pictures share: files, results as NumPy arrays, and how far apart they may be."""
+"""Helpers of the tests of DALI's images: files, results as NumPy arrays, and the allowed differences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spdl_media.config import as_cuda_config
 from spdl_media.cuda.images import _load_by_dali
 from spdl_media.testing import make_image
 
-# Mean levels of 255 between the two paths, which the GPU path is held to.
+# Allowed mean difference between GPU and CPU path, in levels of 255.
 CLOSE = 2.0
 
 
 def photo(width: int, height: int, seed: int = 0) -> np.ndarray:
-    """A picture with the statistics of a photograph: soft, with a few edges and a little noise."""
+    """Make an image with the statistics of a photograph: smooth, with a few edges and a little noise."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     waves = [
@@ -43,12 +43,12 @@ def jpeg(width: int, height: int, seed: int = 0, *, pix_fmt: str = "yuvj420p") -
 
 
 def host(array: Any) -> np.ndarray:
-    """DALI's array of the CPU, as NumPy's."""
+    """Convert a CPU array of DALI to NumPy."""
     return np.asarray(array)
 
 
 def differences(array: Any, other: Any) -> np.ndarray:
-    """Mean absolute difference of each row, in levels."""
+    """Return the mean absolute difference of each image, in levels."""
     one, two = host(array).astype(int), np.asarray(other).astype(int)
     assert one.shape == two.shape
     return np.abs(one - two).reshape(len(one), -1).mean(1)
@@ -60,7 +60,7 @@ def _exif(orientation: int) -> bytes:
 
 
 def with_orientation(data: bytes, orientation: int) -> bytes:
-    """The JPEG with an Exif tag that says how it stands."""
+    """Add an Exif orientation to a JPEG."""
     exif = b"Exif\0\0" + _exif(orientation)
     return data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:]
 
@@ -70,13 +70,13 @@ def _chunk(body: bytes) -> bytes:
 
 
 def png_with_orientation(picture: np.ndarray, orientation: int) -> bytes:
-    """A PNG with an Exif chunk that says how it stands."""
+    """Make a PNG with an Exif orientation."""
     data, head = make_image(picture), 33
     return data[:head] + _chunk(b"eXIf" + _exif(orientation)) + data[head:]
 
 
 def png_with_wrong_data(picture: np.ndarray) -> bytes:
-    """A PNG whole to the end, with a header that can be read, and pixels that cannot."""
+    """Make a complete PNG with a valid header and damaged pixel data."""
     data = make_image(picture)
     start = data.index(b"IDAT") - 4
     size = int.from_bytes(data[start : start + 4], "big")
@@ -84,13 +84,13 @@ def png_with_wrong_data(picture: np.ndarray) -> bytes:
 
 
 def png_header(data: bytes, side: int) -> bytes:
-    """The PNG with a header that says other sizes."""
+    """Replace the size in the header of a PNG."""
     header = data[12:16] + side.to_bytes(4, "big") * 2 + data[24:29]
     return data[:8] + _chunk(header) + data[33:]
 
 
 def cpu(srcs: Any, **options: Any) -> np.ndarray:
-    """The CPU path's batch."""
+    """Load a batch by the CPU path."""
     return np.asarray(sm.load_image_batch(srcs, **options))
 
 
@@ -103,7 +103,7 @@ def decode_image_batch(
     stopped: Any = lambda: False,
     **options: Any,
 ) -> Any:
-    """What ``load_image_batch(cuda=, decoder="dali")`` does, on the CPU, too."""
+    """Do what ``load_image_batch(cuda=, decoder="dali")`` does, also on the CPU."""
     inputs = as_list(srcs)
     given = {**_DEFAULTS, **options}
     request = load._image_request(given, len(inputs))
@@ -111,7 +111,7 @@ def decode_image_batch(
     return _load_by_dali(inputs, request, config, stopped, hw_decoder_load)
 
 
-# What declared() puts in where an argument is not given.
+# The defaults that declared() uses for arguments that are not given.
 _DEFAULTS = {
     name: one.default
     for name, one in inspect.signature(sm.load_image_batch).parameters.items()

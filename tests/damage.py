@@ -1,4 +1,4 @@
-"""Files of every kind, and ways to damage them that are the same in each run."""
+"""Media files of every kind, and reproducible ways to damage them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from spdl_media.testing import (
 RATE = 24000
 NUM_VARIANTS = 16
 
-# Encoders of audio that FFmpeg calls experimental.
+# Audio encoders that FFmpeg marks as experimental.
 _EXPERIMENTAL = {"strict": "experimental"}
 
 
 @cache
 def picture(seed: int = 1, width: int = 96, height: int = 64) -> np.ndarray:
-    """RGB with soft shapes and some noise, as photographs have: every codec has something to code."""
+    """Make an RGB image with soft shapes and some noise, like a photograph."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x / 9 + c) * np.cos(y / 7 - c) for c in range(3)]
@@ -41,13 +41,13 @@ def picture(seed: int = 1, width: int = 96, height: int = 64) -> np.ndarray:
 
 @cache
 def pictures(count: int = 24) -> list[np.ndarray]:
-    """A picture that moves."""
+    """Make frames with motion."""
     return [np.roll(picture(), (n, 2 * n), (0, 1)) for n in range(count)]
 
 
 @cache
 def sound(seconds: int = 2) -> np.ndarray:
-    """Two channels of chirps and noise."""
+    """Make two channels of chirps and noise."""
     rng = np.random.default_rng(2)
     time = np.arange(RATE * seconds) / RATE
     tones = np.stack([np.sin(900 * time * (1 + time)), np.sin(2500 * time)], 1)
@@ -151,7 +151,7 @@ CONTAINERS: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 @cache
 def made(name: str) -> bytes:
-    """One of the files above."""
+    """Return one of the files above."""
     for table in (STILLS, VIDEO, AUDIO):
         if name in table:
             return table[name]()
@@ -164,7 +164,7 @@ def container(name: str) -> bytes:
 
 
 def config_for(name: str) -> sm.DemuxConfig | None:
-    """TGA has no signature and must be named."""
+    """Return the config with which a file is opened: TGA has no signature, so its format must be given."""
     return sm.demux_config(format="tga") if name == "tga" else None
 
 
@@ -182,7 +182,7 @@ def decode_audio(data: bytes, **options: object) -> sm.AudioFrames:
 
 
 def packet_spans(data: bytes, kind: str) -> list[tuple[int, int]]:
-    """Where the coded data of each packet lie in a file."""
+    """Return begin and end of the coded data of each packet in a file."""
     spans, position = [], 0
     with av.open(io.BytesIO(data)) as file:
         for packet in file.demux(**{kind: 0}):
@@ -195,7 +195,7 @@ def packet_spans(data: bytes, kind: str) -> list[tuple[int, int]]:
 
 
 def spans_of(name: str) -> list[tuple[int, int]]:
-    """Where the coded data of a file lie, away from the headers."""
+    """Return begin and end of the parts of a file that are coded data and not headers."""
     data = made(name)
     if name in STILLS and name not in ("gif", "avif"):
         return [(len(data) * 3 // 10, len(data) * 95 // 100)]
@@ -203,7 +203,7 @@ def spans_of(name: str) -> list[tuple[int, int]]:
 
 
 def flipped(name: str) -> Iterator[bytes]:
-    """The file with one bit of its coded data flipped, at seeded places."""
+    """Yield copies of a file with one flipped bit in its coded data, at seeded places."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     for place in _places(name, rng):
         data = bytearray(made(name))
@@ -212,7 +212,7 @@ def flipped(name: str) -> Iterator[bytes]:
 
 
 def overwritten(name: str) -> Iterator[bytes]:
-    """The file with 32 bytes of its coded data replaced by noise, at seeded places."""
+    """Yield copies of a file with 32 bytes of its coded data replaced by noise, at seeded places."""
     rng = np.random.default_rng(zlib.crc32(name.encode()) + 1)
     for place in _places(name, rng):
         data = bytearray(made(name))
@@ -248,7 +248,7 @@ def count_noticed(name: str, damaged: Callable[[str], Iterator[bytes]]) -> int:
     return sum(is_noticed(name, data) for data in damaged(name))
 
 
-# Headers that claim 100000 x 100000 pixels over next to no data.
+# Headers that claim 100000 x 100000 pixels, with almost no data.
 SIDE = 100_000
 
 
@@ -279,7 +279,7 @@ def _huge_jpeg() -> bytes:
 
 
 def _huge_webp() -> bytes:
-    # Its fields have 14 bits: 16384 x 16384 is the most that it can say.
+    # Its fields have 14 bits, so the maximum is 16384 x 16384.
     bits = 16383 | 16383 << 14
     payload = b"\x2f" + struct.pack("<I", bits) + bytes(11)
     body = b"WEBPVP8L" + struct.pack("<I", len(payload)) + payload
@@ -315,7 +315,7 @@ HUGE: dict[str, Callable[[], bytes]] = {
     "qoi": lambda: (
         b"qoif" + struct.pack(">IIBB", SIDE, SIDE, 3, 0) + bytes(100) + bytes(7) + b"\x01"
     ),
-    # The fields of these have 16 bits.
+    # The fields of these formats have 16 bits.
     "gif": lambda: (
         b"GIF89a"
         + struct.pack("<HHBBB", 65535, 65535, 0x80, 0, 0)
@@ -334,11 +334,11 @@ HUGE: dict[str, Callable[[], bytes]] = {
 
 
 def read_everything(src: object, name: str = "") -> None:
-    """Read a source in every way there is; for sources that no way should crash on."""
+    """Read a source by all functions, none of which may crash."""
     config = config_for(name)
     for demux in (sm.demux_image, sm.demux_video, sm.demux_audio):
         with contextlib.suppress(sm.MediaError):
-            named = config if demux is sm.demux_image else None  # "tga" is a name for pictures
+            named = config if demux is sm.demux_image else None  # "tga" is a format of images
             sm.decode_packets(demux(src, demux_config=named))
     with contextlib.suppress(sm.MediaError):
         sm.probe(src, demux_config=config)

@@ -1,4 +1,4 @@
-"""Frames boiled down to plain values, to compare what two processes decode."""
+"""Digests of decoded frames as plain values, to compare two processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import spdl_media as sm
 
 
 def digest(packets: Any) -> tuple[Any, ...]:
-    """What packets decode to, bit for bit: counts, times, facts and a hash of all planes."""
+    """Decode packets, and return counts, times, metadata and a hash of all planes."""
     frames = sm.decode_packets(packets, filter_desc=None)
     if isinstance(frames, sm.AudioFrames):
         planes = [plane for chunk in frames.chunks for plane in chunk.planes]
@@ -32,5 +32,5 @@ def digest(packets: Any) -> tuple[Any, ...]:
 
 
 def digest_all(packets: list[Any]) -> list[tuple[Any, ...]]:
-    """:func:`digest` of each."""
+    """Return the digest of each of the packets."""
     return [digest(one) for one in packets]

@@ -1,16 +1,17 @@
-"""Compares this library with others on folders of real media, file by file. Not part of the tests' run.
+"""Compares this library with others on folders of real media, file by file. It is not part of the test run.
 
     python tests/differential.py DIR... [--jobs 2] [--windows 100] [--json FILE]
 
-Each file is read in a worker process with a limit of time and memory, by this library and by those that are
-installed: images by Pillow (HEIF and AVIF by pillow-heif), audio by soundfile and PyAV, video by PyAV and
-torchcodec. Beside that, random windows of each sound and video must equal the same part of the whole decode.
+Each file is read in a worker process with limits of time and memory, by this library and by other installed
+ones: images by Pillow (HEIF and AVIF by pillow-heif), audio by soundfile and PyAV, video by PyAV and
+torchcodec. In addition, random windows of each audio and video file must equal the same part of the whole
+decode.
 
-    agree        both give the same: equal samples, pixels within what two decoders may differ by
-    differ       both give something, and it is not the same
-    only ours    the other library refuses the file
-    only theirs  this library refuses it
-    neither      both refuse it
+    agree        both results are the same: equal samples, or pixels within the tolerance between decoders
+    differ       both decode the file, but the results differ
+    only ours    the other library rejects the file
+    only theirs  this library rejects the file
+    neither      both reject the file
 
 The exit status is 1 if any worker died or ran out of time.
 """
@@ -67,26 +68,26 @@ NOISY = {
     "amrnb": "comfort noise and state over all of the stream",
     "amrwb": "comfort noise and state over all of the stream",
 }
-"""Decoders whose output depends on more than a window's packets: windows must have equal counts alone."""
+"""Decoders whose output depends on more than a window's packets: only the counts of windows are compared."""
 
 LOSSY = frozenset("avif heic heif jfif jp2 j2k j2c jpeg jpf jpg jpx jps jxl webp".split())
 """Images whose decoders may round differently."""
 
 MAX_FRAMES = 400
-"""Of a video, so that a long one does not take all of the time."""
+"""Maximum number of frames of a video, to limit the time for long ones."""
 
 CHUNK = 16
-"""So many pictures of a video are held at once as RGB."""
+"""Number of frames of a video that are held as RGB at once."""
 
 MAX_COLOUR = 2.0
-"""The means of a block may differ by so many levels."""
+"""Allowed difference of the means of blocks, in levels."""
 
 
-# One file, in the worker
+# Comparison of one file, in the worker
 
 
 def compare_image(path: Path, rng: random.Random, windows: int) -> Result:
-    """This library against Pillow."""
+    """Compare this library with Pillow."""
     mine, error = attempt(lambda: np.asarray(sm.load_image(path, pix_fmt="rgba")))
     try:
         theirs, theirs_error = attempt(lambda: by_pillow(path))
@@ -99,7 +100,7 @@ def compare_image(path: Path, rng: random.Random, windows: int) -> Result:
 
 
 def by_pillow(path: Path) -> Array:
-    """The first picture, upright, as 8-bit RGBA."""
+    """Load the first image by Pillow, upright, as 8-bit RGBA."""
     from PIL import Image, ImageOps
 
     try:
@@ -120,7 +121,7 @@ def by_pillow(path: Path) -> Array:
 
 
 def pixel_verdict(mine: Array, theirs: Array, lossy: bool) -> Result:
-    """Whether two RGBA pictures are the same; what is transparent has no colour."""
+    """Compare two RGBA images; the colour of transparent pixels is ignored."""
     if mine.shape != theirs.shape:
         return {"verdict": "differ", "detail": f"{size_of(mine)} here, {size_of(theirs)} there"}
     seen = np.maximum(mine[..., 3:], theirs[..., 3:]) > 0
@@ -139,7 +140,7 @@ def size_of(image: Array) -> str:
 
 
 def compare_sound(path: Path, rng: random.Random, windows: int) -> Result:
-    """This library against soundfile and PyAV's loop, and windows against the whole."""
+    """Compare audio with soundfile and PyAV, and windows with the whole decode."""
     whole, error = attempt(lambda: sm.decode_packets(sm.demux_audio(path), filter_desc=None))
     mine = None if whole is None or len(whole) == 0 else as_floats(whole)
     others = {}
@@ -158,7 +159,7 @@ def compare_sound(path: Path, rng: random.Random, windows: int) -> Result:
 
 
 def as_floats(frames: Any) -> Array:
-    """Samples as ``(channels, samples)``, in the decoder's own numbers."""
+    """Return samples as ``(channels, samples)``, in the decoder's own numbers."""
     chunks = [
         np.stack(chunk.planes) if len(chunk.planes) > 1 or chunk.planes[0].ndim == 1
         else chunk.planes[0].T
@@ -175,7 +176,7 @@ def by_soundfile(path: Path) -> Array:
 
 
 def by_pyav_sound(path: Path) -> Array:
-    """What PyAV's own loop gives, as (channels, samples)."""
+    """Decode audio by PyAV, as ``(channels, samples)``."""
     chunks = []
     with av.open(str(path)) as container:
         stream = container.streams.best("audio")
@@ -191,7 +192,7 @@ def by_pyav_sound(path: Path) -> Array:
 
 
 def sound_verdict(mine: Array, theirs: Array) -> Result:
-    """Whether two sounds are the same, full scale being 1."""
+    """Compare two audio arrays, with a full scale of 1."""
     detail = f"{mine.shape[1]} samples here, {theirs.shape[1]} there"
     if mine.shape != theirs.shape:
         return {"verdict": "differ", "detail": f"{detail}; {len(mine)} and {len(theirs)} channels"}
@@ -208,7 +209,7 @@ def full_scale(samples: Array) -> Array:
 
 
 def sound_windows(path: Path, whole: Any, samples: Array, rng: random.Random, count: int) -> Result:
-    """Random windows against the samples of the whole decode that stand in them."""
+    """Compare random windows with the same samples of the whole decode."""
     rate = whole.sample_rate
     starts = [round(time * rate) for time in whole.timestamps]
     at = np.concatenate(
@@ -349,11 +350,11 @@ def colours(picture: Array) -> Array:
 def video_windows(
     path: Path, whole: Sequence[tuple[float, int]], rng: random.Random, count: int
 ) -> Result:
-    """Random windows against the frames of the whole decode that stand in them."""
+    """Compare random windows with the same frames of the whole decode."""
     times = [time for time, _ in whole]
     if not all(time == time for time in times):
         return {"count": 0, "failed": [], "noise": "the file has no timestamps"}
-    # Beyond the frames that were compared there may be more.
+    # There may be more frames than were compared.
     end = max(times) + 0.04 if len(whole) < MAX_FRAMES else max(times)
     failed = []
     for _ in range(count):
@@ -372,10 +373,10 @@ def video_windows(
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What it gives, or the error in one line. A missing library is raised."""
+    """Call a function; return its result, or the error in one line. A missing library is raised."""
     try:
         return read(), None
-    except Exception as error:  # whatever a library says of a file is its verdict
+    except Exception as error:  # any error of a library counts as rejection
         if isinstance(error, ImportError) and not isinstance(error, sm.MediaError):
             raise
         text = str(error).strip().partition("\n")[0]
@@ -383,7 +384,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def one_sided(ours: str | None, theirs: str | None) -> str:
-    """The verdict where at most one of both gave something."""
+    """Return the verdict if at most one of both libraries has decoded the file."""
     if ours is None:
         return "only ours" if theirs is not None else "agree"
     return "neither" if theirs is not None else "only theirs"
@@ -397,16 +398,16 @@ COMPARE = (
 
 
 def kind_of(path: Path) -> str | None:
-    """Which of the three comparisons the name of a file asks for."""
+    """Return the kind of media by the name of a file, or ``None``."""
     suffix = path.suffix.lower()[1:]
     return next((kind for suffixes, kind, _ in COMPARE if suffix in suffixes), None)
 
 
 def serve(windows: int, memory: int) -> None:
-    """Compare each path that comes on stdin; one line of JSON each on stdout."""
+    """Compare each path that is read from stdin; write one line of JSON each to stdout."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     answers = os.fdopen(os.dup(1), "w")
-    # What libraries in C print must not stand between the answers.
+    # Output of C libraries must not get between the answers.
     os.dup2(2, 1)
     by_kind = {kind: compare for _, kind, compare in COMPARE}
     for line in sys.stdin:
@@ -420,11 +421,11 @@ def serve(windows: int, memory: int) -> None:
         answers.flush()
 
 
-# All files, in workers that may die
+# Comparison of all files, in workers that may die
 
 
 class Worker:
-    """A process that compares files one by one, and is made anew when it dies or takes too long."""
+    """A process that compares files one by one, and is replaced when it dies or takes too long."""
 
     def __init__(self, windows: int, seconds: float, memory: int) -> None:
         options = ["--serve", "--windows", str(windows), "--memory", str(memory)]
@@ -433,7 +434,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def compare(self, path: Path) -> Result:
-        """The worker's answer, or how it ended."""
+        """Return the worker's answer, or how it ended."""
         if self._process is None:
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
@@ -467,7 +468,7 @@ class Worker:
 
 
 def compare_all(paths: Sequence[Path], jobs: int, make: Callable[[], Worker]) -> dict[Path, Result]:
-    """Each file's result, by ``jobs`` workers."""
+    """Compare all files in ``jobs`` workers."""
     waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
     for path in paths:
         waiting.put(path)
@@ -496,7 +497,7 @@ VERDICTS = ("agree", "differ", "only ours", "only theirs", "neither")
 
 
 def report(results: dict[Path, Result]) -> Iterator[str]:
-    """The counts, and below them each file that is not the same."""
+    """Yield the counts, then each file that differs."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     lines = []
     windows: collections.Counter[str] = collections.Counter()
@@ -527,7 +528,7 @@ def report(results: dict[Path, Result]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Compare, and print what is not the same."""
+    """Run the comparison as a program, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))

@@ -2,7 +2,8 @@
 
     python tests/differential_media.py FOLDER [--count 2000] [--seed 0]
 
-What an encoder refuses is left out; the last line counts what was written. A seed gives the same files again.
+Combinations that an encoder rejects are left out; the last line shows the number of files. The same seed
+makes the same files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I"
 
 
 def pixels(width: int, height: int, rng: np.random.Generator) -> Array:
-    """RGBA: slopes in all channels and a little noise, so that exchanged channels or axes are seen."""
+    """Make RGBA with gradients and a little noise, so that swapped channels or axes are visible."""
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     image = np.stack([x, y, 1 - x * y, 0.25 + 0.75 * (x + y) / 2], axis=-1)
     return (image * 245 + rng.uniform(0, 10, image.shape)).astype(np.uint8)
@@ -88,7 +89,7 @@ IMAGE_OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def images(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
-    """Each format in all modes, sizes and options, and each orientation."""
+    """Yield images of each format in all modes, sizes and options, and in each orientation."""
     from PIL import Image
 
     try:
@@ -121,7 +122,7 @@ def images(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
 
 
 def animations(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
-    """Several pictures in one file, with the ways in which they replace each other."""
+    """Yield files with several images, with all disposal methods."""
 
     def writer(size: tuple[int, int], mode: str, options: dict[str, Any]) -> Write:
         def write(path: Path) -> None:
@@ -145,7 +146,7 @@ def animations(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
 
 
 def waveform(channels: int, rate: int, seconds: float, rng: np.random.Generator) -> Array:
-    """``(samples, channels)`` within 0.9: a tone of its own for each channel, noise, and clicks."""
+    """Make samples ``(samples, channels)`` within 0.9: noise, clicks, and a different tone per channel."""
     time = np.arange(round(rate * seconds)) / rate
     tones = 0.4 * np.sin(2 * np.pi * time[:, None] * 110 * (1 + np.arange(channels)))
     noise = 0.05 * rng.standard_normal((len(time), channels))
@@ -154,7 +155,7 @@ def waveform(channels: int, rate: int, seconds: float, rng: np.random.Generator)
 
 
 def sounds(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
-    """What libsndfile writes, and what FFmpeg encodes."""
+    """Yield audio files that libsndfile writes and that FFmpeg encodes."""
     try:
         import soundfile
     except ImportError:
@@ -188,7 +189,7 @@ def sounds(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
     ):
         samples = waveform(channels, rate, 2.3, rng)
         layout = layouts[channels]
-        # A sound alone, also where the suffix is that of a video.
+        # Audio only, also if the suffix is that of a video.
         name = f"{codec}_{layout}_{rate}.{'mka' if suffix in ('webm', 'mov') else suffix}"
         yield name, _encode_sound(codec, format, layout, rate, samples)
 
@@ -214,7 +215,7 @@ def _encode_sound(codec: str, format: str, layout: str, rate: int, samples: Arra
 
 
 def videos(rng: np.random.Generator) -> Iterator[tuple[str, Write]]:
-    """FFmpeg's encoders in several containers, with and without frames that refer to later ones."""
+    """Yield videos of FFmpeg's encoders in several containers, with and without B-frames."""
     kinds = [
         ("libx264", ("mp4", "mkv", "ts", "mov", "avi", "flv", "mxf", "h264"),
          ("yuv420p", "yuv422p", "yuv444p", "yuv420p10le"),
@@ -286,7 +287,7 @@ def main() -> int:
             path = options.folder / f"{make.__name__}_{number:05}_{name}"
             try:
                 write(path)
-            # Whatever an encoder says of a combination that it cannot do.
+            # An encoder may raise any error for a combination that it does not support.
             except Exception:  # noqa: BLE001
                 path.unlink(missing_ok=True)
                 refused += 1

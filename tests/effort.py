@@ -1,4 +1,4 @@
-"""How much the tests try, and many rows in one test."""
+"""The effort of property tests, and a decorator for many rows in one test."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def examples(count: int) -> int:
 def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run one test for each row, to the end, and report all rows that failed.
 
-    Use it in place of ``pytest.mark.parametrize`` where rows are many and each takes a millisecond: pytest
-    takes longer than that to collect, set up and report a case. Rows share the fixtures of the test.
+    Use it instead of ``pytest.mark.parametrize`` for many rows of a millisecond each: pytest takes longer
+    than that to collect, set up and report a case. All rows share the fixtures of the test.
     """
     keys = names.replace(" ", "").split(",")
     values = list(rows)
@@ -42,7 +42,7 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Callable[..., None]], Cal
                 raise BaseExceptionGroup(message, failures)
 
         functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would ask that one for its fixtures
+        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would read its signature
         signature = inspect.signature(test)
         fixtures = [one for name, one in signature.parameters.items() if name not in keys]
         run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]

@@ -1,8 +1,9 @@
-"""CUDA devices without one: streams that do nothing until they are told to, and two libraries that use them.
+"""Stand-ins for CUDA devices, whose streams run only when they have to, and for the libraries that use them.
 
-Work that is put on a stream waits until somebody waits for it, or until the test runs the stream. Memory of a
-device is NumPy's, filled with junk when it is given and when it comes back, so whoever reads too early or too
-late reads junk. Pools give a freed block to the next who asks for one of its size on its stream, at once.
+Work on a stream is delayed until the host waits for it, or until the test runs the stream. Device memory is
+NumPy memory, which is filled with junk when it is allocated and when it is freed, so a read that comes too
+early or too late gives junk. Pools reuse a freed block at once for the next allocation of its size on its
+stream.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-# The only place of the tests that knows where the package remembers what this process did with CUDA: no
-# public name gives that.
+# Private: the package's record of this process's use of CUDA. Only this module of the tests uses it.
 from spdl_media import cuda_driver, devices
 from spdl_media.cuda import color
 from spdl_media.cuda_driver import HISTORY
@@ -35,23 +35,23 @@ JUNK, FREED = 0x5A, 0xDD
 
 
 class FakeOutOfMemoryError(RuntimeError):
-    """What PyTorch raises, by its name."""
+    """PyTorch's error, recognized by its name."""
 
 
 FakeOutOfMemoryError.__name__ = "OutOfMemoryError"
 
 
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process be one that has not used CUDA, and is no forked child of one that has.
+    """Make this process count as one that has not used CUDA and was not forked from one that has.
 
-    The driver is that of the card of the last library that was made, and there is none before.
+    The driver is that of the card of the last stand-in library; before that, there is none.
     """
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(devices, "_THREAD", devices._Thread())
     devices._Streams.idle = defaultdict(deque)  # not put back: threads of this test may end later
     KEEPER._start()
-    transfer = importlib.import_module("spdl_media.transfer")  # the package shows functions alone
+    transfer = importlib.import_module("spdl_media.transfer")  # the package exports functions only
     monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())
     monkeypatch.setattr(cuda_driver, "driver", _driver_of_card)
     cuda_driver._primary_context.cache_clear()
@@ -71,7 +71,7 @@ def _driver_of_card() -> Driver:
 
 
 class Event:
-    """A point in a stream. ``block`` and ``blocking`` say that to wait takes no CPU time."""
+    """A point in a stream. ``block`` and ``blocking`` mean that waiting takes no CPU time."""
 
     def __init__(self, card: Card, *, blocking: bool) -> None:
         assert blocking, "to wait for this event would keep a core busy"
@@ -91,7 +91,7 @@ class Event:
 
 
 class Stream:
-    """Work in order; a piece that returns False is not done, and the stream stands there."""
+    """Queued work, done in order. A function that returns False is not done yet, and stops the stream."""
 
     def __init__(self, card: Card, device: int, address: int) -> None:
         self.card, self.device, self.address = card, device, address
@@ -115,7 +115,7 @@ class Stream:
         self.is_destroyed = True
 
     def run(self) -> bool:
-        """Do what can be done; whether anything was."""
+        """Do all work that can be done; return whether there was any."""
         moved = False
         while self.work and self.work[0]():
             self.work.popleft()
@@ -127,11 +127,11 @@ class Stream:
 
 
 class Card:
-    """Devices, their streams and their memory.
+    """Devices with their streams and memory.
 
     Args:
-        devices: How many.
-        nbytes: Memory of each.
+        devices: Number of devices.
+        nbytes: Bytes of memory of each device.
     """
 
     def __init__(self, devices: int = 1, nbytes: int = 1 << 20) -> None:
@@ -161,7 +161,7 @@ class Card:
         return self.stream(device, self._next)
 
     def run(self) -> None:
-        """Let all streams do what they can."""
+        """Run all streams as far as possible."""
         with self._lock:
             while sum(stream.run() for stream in list(self.streams.values())):
                 pass
@@ -177,13 +177,13 @@ class Card:
                 raise FakeOutOfMemoryError("CUDA out of memory.")
             self.used[device] += nbytes
             free.append(np.full(max(1, nbytes), JUNK, np.uint8))
-        # One that was used holds its old values until the stream has spoiled it.
+        # A reused block has its old values until the stream has overwritten it.
         block = free.pop()
         self.blocks[block.ctypes.data] = block, key
         return block.ctypes.data
 
     def pin(self, nbytes: int) -> np.ndarray:
-        """Page-locked host memory, of which there is as much as of a device's."""
+        """Allocate pinned host memory, of which there is as much as device memory."""
         if nbytes > self.total:
             raise FakeOutOfMemoryError("cudaErrorMemoryAllocation: out of memory")
         self.log.append(f"{nbytes} bytes pinned")
@@ -193,7 +193,7 @@ class Card:
         return memory[start : start + nbytes]
 
     def free_after(self, address: int, readers: set[int]) -> None:
-        """Free it once streams that it was recorded for have come so far, as PyTorch does."""
+        """Free a block when the streams that use it have reached this point, as PyTorch does."""
         device = self.blocks[address][1][0]
         events = [Event(self, blocking=True) for _ in readers]
         for event, stream in zip(events, readers, strict=True):
@@ -207,13 +207,13 @@ class Card:
             block[:] = FREED
             return True
 
-        # Whoever has it next writes to it on the same stream, behind what stands there now.
+        # The next owner writes to it on the same stream, after the work that is queued now.
         self.stream(key[0], key[1]).put("reuse", spoil)
         self.pools[key].append(block)
 
 
 class HostBytes:
-    """Memory at an address, for NumPy."""
+    """Host memory at an address, as an array for NumPy."""
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
         self.__array_interface__ = {
@@ -256,12 +256,12 @@ class DeviceArray:
 
 
 def values_of(buffer: Any) -> np.ndarray:
-    """What lies in a buffer on a device at this moment."""
+    """Return the current values of a buffer on a device."""
     return np.asarray(HostBytes(buffer.array.__cuda_array_interface__, buffer.array))
 
 
 class _Capsule:
-    """One of DLPack's for memory of a device, as NumPy takes it: as if it were the host's."""
+    """A DLPack capsule of device memory, which NumPy accepts as host memory."""
 
     def __init__(self, capsule: Any, index: int) -> None:
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -279,7 +279,7 @@ class _Capsule:
 
 
 def by_dlpack(array: Any, index: int, stream: int) -> tuple[np.ndarray, object]:
-    """The values that another library hands over, and what keeps them."""
+    """Return the values of an array by DLPack, and the object that keeps them alive."""
     given = array.__dlpack__(stream=stream)
     if hasattr(given, "values"):
         return given.values, given
@@ -310,7 +310,7 @@ class TorchEvent(Event):
 
 
 class Driver:
-    """As much of libcuda as the package uses, in the driver's words. Addresses and sizes come as numbers."""
+    """The functions of libcuda that the package uses. Addresses and sizes are Python integers."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -323,7 +323,7 @@ class Driver:
 
     @property
     def contexts(self) -> list[int]:
-        """Devices that this thread has made current, the last one on top."""
+        """Stack of devices that are current in this thread."""
         return self._local.__dict__.setdefault("contexts", [])
 
     def _stream(self, address: int | None) -> Stream:
@@ -407,7 +407,7 @@ class Driver:
         return 0
 
     def cuEventDestroy_v2(self, event: int) -> int:  # noqa: N802
-        self.events.pop(event, None)  # it may be of an earlier test's card
+        self.events.pop(event, None)  # it may belong to the card of an earlier test
         return 0
 
     def cuMemcpyHtoDAsync_v2(self, target: int, source: int, nbytes: int, stream: int) -> int:  # noqa: N802
@@ -437,7 +437,7 @@ class Driver:
 
     def cuMemFreeAsync(self, address: int, stream: int) -> int:  # noqa: N802
         if address not in self.card.blocks:
-            return 400  # of an earlier test's card
+            return 400  # it belongs to the card of an earlier test
         _, (device, own, _) = self.card.blocks[address]
         assert (device, own) == (self.contexts[-1], stream or 1), "freed on another stream"
         self.card.free(address)
@@ -513,9 +513,9 @@ class Driver:
 
 
 class HostTensor:
-    """PyTorch's tensors on the CPU.
+    """A stand-in for a CPU tensor of PyTorch.
 
-    PyTorch keeps memory of its own until copies are done; borrowed memory, NumPy's, is the caller's to keep.
+    PyTorch keeps its own memory until copies are done; the caller has to keep borrowed memory of NumPy.
     """
 
     is_borrowed = False
@@ -581,7 +581,7 @@ class TorchTensor(DeviceArray):
 
 
 class FakeTorch:
-    """As much of PyTorch as the package uses of a device."""
+    """The parts of PyTorch that the package uses for devices."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -631,7 +631,7 @@ class FakeTorch:
 
     @property
     def selected(self) -> int:
-        """The device that this thread has made current."""
+        """The current device of this thread."""
         return self._local.__dict__.get("selected", 0)
 
     @contextlib.contextmanager
@@ -723,7 +723,7 @@ class CupyStream:
 
 
 class CupyDefaultStream(CupyStream):
-    """One of the default streams, of the device that is the current one when it is used."""
+    """A default stream, which belongs to the device that is current when it is used."""
 
     def __init__(self, cupy: FakeCupy, address: int) -> None:
         self._cupy, self.address = cupy, address
@@ -752,7 +752,7 @@ class CupyEvent(Event):
 
 
 class CupyDeviceBlock:
-    """CuPy's ``Device``. To enter it may do nothing, and to leave it always selects a device."""
+    """CuPy's ``Device``. Entering it may do nothing, but leaving it always selects a device."""
 
     def __init__(self, cupy: FakeCupy, index: int) -> None:
         self._cupy, self._index = cupy, index
@@ -772,7 +772,7 @@ class CupyDeviceBlock:
 
 
 def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
-    """CuPy's class of streams, which destroys a stream with its object."""
+    """Return a stand-in for CuPy's class of streams, which destroys a stream together with its object."""
 
     class Stream(base):  # type: ignore[misc, valid-type]
         def __init__(self, *, non_blocking: bool) -> None:
@@ -786,7 +786,7 @@ def own_streams(cupy: FakeCupy, base: type[CupyStream]) -> Any:
 
 
 class FakeCupy:
-    """As much of CuPy as transfers use."""
+    """The parts of CuPy that transfers use."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -819,12 +819,12 @@ class FakeCupy:
 
     @property
     def current(self) -> list[CupyStream]:
-        """Streams that this thread has made current, the last one on top."""
+        """Stack of streams that are current in this thread."""
         return self._local.__dict__.setdefault("current", [])
 
     @property
     def selected(self) -> int:
-        """The device that this thread has made current."""
+        """The current device of this thread."""
         return self._local.__dict__.get("selected", 0)
 
     def _count(self) -> int:
@@ -834,7 +834,7 @@ class FakeCupy:
 
     @property
     def context(self) -> int | None:
-        """The device whose context this thread has made current."""
+        """The device whose context is current in this thread."""
         found: int | None = self._local.__dict__.get("context")
         return found
 
@@ -843,11 +843,11 @@ class FakeCupy:
         self._local.context = self.selected
 
     def stream_at(self, address: int, index: int) -> CupyStream:
-        """A stream that tests make of an address."""
+        """Return the stream with an address, for tests."""
         return CupyStream(self, self.card.stream(index, address))
 
     def select(self, index: int) -> None:
-        """What the runtime does to make a device current; from CUDA 12 on it starts the device."""
+        """Make a device current as the CUDA runtime does; since CUDA 12, this initialises the device."""
         self._local.selected = self._local.context = index
         self.started.add(index)
 

@@ -1,4 +1,4 @@
-"""H.264 of fields, which no encoder of FFmpeg writes: each frame is two pictures, coded without a transform.
+"""Writes field-coded H.264, which no FFmpeg encoder writes: each frame is two pictures of PCM macroblocks.
 
 See:
     ITU-T H.264, 7.3 (syntax), 7.4.1.2.4 (the second field of an IDR picture), 9.1 (numbers).
@@ -19,12 +19,12 @@ _I_PCM = 25
 
 
 def _ue(*numbers: int) -> str:
-    """Numbers of variable length, as bits."""
+    """Encode numbers as Exp-Golomb codes, as a string of bits."""
     return "".join(f"{'0' * ((n + 1).bit_length() - 1)}{n + 1:b}" for n in numbers)
 
 
 def _unit(header: int, bits: str, blocks: Sequence[bytes] = ()) -> bytes:
-    """A unit behind a start code; each block stands at a whole byte behind the type of a macroblock."""
+    """Make a NAL unit with a start code. Each block is byte-aligned after its macroblock type."""
     data = b""
     for block in blocks:
         bits += _ue(_I_PCM)
@@ -37,7 +37,7 @@ def _unit(header: int, bits: str, blocks: Sequence[bytes] = ()) -> bytes:
 
 
 def _headers(width: int, height: int) -> bytes:
-    """Parameters of the stream and of its pictures: Main profile, fields allowed, one frame out of order."""
+    """Make SPS and PPS: Main profile, fields allowed, a reorder depth of one frame."""
     size = _ue(width // 16 - 1, height // 32 - 1)
     timing = f"1{1:032b}{50:032b}1"
     restriction = "1" + "1" + _ue(0, 0, 10, 10, 1, 2)
@@ -48,7 +48,7 @@ def _headers(width: int, height: int) -> bytes:
 
 
 def _blocks(planes: Sequence[Any]) -> list[bytes]:
-    """Macroblocks of a field: 16x16 of luma and 8x8 of both chroma planes each."""
+    """Return the macroblocks of a field, each with 16x16 luma and twice 8x8 chroma samples."""
     rows, columns = planes[0].shape[0] // 16, planes[0].shape[1] // 16
     return [
         b"".join(
@@ -65,11 +65,11 @@ def _blocks(planes: Sequence[Any]) -> list[bytes]:
 def field_coded(
     frames: Sequence[Sequence[Any]], gop_size: int = 6, *, reorder: bool = True
 ) -> list[tuple[int, bytes]]:
-    """Code yuv420p planes of sides that are multiples of 16 and 32 as pairs of fields.
+    """Code yuv420p planes as pairs of fields. The width must be a multiple of 16, the height of 32.
 
     Returns:
-        Number and bytes of each frame in the order of decoding: with ``reorder`` every other frame refers to
-        nothing and follows the one behind it.
+        Number and bytes of each frame in decoding order. With ``reorder``, every other frame is not a
+        reference, and is decoded after the frame that it precedes.
     """
     height, width = frames[0][0].shape
     coded = []
@@ -99,7 +99,7 @@ def field_coded(
 
 
 def field_coded_file(frames: Sequence[Sequence[Any]], format: str, **options: Any) -> bytes:
-    """A file of them; each packet that is written has both fields."""
+    """Write a file of such frames; each packet has both fields."""
     coded = field_coded(frames, **options)
     raw = b"".join(data for _, data in coded)
     if format == "h264":

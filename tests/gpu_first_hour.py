@@ -32,16 +32,16 @@ def say(*words: object) -> None:
 
 
 class Findings:
-    """What was tried, with what was found, and how much of it failed."""
+    """Prints the result of each check, and counts the failures."""
 
     def __init__(self) -> None:
         self.num_failed = 0
 
     def check(self, what: str, work: Callable[[], Any], holds: Callable[[Any], bool]) -> None:
-        """Do something, and say what came of it, whatever that is."""
+        """Run a check and print its result or error."""
         try:
             found = work()
-        except Exception as error:  # noqa: BLE001  # the others are to be tried, too
+        except Exception as error:  # noqa: BLE001  # go on with the other checks
             found = f"{type(error).__name__}: {error}"
         good = holds(found)
         self.num_failed += not good
@@ -61,7 +61,7 @@ def no_error(found: Any) -> bool:
 
 
 def smi(*arguments: str) -> str:
-    """What nvidia-smi says, if it is there."""
+    """Return the output of nvidia-smi, if it is installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
@@ -70,7 +70,7 @@ def smi(*arguments: str) -> str:
 
 
 def need(*capabilities: str) -> None:
-    """Skip the part where one of these cannot be used."""
+    """Skip the part if one of these capabilities is missing."""
     found = sm.cuda_capabilities()
     for name in capabilities:
         one = getattr(found, name)
@@ -80,7 +80,7 @@ def need(*capabilities: str) -> None:
             sys.exit(SKIPPED)
 
 
-# --- what is there
+# --- hardware and software
 
 
 def capabilities() -> None:
@@ -96,15 +96,15 @@ def capabilities() -> None:
 
 
 def tests() -> None:
-    """The tests with the mark ``cuda``; the others have been run without a GPU."""
+    """Run the tests with the mark ``cuda``; the others have been run without a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "cuda", "-n0", "-q", "-rs", "--tb=short"]
     done = subprocess.run([*command, "--long", "tests"], check=False)
     say(f"pytest ended with {done.returncode}")
-    need("transfer")  # else all of them were skipped
+    need("transfer")  # otherwise all of them were skipped
     sys.exit(done.returncode)
 
 
-# --- how processes end
+# --- the end of processes
 
 _ENDINGS = {
     "copies, to PyTorch": (
@@ -137,7 +137,7 @@ _ENDINGS = {
 
 
 def exits() -> None:
-    """Processes that end with work under way, of which none may abort or hang."""
+    """End processes with work under way; none may abort or hang."""
     need("transfer")
     findings = Findings()
     for what, script in _ENDINGS.items():
@@ -163,7 +163,7 @@ def _status(script: str) -> int | str:
 
 
 def difference(data: bytes, **options: Any) -> tuple[int, float]:
-    """The largest difference of a value, and the mean one."""
+    """Return the largest and the mean difference of values between GPU and CPU."""
     found = sm.load_video(data, cuda=0, decoder="pyav", **options)
     want = sm.load_video(data, **options, quality="accurate").array.astype(np.int16)
     distance = np.abs(sm.transfer_buffer_cpu(found).array - want)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def nvdec() -> None:
 
 @contextmanager
 def nearly_full(left: int = 32 << 20) -> Iterator[None]:
-    """A block in which the device has hardly any memory left, by PyTorch or CuPy."""
+    """Return a context manager in which almost all device memory is allocated by PyTorch or CuPy."""
     try:
         import torch
 
@@ -245,11 +245,11 @@ def nearly_full(left: int = 32 << 20) -> Iterator[None]:
             module.get_default_memory_pool().free_all_blocks()
 
 
-# --- what a clip costs
+# --- time of clips
 
 
 def timed(work: Callable[[], Any], rounds: int = 20) -> str:
-    """Milliseconds of a call: the median, and the lowest and highest of the rounds."""
+    """Time a call in milliseconds: median, minimum and maximum of the rounds."""
     spans = []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -302,7 +302,7 @@ def _beside_a_training(rounds: int) -> None:
 
 
 def jpegs(count: int = 64) -> list[bytes]:
-    """Pictures with some detail, of several sizes."""
+    """Make JPEGs with some detail, of several sizes."""
     chance, found = np.random.default_rng(0), []
     for number in range(count):
         height, width = 375 + 16 * (number % 5), 500 + 16 * (number % 7)
@@ -314,7 +314,7 @@ def jpegs(count: int = 64) -> list[bytes]:
 
 
 def used() -> str:
-    """Memory of the device that is taken, by whomever."""
+    """Return the used memory of the device, of all processes."""
     return smi("--query-gpu=memory.used", "--format=csv,noheader", "-i", "0") or "unknown"
 
 
@@ -345,13 +345,13 @@ def jpeg(rounds: int = 20) -> None:
 
 
 def _alone(pictures: list[bytes], rounds: int) -> None:
-    """NVIDIA's decoder without DALI around it, at its own sizes."""
+    """Time NVIDIA's decoder without DALI, at the original sizes."""
     try:
         from nvidia import nvimgcodec
 
         decoder = nvimgcodec.Decoder()
         decoder.decode(pictures)
-    except Exception as error:  # noqa: BLE001  # whatever it raises, DALI may do
+    except Exception as error:  # noqa: BLE001  # DALI may still work
         say("nvImageCodec alone cannot be used:", error)
         return
     begin = time.perf_counter()
@@ -368,17 +368,17 @@ def _per_second(load: Callable[[], Any], threads: int, rounds: int) -> float:
             load().synchronize()
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))  # each thread has what it needs
+        list(pool.map(work, range(threads)))  # warm up each thread
         begin = time.perf_counter()
         list(pool.map(work, range(threads)))
     return threads * rounds / (time.perf_counter() - begin)
 
 
-# --- for the benchmark
+# --- media for the benchmark
 
 
 def media(folder: str = "media") -> None:
-    """Pictures and a video for those who have none at hand."""
+    """Make images and a video for the benchmark."""
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(jpegs(128)):

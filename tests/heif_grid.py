@@ -1,4 +1,4 @@
-"""A HEIF file whose picture is a grid of AV1 tiles, written box by box: no FFmpeg muxer makes one."""
+"""Writes HEIF files with a grid of AV1 tiles, box by box, because no FFmpeg muxer does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spdl_media.testing import make_image
 
 
 def make_grid(picture: np.ndarray, columns: int, *, brand: bytes = b"avif") -> bytes:
-    """An AVIF whose primary item joins ``columns`` tiles of equal width side by side."""
+    """Make an AVIF whose primary item is a grid of ``columns`` tiles of equal width."""
     height, width = picture.shape[:2]
     tiles = [_tile(part) for part in np.split(picture, columns, axis=1)]
     size, tile_size = _ispe(width, height), _ispe(width // columns, height)
@@ -44,12 +44,12 @@ def make_grid(picture: np.ndarray, columns: int, *, brand: bytes = b"avif") -> b
 
 
 def make_in_idat(picture: np.ndarray) -> bytes:
-    """An AVIF whose coded data stand among its metadata."""
+    """Make an AVIF whose coded data are within its metadata, in the box idat."""
     config, coded = _tile(picture)
     height, width = picture.shape[:2]
     ipco = _box(b"ipco", _ispe(width, height) + _box(b"av1C", config))
     iprp = _box(b"iprp", ipco + _full(b"ipma", struct.pack(">IHBBB", 1, 1, 2, 1, 0x82)))
-    # Construction method 1: offsets count in the box idat.
+    # Construction method 1: offsets are relative to the box idat.
     entry = struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(coded))
     iloc = _box(b"iloc", b"\1\0\0\0" + struct.pack(">BBH", 0x44, 0, 1) + entry)
     hdlr = _full(b"hdlr", b"\0" * 4 + b"pict" + b"\0" * 13)
@@ -60,7 +60,7 @@ def make_in_idat(picture: np.ndarray) -> bytes:
 
 
 def _tile(picture: np.ndarray) -> tuple[bytes, bytes]:
-    """The decoder configuration and the coded data of one tile."""
+    """Encode a tile; return the decoder configuration and the coded data."""
     with av.open(io.BytesIO(make_image(np.ascontiguousarray(picture), codec="libsvtav1"))) as file:
         stream = file.streams.video[0]
         packet = next(packet for packet in file.demux(stream) if packet.size)

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that gives ranges of files in memory, and counts what it gives."""
+"""An HTTP server on loopback that serves ranges of files in memory, and counts requests and bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.served.sizes:
             self.send_header("Content-Length", str(len(body)))
         else:
-            self.send_header("Connection", "close")  # without a length, the body ends with it
+            self.send_header("Connection", "close")  # without a length, closing ends the body
         self.end_headers()
         if with_body:
             self.served.requests[path] += 1
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 self.wfile.write(body)
             except ConnectionError:
-                self.close_connection = True  # the client wanted no more
+                self.close_connection = True  # the client has closed the connection
 
     def _range(self, size: int) -> tuple[int, int]:
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -72,14 +72,14 @@ class _Handler(BaseHTTPRequestHandler):
         return int(asked[1]), min(size, int(asked[2] or size) + 1)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Tests read no log."""
+        """Write no log."""
 
 
 @contextmanager
 def serve(
     files: Mapping[str, bytes], *, ranges: bool = True, sizes: bool | None = None
 ) -> Iterator[HTTPFiles]:
-    """Serve files at ``url``, until the block ends. Without ranges, sizes are told only if asked for."""
+    """Serve files at ``url`` until the block ends. Without ``ranges``, sizes are sent only with ``sizes``."""
     served = HTTPFiles(dict(files), ranges, ranges if sizes is None else sizes)
     handler = type("Handler", (_Handler,), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

@@ -1,4 +1,4 @@
-"""What a test may leave behind: processes below this one, and shared memory that it has opened or mapped."""
+"""Detects processes and shared memory that a test has left behind."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WAIT = 60
 
 
 def descendants() -> set[int]:
-    """The processes below this one."""
+    """Return the pids of all descendants of this process."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        # Zombies have ended, and wait for their parent to ask.
+        # Zombies have ended, and only wait for their parent.
         if fields[0] != "Z":
             parents[int(stat.parent.name)] = int(fields[1])
     found, size = {os.getpid()}, 0
@@ -32,7 +32,7 @@ def descendants() -> set[int]:
 
 
 def segments() -> list[str]:
-    """The files in memory that this process has opened or mapped."""
+    """Return the shared memory files that this process has opened or mapped."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def segments() -> list[str]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Look again and again, for a minute at most."""
+    """Wait until a condition is true, for a minute at most."""
     deadline = time.monotonic() + WAIT
     while not condition():
         assert time.monotonic() < deadline
@@ -51,11 +51,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def watch() -> Iterator[None]:
-    """List processes and shared memory before and after a test; what it has left fails it."""
+    """Fail a test after which there are new processes or shared memory."""
     if not Path("/proc").is_dir():
         yield
         return
-    # The ones of multiprocessing's own live as long as the interpreter.
+    # Processes of multiprocessing itself live as long as the interpreter.
     resource_tracker.ensure_running()
     forkserver.ensure_running()
     gc.collect()
@@ -63,5 +63,5 @@ def watch() -> Iterator[None]:
     yield
     gc.collect()
     wait_until(lambda: descendants() <= before)
-    # Other tests that run now may have some, for a moment.
+    # Tests that run at the same time may have some for a moment.
     wait_until(lambda: set(segments()) <= set(memory))

@@ -1,4 +1,4 @@
-"""Videos whose frames tell their number, of many containers and codecs."""
+"""Videos of many containers and codecs, whose frames show their own numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from spdl_media.testing import VideoTrack, index_planes, make_media
 
 NUM_FRAMES = 30
-# Milliseconds of frames that do not come evenly: a pause, a burst, thirds of a millisecond.
+# Uneven times of frames in milliseconds: a pause, a burst, thirds of a millisecond.
 UNEVEN = [0, 40, 80, 81, 83, 120, 500, 533, 566, 600, 601, 602, 900, 1400, 1401, 1433, 1999, 2000]
 
 
@@ -21,7 +21,7 @@ def planes() -> list[tuple[np.ndarray, ...]]:
 
 @cache
 def clip(kind: str) -> bytes:
-    """``container/codec/B frames/how``: 30 frames, 10 a second, a key frame each 8."""
+    """Make a clip ``container/codec/B-frames/variant``: 30 frames, 10 per second, a key frame every 8."""
     format, codec, b_frames, how = kind.split("/")
     x264 = {"refresh": "intra-refresh=1", "interlaced": "interlaced=1"}.get(how)
     muxing = {
@@ -39,7 +39,7 @@ def clip(kind: str) -> bytes:
         options={"x264-params": x264} if x264 else {},
     )
     data = make_media([track], format=format, options=muxing.get(how))
-    # A recording that began in mid-group.
+    # A recording that began within a GOP.
     return data[188 * 40 :] if how == "cut" else data
 
 

@@ -1,4 +1,4 @@
-"""Runs notebooks without Jupyter: each cell is executed, and what its last line gives is kept."""
+"""Runs notebooks without Jupyter: each cell is executed, and the value of its last line is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_cell(source: str, names: dict[str, Any], where: str) -> list[dict[str, A
     if value is not None:
         data = {"text/plain": repr(value).splitlines(keepends=True)}
         if (html := getattr(value, "_repr_html_", None)) is not None:
-            # What is shown is the other one, so a long text would be of no use.
+            # Jupyter shows the HTML, so a long text is not needed.
             data["text/plain"] = [textwrap.shorten(repr(value), 80)]
             data["text/html"] = html().splitlines(keepends=True)
         outputs.append(

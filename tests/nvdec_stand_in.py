@@ -1,8 +1,8 @@
-"""Devices without a GPU: software frames in the layout of NVDEC's, behind the interface of PyAV's.
+"""Stand-in for NVDEC: software-decoded frames in NVDEC's memory layout, with PyAV's interface.
 
-Their chroma is what the software decoder gave, interleaved, in memory whose rows are padded as NVDEC's are,
-and the frame is "on a device" by its format's name. When a frame is dropped, its memory is overwritten: the
-decoder's surfaces are used again too.
+Chroma is that of the software decoder, interleaved, in memory with padded rows as NVDEC's. Only the name of
+the frame's format says that it is on a device. When a frame is dropped, its memory is overwritten, because
+the decoder's surfaces are reused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Format:
 
 
 class Surface:
-    """Memory for one frame, two planes in rows of a fixed pitch."""
+    """Memory for one frame: two planes with rows of a fixed pitch."""
 
     def __init__(self, planes: list[np.ndarray]) -> None:
         self.planes = []
@@ -66,7 +66,7 @@ class Plane:
 
 
 class HardwareFrame:
-    """What PyAV gives with ``is_hw_owned=True``: the facts of a frame, and planes by address alone."""
+    """A frame as PyAV returns it with ``is_hw_owned=True``: metadata, and only the addresses of planes."""
 
     alive = 0
 
@@ -95,7 +95,7 @@ class HardwareFrame:
 
 
 def to_surface(frame: av.VideoFrame) -> HardwareFrame:
-    """The frame as NVDEC would give it: of even sides."""
+    """Convert a frame to one as of NVDEC, with even sides."""
     stored, dtype, shift = STORED[frame.format.name]
     luma, u, v = (plane.astype(dtype) << shift for plane in picture_planes(frame))
     luma = np.pad(luma, [(0, side % 2) for side in luma.shape], constant_values=0xEE)
@@ -103,7 +103,7 @@ def to_surface(frame: av.VideoFrame) -> HardwareFrame:
 
 
 class HardwareDecoder:
-    """A software decoder whose frames are turned into surfaces; others pass, as FFmpeg's fallback does."""
+    """A software decoder whose frames become surfaces; unsupported ones stay, as with FFmpeg's fallback."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -131,7 +131,7 @@ class HardwareDecoder:
 
 
 class SoftwareFrame:
-    """A frame of PyAV's that is in host memory, where ``sw_format`` is ``None``."""
+    """A PyAV frame in host memory, whose ``sw_format`` is ``None``."""
 
     sw_format = None
 
@@ -146,7 +146,7 @@ class SoftwareFrame:
 
 
 class StandIn(VideoDevice):
-    """A device in host memory that notes the decoders it opened, and counts its waits and conversions."""
+    """A device in host memory that records its decoders, and counts waits and conversions."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -183,11 +183,11 @@ class StandIn(VideoDevice):
 
 
 class FakeFFmpeg:
-    """PyAV's CodecContext with a decoder of the CPU, and what FFmpeg's ``hwcontext_cuda.c`` asks for.
+    """PyAV's CodecContext with a CPU decoder, and with the checks of FFmpeg's ``hwcontext_cuda.c``.
 
     Args:
         current: The device whose context is current in this thread, or ``None``.
-        active: Flags of the primary context, if anything uses it: those of PyTorch, CuPy and DALI are 0.
+        active: Flags of the primary context if it is in use; PyTorch, CuPy and DALI use 0.
     """
 
     BLOCKING_SYNC = 4
@@ -196,10 +196,10 @@ class FakeFFmpeg:
         self._current, self._active = current, active
 
     def create(self, name: str, mode: str, hwaccel: HWAccel) -> Any:
-        """A decoder that has such a device.
+        """Make a decoder with a CUDA device.
 
         Raises:
-            av.FFmpegError: FFmpeg does not make the device.
+            av.FFmpegError: FFmpeg cannot make the device.
         """
         assert hwaccel.is_hw_owned
         primary, current = (
@@ -219,7 +219,7 @@ class FakeFFmpeg:
 
 
 class DeviceClip(NamedTuple):
-    """Frames on a device, with their times."""
+    """Frames on a device with their times."""
 
     buffer: Any
     pts: tuple[int | None, ...]
@@ -247,5 +247,5 @@ def clip_of(
 
 
 def load_video_nvdec(src: Any, timestamp: Any = None, *, cuda: Any, **options: Any) -> Any:
-    """What ``load_video`` does with a device, on a stand-in."""
+    """Do what ``load_video`` does with a device, on a stand-in."""
     return clip_of(sm.demux_video(src, timestamp=timestamp), cuda, **options).buffer

@@ -1,4 +1,4 @@
-"""Videos that lie on their side, in containers that the media maker cannot turn itself."""
+"""Videos with an orientation, also in containers for which make_media() has no option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from spdl_media.testing import VideoTrack, index_planes, make_media
 
-# What stands upright -> what is stored, for each orientation: the inverse of turning it upright.
+# From upright to stored images, by orientation: the inverse of the rotation to upright.
 UPRIGHT = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -20,7 +20,7 @@ UPRIGHT = {
     7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
     8: lambda a: a.swapaxes(0, 1)[::-1],
 }
-"""NumPy's way of turning a stored picture of each EXIF orientation upright."""
+"""NumPy functions that rotate a stored image upright, by EXIF orientation."""
 
 FRAMES = index_planes(6, 64, 48)
 
@@ -30,7 +30,7 @@ def upright(plane: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def oriented_clip(orientation: int, *, codec: str = "libx265", format: str = "mp4") -> bytes:
-    """Six frames of 64 x 48 whose container says how they are to be turned."""
+    """Make six frames of 64 x 48 in a container with an orientation."""
     base = "mov" if format == "mov" else "mp4"
     track = VideoTrack(frames=FRAMES, codec=codec, gop_size=3, orientation=orientation)
     data = make_media([track], format=base)
@@ -38,7 +38,7 @@ def oriented_clip(orientation: int, *, codec: str = "libx265", format: str = "mp
 
 
 def remux(data: bytes, format: str) -> bytes:
-    """The same packets and the same display matrix in another container."""
+    """Write the same packets and display matrix to another container."""
     result = io.BytesIO()
     with (
         av.open(io.BytesIO(data)) as source,

@@ -1,4 +1,4 @@
-"""Frames with known planes, and what they must become in an array, written out with NumPy alone."""
+"""Frames with known planes, and the expected arrays, computed with NumPy only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spdl_media.frames import AudioChunk
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the design's table of shapes: how planes look in FFmpeg's memory and in the array."""
+    """A row of the table of pixel formats: the layout of planes in FFmpeg's memory and in the array."""
 
     pix_fmt: str
     kind: str  # "HWC", "CHW", "gbr", "420", "422", "nv"
     channels: int
-    dtype: str  # as FFmpeg has it, byte order included
+    dtype: str  # FFmpeg's dtype, including byte order
     bits: int
 
     def __str__(self) -> str:
@@ -42,12 +42,13 @@ class Row:
         ]
 
     def _values(self, shape: tuple[int, ...], seed: int) -> np.ndarray:
-        # Steps coprime to the ranges: neighbours in each direction, planes and frames differ.
+        # Steps are coprime to the ranges, so neighbours in each direction differ, and so do planes and
+        # frames.
         count = (np.arange(np.prod(shape), dtype=np.int64) * 37 + 101 * seed) % (1 << self.bits)
         return count.reshape(shape).astype(self.dtype)
 
     def array(self, planes: Sequence[np.ndarray]) -> np.ndarray:
-        """What one frame of these planes must become."""
+        """Return the expected array of one frame with these planes."""
         native = [plane.astype(np.dtype(self.dtype).newbyteorder("=")) for plane in planes]
         if self.kind == "HWC":
             return native[0]
@@ -109,12 +110,12 @@ ROWS = [
 
 
 def frame_of(planes: Sequence[np.ndarray], pix_fmt: str, *, upwards: bool = False) -> av.VideoFrame:
-    """FFmpeg's frame with these planes, its rows padded with other values.
+    """Make an FFmpeg frame with these planes, and rows padded with other values.
 
     Args:
-        planes: As FFmpeg has them: ``(height, width)`` or ``(height, width, components)``.
+        planes: Planes in FFmpeg's layout: ``(height, width)`` or ``(height, width, components)``.
         pix_fmt: FFmpeg's name of the format.
-        upwards: The rows run upwards in memory, as the ``vflip`` filter makes them.
+        upwards: Whether rows run upwards in memory, as after the ``vflip`` filter.
     """
     height, width = planes[0].shape[:2]
     frame = av.VideoFrame(width, height, pix_fmt)
@@ -148,14 +149,14 @@ def image(planes: Sequence[np.ndarray], pix_fmt: str, **options: Any) -> sm.Imag
 
 
 def rgb(width: int, height: int, value: int = 0) -> sm.ImageFrames:
-    """A picture of one value."""
+    """Make an image of one value."""
     return image([np.full((height, width, 3), value, np.uint8)], "rgb24")
 
 
 def sound(
     samples: np.ndarray, sample_fmt: str = "fltp", *, rate: int = 8000, cuts: Sequence[int] = ()
 ) -> sm.AudioFrames:
-    """Samples ``(N, C)`` as audio frames, cut into FFmpeg's frames at the positions given."""
+    """Make audio frames from samples ``(N, C)``, split into FFmpeg's frames at the given positions."""
     chunks = []
     planar = sample_fmt.endswith("p")
     for part in np.split(samples, cuts):

@@ -1,4 +1,4 @@
-"""Tests with the mark ``cuda`` need a GPU: skipped where there is none, or failed if one was promised."""
+"""Tests with the mark ``cuda`` are skipped without a GPU, or fail if the environment requires one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUIRE = "SPDL_MEDIA_REQUIRE_CUDA"
 
 
 def check(*packages: str) -> None:
-    """Skip the test, or fail it under ``SPDL_MEDIA_REQUIRE_CUDA=1``, without a device for these."""
+    """Without a device for these packages, skip the test, or fail it if ``SPDL_MEDIA_REQUIRE_CUDA=1``."""
     reason = why_not(*packages)
     if reason and os.environ.get(REQUIRE) == "1":
         pytest.fail(f"{REQUIRE}=1, and {reason}", pytrace=False)
@@ -22,7 +22,7 @@ def check(*packages: str) -> None:
 
 
 def why_not(*packages: str) -> str | None:
-    """Why there is no device for these packages, and libraries of the driver (``"lib..."``)."""
+    """Return why these packages or driver libraries (``"lib..."``) have no device, or ``None``."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

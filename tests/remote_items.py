@@ -1,4 +1,4 @@
-"""What tests run in other processes. These import this module alone, and no pytest."""
+"""Classes that tests use in other processes, which import this module and not pytest."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def one() -> int:
 
 
 class Faulty:
-    """Each iteration goes wrong in another way."""
+    """An iterable of which each iteration fails in another way."""
 
     def __init__(self, *hows: str) -> None:
         self.hows = iter([*hows, "not"])

@@ -1,4 +1,4 @@
-"""Sources that can be resumed, of each kind that a DataLoader tells apart."""
+"""Sources of each kind that a DataLoader can resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Counting(Iterator[int]):
-    """An iterator with a state, which counts what is read of it."""
+    """An iterator with a state, which counts the items that are read."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -32,7 +32,7 @@ class Counting(Iterator[int]):
 
 
 class CountingAsync:
-    """The same for ``async for``."""
+    """An asynchronous iterator with a state, which counts the items that are read."""
 
     def __init__(self, n: int) -> None:
         self.inner = Counting(n)
@@ -49,7 +49,7 @@ class CountingAsync:
 
 
 class Cards(Sequence[int]):
-    """A sequence that is shuffled in place, as a list is."""
+    """A sequence that can be shuffled in place, like a list."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -66,7 +66,7 @@ class Cards(Sequence[int]):
 
 
 class Deals(Cards):
-    """A sequence that is in another order in each epoch. Iteration moves on to no epoch."""
+    """A sequence with another order in each epoch. Iteration does not advance the epoch."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -78,7 +78,7 @@ class Deals(Cards):
 
 
 class TorchSampler:
-    """Like PyTorch's DistributedSampler: has a length and epochs, and moves on to none by itself."""
+    """Like PyTorch's DistributedSampler: it has a length and epochs, and does not advance them by itself."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -95,7 +95,7 @@ class TorchSampler:
 
 
 class Anew:
-    """Begins anew in each iteration, but for the one behind a state that was loaded."""
+    """Begins again in each iteration, except in the first one after a state was loaded."""
 
     def __init__(self, inner: Counting) -> None:
         self.inner = inner
@@ -113,7 +113,7 @@ class Anew:
 
 
 class ManyTimesAsync:
-    """Can be iterated from its start, by ``async for``."""
+    """Can be iterated any number of times by ``async for``."""
 
     def __init__(self, items: Iterable[int]) -> None:
         self.items = list(items)

@@ -1,4 +1,4 @@
-"""Pictures with metadata put in by hand: no encoder at hand writes all eight orientations."""
+"""Adds metadata to images by hand, because no encoder here writes all eight orientations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def exif_block(orientation: int, order: str = "<") -> bytes:
-    """A TIFF header and a directory of one entry, the orientation."""
+    """Make Exif data: a TIFF header and a directory with the orientation."""
     head = b"II*\0" if order == "<" else b"MM\0*"
     return (
         head
@@ -20,7 +20,7 @@ def exif_block(orientation: int, order: str = "<") -> bytes:
 
 
 def jpeg_with_exif(jpeg: bytes, exif: bytes) -> bytes:
-    """A JPEG with Exif as the first segment."""
+    """Insert Exif as the first segment of a JPEG."""
     payload = b"Exif\0\0" + exif
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(payload) + 2) + payload + jpeg[2:]
 
@@ -35,7 +35,7 @@ def png_chunk(kind: bytes, payload: bytes) -> bytes:
 
 
 def png_with_exif(png: bytes, exif: bytes, *, after_pixels: bool = False) -> bytes:
-    """A PNG with a chunk eXIf behind its header, or behind its pixels."""
+    """Insert a chunk eXIf after the header or after the pixels of a PNG."""
     position = len(png) - 12 if after_pixels else 33
     return png[:position] + png_chunk(b"eXIf", exif) + png[position:]
 
@@ -50,7 +50,7 @@ def webp_form(*chunks: bytes) -> bytes:
 
 
 def webp_with_exif(webp: bytes, exif: bytes, width: int, height: int) -> bytes:
-    """A simple WebP in the extended form, with a chunk EXIF at its end."""
+    """Convert a simple WebP to the extended format with a chunk EXIF at its end."""
     sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     extended = riff_chunk(b"VP8X", b"\x08\0\0\0" + sizes)
     return webp_form(extended, webp[12:], riff_chunk(b"EXIF", exif))
@@ -59,7 +59,7 @@ def webp_with_exif(webp: bytes, exif: bytes, width: int, height: int) -> bytes:
 def gray_tiff(
     gray: np.ndarray, *, orientation: int = 1, order: str = "<", rows_per_strip: int = 2
 ) -> bytes:
-    """An uncompressed 8-bit TIFF whose directory comes before its strips."""
+    """Make an uncompressed 8-bit TIFF whose directory comes before its strips."""
     height, width = gray.shape
     rows = [gray[row : row + rows_per_strip] for row in range(0, height, rows_per_strip)]
     entries = 9
@@ -67,7 +67,7 @@ def gray_tiff(
     pixels = arrays + 8 * len(rows)
     sizes = [strip.size for strip in rows]
     offsets = [pixels + sum(sizes[:index]) for index in range(len(rows))]
-    # A single value stands in the entry itself.
+    # A single value is stored in the entry itself.
     where = (arrays, arrays + 4 * len(rows)) if len(rows) > 1 else (offsets[0], sizes[0])
     tags = [
         (256, 4, 1, width),
@@ -99,12 +99,12 @@ def box(kind: bytes, *payload: bytes) -> bytes:
 
 
 def irot(quarters: int) -> bytes:
-    """Turn by quarters, anticlockwise."""
+    """Make an irot box: a rotation by quarter turns, anticlockwise."""
     return box(b"irot", bytes([quarters]))
 
 
 def imir(axis: int) -> bytes:
-    """Exchange top and bottom (0) or left and right (1)."""
+    """Make an imir box: swap top and bottom (0) or left and right (1)."""
     return box(b"imir", bytes([axis]))
 
 
@@ -116,13 +116,13 @@ def avif_with_properties(
     item: int = 7,
     num_bytes: int = 16,
 ) -> bytes:
-    """The boxes of an AVIF around pixels that are none.
+    """Make the boxes of an AVIF with dummy pixel data.
 
     Args:
         properties: Boxes of the property container.
-        associated: Positions of properties, from 1, that apply to the primary item, in order.
-        wide: Write 32-bit items and 16-bit positions.
-        item: The number of the primary item. Another one has a quarter turn.
+        associated: Indices of properties, from 1, that apply to the primary item, in order.
+        wide: Whether to write 32-bit items and 16-bit indices.
+        item: The number of the primary item. Another item has a quarter turn.
         num_bytes: Length of the item's data.
     """
     number = ">I" if wide else ">H"
@@ -153,12 +153,12 @@ def avif_with_properties(
 
 
 def turned_avif(avif: bytes, properties: list[bytes]) -> bytes:
-    """An AVIF of one item, as FFmpeg writes it, with more properties, which apply in this order."""
+    """Add properties, which apply in this order, to an AVIF of one item that FFmpeg has written."""
     data = bytearray(avif)
     meta, iprp, ipco, ipma = (avif.index(kind) - 4 for kind in (b"meta", b"iprp", b"ipco", b"ipma"))
     assert data[ipma + 12 : ipma + 16] == struct.pack(">I", 1), "one item"
     known, added, count = data[ipma + 18], b"".join(properties), len(properties)
-    # FFmpeg associates all properties that it writes, by numbers of one byte.
+    # FFmpeg associates all properties that it writes, by indices of one byte.
     for start, more in ((meta, len(added) + count), (iprp, len(added) + count)):
         _grow(data, start, more)
     _grow(data, ipco, len(added))
@@ -167,7 +167,7 @@ def turned_avif(avif: bytes, properties: list[bytes]) -> bytes:
     end = ipma + 19 + known
     data[end:end] = bytes(0x80 | number for number in range(known + 1, known + count + 1))
     data[ipma:ipma] = added
-    # The one extent of the one item: version and flags, widths, two counts and two numbers come first.
+    # Skip version and flags, widths, two counts and two numbers to reach the only extent of the item.
     _grow(data, avif.index(b"iloc") + 4 + 14, len(added) + count)
     return bytes(data)
 

@@ -1,4 +1,4 @@
-"""A terminal of any size in which a command runs, and what it shows."""
+"""Runs a command in a pseudo-terminal of any size, and reads its screen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Terminal:
     """A command in a pseudo-terminal.
 
     Attributes:
-        screen: What the terminal shows.
-        output: All that was written to it.
+        screen: The current screen.
+        output: The whole output of the command.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Terminal:
             stdout=child,
             stderr=child,
             env={**environment, "TERM": "xterm-256color"},
-            # Of its own, so that keys of the terminal reach it as signals.
+            # In a session of its own, so that keys of the terminal become signals.
             preexec_fn=_take_terminal,  # noqa: PLW1509  # no threads hold locks that it needs
         )
         os.close(child)
 
     def read_until(self, is_enough: Callable[[str], bool]) -> None:
-        """Read until the text shown is enough, or the command has ended."""
+        """Read until ``is_enough(text)``, or until the command has ended."""
         while not is_enough(self.text()) and self._read():
             pass
 
@@ -68,14 +68,14 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self._fd, 65536)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # Linux raises this when the other end is closed
             return False
         self.output += data
         self._stream.feed(data)
         return bool(data)
 
     def lines(self) -> list[str]:
-        """The lines shown, those that were scrolled off the top before them."""
+        """Return the lines of the screen, after those that were scrolled off the top."""
         history = [
             "".join(line[column].data for column in range(self.screen.columns))
             for line in self.screen.history.top
@@ -86,7 +86,7 @@ class Terminal:
         return lines
 
     def text(self) -> str:
-        """The lines in one string."""
+        """Return the lines as one string."""
         return "\n".join(self.lines())
 
 

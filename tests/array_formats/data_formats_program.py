@@ -1,9 +1,9 @@
-"""SPDL's benchmark of data formats with the modules renamed: a program of its own, started as users do.
+"""SPDL's benchmark of data formats with this library's modules, as a separate program.
 
     python tests/array_formats/data_formats_program.py [REPEAT [MOST_WORKERS]]
 
-Each line is: format, compressed, library, mode, workers, items a second. Executors are made anew for each and
-left to the interpreter's end, as there.
+Each line of output is: format, compressed, library, mode, workers, items per second. As in SPDL's program,
+each measurement makes an executor, which is only shut down at interpreter exit.
 """
 
 # No deferred annotations, as in SPDL's program: Pipeline[...] is evaluated at run time.

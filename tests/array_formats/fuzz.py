@@ -149,8 +149,7 @@ def double(data: bytearray, rng: random.Random) -> None:
 
 
 def repair(data: bytearray, _: random.Random) -> None:
-    """Correct the checksums of tar headers and of stored ZIP members, so that damage is not detected by
-    them."""
+    """Correct the checksums of tar headers and stored ZIP members, so that other checks see the damage."""
     for start in range(0, len(data) - 511, 512):
         if data[start + 257 : start + 262] == b"ustar":
             data[start + 148 : start + 156] = b" " * 8

@@ -25,8 +25,7 @@ LABELS = np.repeat(NOISE[: SIZE // 256], 256)
 
 @contextmanager
 def another_thread() -> Iterator[Callable[[], int]]:
-    """Count how often another thread ran. The switch interval is long, so it runs only when the GIL is
-    released."""
+    """Count how often another thread ran, which a long switch interval allows only without the GIL."""
     running, count = True, 0
 
     def run() -> None:
@@ -48,8 +47,7 @@ def another_thread() -> Iterator[Callable[[], int]]:
 
 
 def runs_meanwhile(call: Callable[[], object], seconds: float) -> bool:
-    """Whether another thread ran during one of many calls; on a busy machine, it may have no core at
-    first."""
+    """Whether another thread ran during one of many calls; a busy machine may have no core for it."""
     call()  # imports and tables that are made once may release the GIL
     with another_thread() as count:
         before, deadline = count(), time.monotonic() + seconds

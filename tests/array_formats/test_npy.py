@@ -155,8 +155,7 @@ def test_records_in_records(depth: int) -> None:
 @each("dtype", ["|i1", ("|i1", (1,))])
 @each("kind", [bytes, bytearray])
 def test_as_many_dimensions_as_numpy_has(num_dimensions: int, dtype: Any, kind: Any) -> None:
-    """NumPy 1.26 has at most 32 dimensions, NumPy 2.0 has 64; a header of usual length can have more than
-    32."""
+    """NumPy 1.26 has at most 32 dimensions, NumPy 2.0 has 64; a usual header has room for more than 32."""
     shape = f"({'1,' * num_dimensions})"
     text = f"{{'descr':{dtype!r},'fortran_order':False,'shape':{shape}}}".ljust(117) + "\n"
     data = kind(npy_with_header(text, b"x"))

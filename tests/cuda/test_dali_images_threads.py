@@ -55,8 +55,7 @@ def test_results_are_exact_from_many_threads_and_after_errors() -> None:
 
 
 def test_forked_child_decodes_with_slots_of_its_own() -> None:
-    """The child has no threads of the parent's slots. Forked from a new process, because pytest has
-    threads."""
+    """The child has no threads of the parent's slots. The parent is a new process without other threads."""
     script = """
     import os, sys, traceback
     import numpy as np

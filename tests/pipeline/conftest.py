@@ -34,8 +34,7 @@ class _BlockedLoops(logging.Handler):
 
 @pytest.fixture(autouse=True, scope="module")
 def what_other_tests_left_is_not_collected() -> Iterator[None]:
-    """Freeze existing objects: in a large process, one garbage collection stops all threads for half a
-    second."""
+    """Freeze existing objects: otherwise one garbage collection may stop all threads for half a second."""
     gc.collect()
     gc.freeze()
     yield
