@@ -1,23 +1,24 @@
-"""Audio files to one array: this library beside others, in one run.
+"""Load audio files to one array: this library compared with others, in one run.
 
-Every route opens the same file by its path, decodes it in one thread, and gives all samples, those of a
-window of one second, or all of them as 16 kHz mono, in floats. One round measures all routes one after the
-other; the next round goes backwards, so that a machine that grows slower or faster meanwhile favours none.
-What is printed are medians of the rounds, with the lowest and the highest.
+Every route opens the same file by its path, decodes it in one thread, and returns float samples: all samples,
+those of a window of one second, or all as 16 kHz mono. One round measures all routes in turn; the next round
+runs in reverse order, so that a change of the machine's speed favours none. The output shows the median of
+the rounds with the minimum and the maximum.
 
     python samples/benchmarks/audio.py FILE... [--json FILE] [--chart FILE.png]
 
-Routes whose library is not installed, and works that a route cannot do, are left out and named.
+Routes whose library is not installed, and tasks that a route does not support, are skipped with a message.
 
     spdl_media    load_audio
-    PyAV          the leanest loop of demuxing and decoding: the bytes of each frame go to rows that were used
-                  before, as the decoder gives them. The limit of what Python over FFmpeg can do
+    PyAV          the leanest loop of demuxing and decoding: it copies the bytes of each frame to reused rows,
+                  in the decoder's format. The limit of Python code over FFmpeg
     SPDL          demux_audio, decode_packets and convert_frames
     torchcodec    AudioDecoder
-    soundfile     SoundFile of libsndfile; no resampling
-    2 / 1         files a second of two threads over those of one
+    soundfile     SoundFile of libsndfile, without resampling
+    2 / 1         files per second of two threads over those of one
 
-``--clock cpu`` counts files in a second of CPU, where other programs run beside it. 2 / 1 stays as it is.
+``--clock cpu`` counts files per second of CPU time, for a machine that runs other programs. It does not
+affect 2 / 1.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ RATE = 16000
 
 @dataclass(frozen=True)
 class Task:
-    """One work on one file.
+    """One task on one file.
 
     Attributes:
-        window: Seconds; ``None``: all of the file.
-        count: Number of samples that come out.
+        window: Seconds, or ``None`` for the whole file.
+        count: Number of resulting samples.
     """
 
     path: Path
@@ -70,12 +71,12 @@ class Task:
 
 
 class UnsupportedError(Exception):
-    """A route cannot do this work."""
+    """The route does not support the task."""
 
 
 @dataclass
 class Cell:
-    """One work on one file by one route, and what was measured of it."""
+    """One task on one file by one route, with its measurements."""
 
     make: Callable[[], Load]
     rates: list[float] = field(default_factory=list)
@@ -83,17 +84,17 @@ class Cell:
     rates_of_two: list[float] = field(default_factory=list)
 
 
-# The routes. Each maker imports what it needs, and is called in the thread that loads.
+# The routes. Each maker imports its library, and is called in the loading thread.
 
 
 def ours(task: Task) -> Load:
-    """This library in one call."""
+    """Use this library with one call."""
     options = {"sample_rate": RATE, "num_channels": 1} if task.work == "16 kHz mono" else {}
     return lambda: sm.load_audio(task.path, task.window, **options).array
 
 
 def pyav(task: Task) -> Load:
-    """PyAV's own loop."""
+    """Use a plain PyAV loop."""
     if task.work != "whole":
         raise UnsupportedError("it is the loop for whole files")
     rows: list[memoryview] = []
@@ -110,20 +111,20 @@ def pyav(task: Task) -> Load:
                     if not frame.format.is_planar:
                         size *= frame.layout.nb_channels
                     if not rows:
-                        # Twice the samples: some decoders give more than are heard.
+                        # Twice the samples: some decoders return more than the file's duration.
                         room = size // frame.samples * 2 * task.count
                         rows.extend(memoryview(bytearray(room)) for _ in planes)
                     for row, plane in zip(rows, planes, strict=False):
                         row[end : end + size] = memoryview(plane)[:size]
                     end += size
-        # As many as the route of the library has, which is what the others are compared by.
+        # As many as this library's route, to which the others are compared.
         return np.empty((1, task.count)) if end else np.empty((1, 0))
 
     return load
 
 
 def spdl(task: Task) -> Load:
-    """SPDL, function by function, as its documentation shows."""
+    """Use SPDL, function by function, as in its documentation."""
     import spdl.io
 
     desc = spdl.io.get_audio_filter_desc()
@@ -139,7 +140,7 @@ def spdl(task: Task) -> Load:
 
 
 def torchcodec(task: Task) -> Load:
-    """torchcodec, which opens the file anew each time, as the others do."""
+    """Use torchcodec, which opens the file each time, as the other routes do."""
     from torchcodec.decoders import AudioDecoder
 
     options = {"sample_rate": RATE, "num_channels": 1} if task.work == "16 kHz mono" else {}
@@ -154,7 +155,7 @@ def torchcodec(task: Task) -> Load:
 
 
 def soundfile(task: Task) -> Load:
-    """libsndfile, which gives ``(samples, channels)``."""
+    """Use libsndfile, which returns ``(samples, channels)``."""
     import soundfile
 
     if task.work == "16 kHz mono":
@@ -185,7 +186,7 @@ def make_cells(
     peers: Sequence[str],
     told: set[tuple[str, str]],
 ) -> dict[str, Cell]:
-    """The routes that can do this work; the others, and why, are named on stderr when it is not ``told``."""
+    """Return the routes that support the task, and print why others do not. ``told`` has the printed ones."""
     task = Task(path, work, window if work == "window" else None, 0)
     try:
         count = ours(task)().shape[-1]
@@ -199,7 +200,7 @@ def make_cells(
             found = make(task)().shape[-1]
             if abs(found - count) > _SLACK * count:
                 raise UnsupportedError(f"it gives {found} samples of {count}")
-        # Whatever another library raises is the reason.
+        # Any exception of another library is a reason.
         except Exception as error:  # noqa: BLE001
             reason = str(error).strip().partition("\n")[0]
             if (name, reason) not in told:
@@ -211,10 +212,10 @@ def make_cells(
 
 
 def files_a_second(cell: Cell, threads: int, seconds: float) -> tuple[float, float]:
-    """Of all threads together; each loads the file until the time is over.
+    """Measure the rate of all threads together. Each thread loads the file until the time is over.
 
     Returns:
-        Files in a second, and in a second of CPU of the process, which is right for one thread.
+        Files per second, and files per second of the process's CPU time, which is valid for one thread.
     """
     rates, rates_of_cpu = [0.0] * threads, [0.0] * threads
     start = threading.Barrier(threads)
@@ -240,7 +241,7 @@ def files_a_second(cell: Cell, threads: int, seconds: float) -> tuple[float, flo
 
 
 def measure(cells: dict[str, Cell], options: argparse.Namespace, *, threads: bool) -> None:
-    """Run the rounds, forwards and backwards in turn."""
+    """Run the rounds, alternately forwards and backwards."""
     order = list(cells.values())
     for number in range(options.rounds):
         for cell in order if number % 2 == 0 else order[::-1]:
@@ -252,7 +253,7 @@ def measure(cells: dict[str, Cell], options: argparse.Namespace, *, threads: boo
 
 
 def summary(cells: dict[str, Cell]) -> dict[str, Any]:
-    """What was measured, by route."""
+    """Return the measurements by route."""
     results: dict[str, Any] = {}
     for name, cell in cells.items():
         row: dict[str, Any] = {"files_per_second": spread(cell.rates)}
@@ -269,7 +270,7 @@ HEAD = ("file", "work", "route", "files/s", "x SPDL", "x PyAV", "2 / 1")
 
 
 def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]:
-    """The results as cells of a table."""
+    """Return the results as cells of a table."""
     rows = []
     for file, works in results.items():
         for work, routes in works.items():
@@ -283,7 +284,7 @@ def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]
 
 
 def draw(results: dict[str, dict[str, dict[str, Any]]], path: str) -> None:
-    """Bars of this library's rate over SPDL's."""
+    """Plot the rate of this library over SPDL's as bars."""
     figure = make_figure(9, 1 + 0.5 * len(results))
     if figure is None:
         return
@@ -313,9 +314,12 @@ def main() -> None:
     parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
     parser.add_argument("--window", type=float, nargs=2, default=(1.0, 2.0), metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of one route a round")
+    parser.add_argument("--seconds", type=float, default=0.1, help="time per route and round")
     parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: where others use the machine"
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="cpu: for a machine that runs other programs",
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
@@ -351,7 +355,7 @@ def main() -> None:
 def chosen(
     parser: argparse.ArgumentParser, option: str, text: str, names: Sequence[str] | dict[str, Any]
 ) -> list[str]:
-    """The names that were asked for."""
+    """Return the selected names."""
     if text in ("all", "none"):
         return list(names) if text == "all" else []
     found = [name.strip() for name in text.split(";")]

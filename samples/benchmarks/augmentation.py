@@ -1,19 +1,19 @@
-"""Augmentation behind the decoder, in threads, in processes and in the loop; with the libraries' own threads.
+"""Augment after decoding, in threads, in processes and in the training loop, with varying thread counts.
 
     python samples/benchmarks/augmentation.py --images DIR [--json FILE]
 
-    way        nothing          a random crop of each JPEG to 224x224, mirrored by chance, and no more
-               Albumentations   the same, then colours and a rotation, of one image in the preprocessor
-               torchvision      likewise, by transforms.v2
-               Kornia           likewise, of a batch of floats, in the loop that takes the batches
+    way        nothing          only a random crop of each JPEG to 224x224, with a random flip
+               Albumentations   the same, then colours and a rotation of each image in the preprocessor
+               torchvision      the same with transforms.v2
+               Kornia           the same on float batches in the loop that consumes them
     where      the loader's threads, its processes, or the loop
     own        threads of OpenCV and PyTorch: the default, or 1 (in the loader's processes PyTorch has 1)
-    ms         milliseconds of CPU an image, over all threads; not known of processes, whose imports are in it
-    images/s   both from the first batch on, so that starts and imports are left out
-    x default  over the same with the default, in the same round
+    ms         CPU milliseconds per image over all threads; unknown for processes, which include their imports
+    images/s   like ms, measured from the first batch on, so that start-up and imports are excluded
+    x default  ratio to the same with the default threads, in the same round
 
-Each figure is from a fresh process; a round runs all of them, the next one goes backwards. Printed are the
-medians, with lowest and highest. A library that is not installed is left out.
+Each figure comes from a fresh process. One round runs all of them; the next round runs in reverse order. The
+output shows medians with minimum and maximum. A library that is not installed is skipped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PACKAGES = {"Albumentations": "albumentations", "torchvision": "torchvision", "K
 
 
 def albumentations_of(path: str, rng: np.random.Generator) -> Any:
-    """One image, by an augmentation of the thread's own."""
+    """Augment one image with the thread's own augmentation."""
     import albumentations as A  # noqa: N812  # as its users call it
 
     if not hasattr(this_thread, "augment"):
@@ -64,7 +64,7 @@ def albumentations_of(path: str, rng: np.random.Generator) -> Any:
 
 
 def torchvision_of(path: str, rng: np.random.Generator) -> Any:
-    """One image as a tensor."""
+    """Augment one image as a tensor."""
     from torchvision.transforms import v2
 
     if not hasattr(this_thread, "augment"):
@@ -118,7 +118,7 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_threads() -> None:
-    """One thread in OpenCV and PyTorch, as far as they are there."""
+    """Set OpenCV and PyTorch to one thread, if they are installed."""
     if find_spec("cv2"):
         import cv2
 
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="+", choices=list(PREPROCESSORS), default=list(PREPROCESSORS)
     )
-    parser.add_argument("--count", type=int, default=512, help="images of a run, files repeated")
+    parser.add_argument("--count", type=int, default=512, help="images per run; files are repeated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
@@ -185,7 +185,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cell"]:
         print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Not through the interpreter's end, where PyTorch takes 100 MiB more for a moment.
+        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
         os._exit(0)
     else:
         main()

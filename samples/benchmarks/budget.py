@@ -1,7 +1,7 @@
-"""What a still, a video frame and an audio packet cost beyond PyAV's own loop, and take from other threads.
+"""Measure the cost of a still image, a video frame and an audio packet beyond a plain PyAV loop.
 
-Three pieces of work, each by this library, by SPDL where it is installed, and by the leanest loop over PyAV
-with the same steps, whose results go to the rows of one array:
+There are three tasks. Each runs with this library, with SPDL if it is installed, and with the leanest PyAV
+loop of the same steps, which writes its results to the rows of one array:
 
     still     JPEGs to 224x224 rgb24, a batch at a time
     frame     a video to rgb24 at its own size
@@ -9,18 +9,20 @@ with the same steps, whose results go to the rows of one array:
 
     python samples/benchmarks/budget.py --images DIR --video FILE --audio FILE [--json FILE]
 
-    CPU       microseconds of CPU time of one thread for each still, frame or packet; FFmpeg starts no threads
-    beyond    the same, less that of the lean loop: the Python of a library, and what it does besides
-    lost      microseconds that a counting thread stands still for each, beside a thread that does the work,
-              each on a core of its own: gaps above 3 us in its own clock, so an upper bound of the GIL held
-    gaps      how many such gaps there are for each: how often the GIL changes hands
-    2 / 1     work done by two threads in some time, over that by one
+    CPU       CPU microseconds of one thread for each still, frame or packet; FFmpeg starts no threads
+    beyond    the same, minus that of the lean loop: the library's Python code and additional work
+    lost      microseconds that a counting thread loses for each, next to a working thread on another core:
+              gaps above 3 us in its own clock, so an upper bound of the time with the GIL held
+    gaps      number of such gaps for each: how often the GIL is passed
+    2 / 1     work of two threads in some time, over that of one
 
-"nothing" is C code that holds no GIL: the floor of "lost" and "gaps". The last table has one batch with
-``num_threads=2`` over one with ``num_threads=1``, beside SPDL's two threads. All are medians of rounds, which
-run forwards and backwards in turn, so that a machine that grows slower or faster meanwhile favours none.
+"nothing" is C code that does not hold the GIL: the lower limit of "lost" and "gaps". The last table compares
+one batch with ``num_threads=2`` with one of ``num_threads=1``, and with SPDL's two threads. All figures are
+medians of rounds, which run alternately forwards and backwards, so that a change of the machine's speed
+favours none.
 
-Expected: beyond at most 40 us a still, 10 us a frame and 1.5 us a packet; 2 / 1 at least 0.97 of SPDL's.
+Expected: "beyond" at most 40 us per still, 10 us per frame and 1.5 us per packet; "2 / 1" at least 0.97 of
+SPDL's.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ ACCURATE = int(
 
 @dataclass
 class Case:
-    """One piece of work by one library."""
+    """One task with one library."""
 
     work: Work
     units: int
@@ -71,11 +73,11 @@ class Case:
     ratio: list[float] = field(default_factory=list)
 
 
-# The lean loops. Rows of frames may be padded, so each is copied without its padding.
+# The lean loops. Rows of frames may be padded, so each row is copied without its padding.
 
 
 def lean_stills(images: Sequence[bytes]) -> Work:
-    """One decoder and one scaler a thread."""
+    """Decode stills with one decoder and one scaler per thread."""
     local = threading.local()
 
     def work() -> object:
@@ -98,7 +100,7 @@ def lean_stills(images: Sequence[bytes]) -> Work:
 
 
 def lean_video(path: Path, count: int) -> Work:
-    """One graph for the stream, and each frame to its row at once."""
+    """Decode a video with one graph for the stream, copying each frame to its row immediately."""
 
     def work() -> object:
         with av.open(path) as container:
@@ -125,7 +127,7 @@ def lean_video(path: Path, count: int) -> Work:
 
 
 def lean_audio(path: Path, count: int) -> Work:
-    """Samples as the decoder gives them, which must be planar float, to their places at once."""
+    """Copy the decoder's samples, which must be planar float, directly to their places."""
 
     def work() -> object:
         with av.open(path) as container:
@@ -145,7 +147,7 @@ def lean_audio(path: Path, count: int) -> Work:
 
 
 def make_cases(images: Sequence[bytes], video: Path, audio: Path) -> dict[str, dict[str, Case]]:
-    """All pieces of work, by unit and library."""
+    """Return all tasks by unit and library."""
     num_frames = len(sm.load_video(video))
     num_samples = sm.load_audio(audio).shape[1]
     num_packets = len(sm.demux_audio(audio))
@@ -183,11 +185,11 @@ def make_cases(images: Sequence[bytes], video: Path, audio: Path) -> dict[str, d
     return cases
 
 
-# What is measured.
+# Measurements.
 
 
 def cpu_time(case: Case, seconds: float) -> float:
-    """Microseconds of CPU time of this thread for each unit: the least of several runs."""
+    """Return the CPU microseconds of this thread for each unit: the minimum of several runs."""
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
         begin = time.thread_time()
@@ -197,7 +199,7 @@ def cpu_time(case: Case, seconds: float) -> float:
 
 
 def gaps_beside(case: Case, seconds: float) -> tuple[float, float]:
-    """Microseconds that a counting thread stands still for each unit, and how often."""
+    """Return the microseconds that a counting thread loses for each unit, and the number of gaps."""
     done, cores = 0, usable_cores()
 
     def load() -> None:
@@ -229,12 +231,12 @@ def gaps_beside(case: Case, seconds: float) -> tuple[float, float]:
 
 
 def rate(work: Work, threads: int, seconds: float) -> float:
-    """How often a second all threads together do the work."""
+    """Return how often per second all threads together do the work."""
     rates = [0.0] * threads
     start = threading.Barrier(threads)
 
     def repeat(index: int) -> None:
-        work()  # makes what the thread keeps
+        work()  # creates the objects that the thread keeps
         start.wait()
         begin, count = time.perf_counter(), 0
         while (now := time.perf_counter()) - begin < seconds:
@@ -251,13 +253,13 @@ def rate(work: Work, threads: int, seconds: float) -> float:
 
 
 def two_over_one(work: Work, seconds: float, *, backwards: bool) -> float:
-    """Work of two threads over that of one."""
+    """Return the work of two threads over that of one."""
     rates = {n: rate(work, n, seconds) for n in ((2, 1) if backwards else (1, 2))}
     return rates[2] / rates[1]
 
 
 def batch_ratio(images: Sequence[bytes], seconds: float, *, backwards: bool) -> float:
-    """Batches a second with ``num_threads=2`` over those with ``num_threads=1``, from one thread."""
+    """Return batches per second with ``num_threads=2`` over those with ``num_threads=1``, from one thread."""
 
     def load(num_threads: int) -> Work:
         return lambda: sm.load_image_batch(
@@ -269,12 +271,12 @@ def batch_ratio(images: Sequence[bytes], seconds: float, *, backwards: bool) -> 
 
 
 def usable_cores() -> list[int]:
-    """The cores that this thread may run on; none where the system does not say."""
+    """Return the cores that this thread may use, or none if the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Keep this thread to these cores, where the system lets it."""
+    """Restrict this thread to these cores, if the system allows it."""
     if cores:
         os.sched_setaffinity(threading.get_native_id(), cores)
 
@@ -282,7 +284,7 @@ def pin(cores: Sequence[int]) -> None:
 def measure(
     cases: dict[str, dict[str, Case]], images: Sequence[bytes], rounds: int, seconds: float
 ) -> list[float]:
-    """Run the rounds; the result is the ratio of batches in two threads."""
+    """Run the rounds. Return the ratio of batches in two threads."""
     ratios: list[float] = []
     every = [case for libraries in cases.values() for case in libraries.values()]
     for number in range(rounds):
@@ -299,7 +301,7 @@ def measure(
 
 
 def report(cases: dict[str, dict[str, Case]], batch: Sequence[float]) -> dict[str, Any]:
-    """Print the tables; the result is what they say, for a file."""
+    """Print the tables, and return their contents for a file."""
     median = statistics.median
     result: dict[str, Any] = {}
     print(f"{'':8}{'':14}{'CPU':>9}{'beyond':>9}{'lost':>8}{'gaps':>7}{'2 / 1':>8}")
@@ -327,15 +329,18 @@ def report(cases: dict[str, dict[str, Case]], batch: Sequence[float]) -> dict[st
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--images", type=Path, required=True, help="a folder of JPEGs")
     parser.add_argument("--video", type=Path, required=True)
     parser.add_argument(
-        "--audio", type=Path, required=True, help="of a codec that gives planar float"
+        "--audio",
+        type=Path,
+        required=True,
+        help="an audio file whose codec decodes to planar float",
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = sorted(options.images.glob("*.jpg"))[:BATCH]
@@ -352,7 +357,7 @@ def main() -> None:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether the lean loop gives the same image: nothing to turn, and decoded by FFmpeg's JPEG decoder."""
+    """Return whether the lean loop gives the same image: upright, and decoded by FFmpeg's JPEG decoder."""
     with av.open(io.BytesIO(data)) as container:
         frame = next(container.decode(video=0))
     return frame.format.name.startswith("yuv") and sm.demux_image(data).orientation == 1

@@ -1,27 +1,28 @@
-"""Clips and single frames of videos: this library beside others, in one run.
+"""Load clips and single frames of videos: this library compared with others, in one run.
 
     python samples/benchmarks/clips.py FILE [--more FILE...] [--json FILE] [--chart FILE.png]
 
     clips      eight random clips of FILE, each 16 frames, every other one, to 224x224 rgb24 (bicubic,
-               stretched), opening of the file included
-    opened     the same of a file and decoder that are open
-    spread     eight frames evenly spread over a made video of 100 s, 320x240, to 224x224
-    training   clips for video classification: two random ones of each file, FILE and those of --more,
-               which is opened anew
-    long       one clip from the middle of FILE repeated to 10 minutes, and of its first 10 seconds, in ms
-    index      the index of FILE as Matroska and as MPEG-TS: loaded from the disk, and by reading all
-               packets, in ms, opening left out
+               stretched), including opening the file
+    opened     the same with an open file and decoder
+    spread     eight frames evenly spread over a generated video of 100 s, 320x240, to 224x224
+    training   clips for video classification: two random clips of each file, of FILE and --more,
+               including opening
+    long       one clip from the middle of FILE repeated to 10 minutes, and one of its first 10 seconds, in ms
+    index      the index of FILE as Matroska and as MPEG-TS: loaded from disk, and made by reading all
+               packets, in ms, without opening
 
-Times are those of the CPU, over all threads of the process, so that other programs on the machine matter
-less: all routes decode in one thread, from the page cache. Rates are clips (frames of "spread") a second
-of it. One round measures all routes of a work one after the other; the next goes backwards. Printed are
-medians, with lowest and highest; ratios are those of one round. What is not installed is left out and named.
+Times are CPU times over all threads of the process, so that other programs on the machine matter less. All
+routes decode in one thread, from the page cache. Rates are clips (for "spread", frames) per second of it. One
+round measures all routes of a task in turn; the next round runs in reverse order. The output shows medians
+with minimum and maximum; ratios are taken within a round. Libraries that are not installed are skipped with a
+message.
 
     SPDL                     demux_video of the window of each clip, and sample_decode_video
     torchcodec, a clip       one decoder, and get_frames_at for each clip
     torchcodec, one call     get_frames_at with the sorted frames of all clips
     torchcodec, sampler      clips_at_random_indices
-    OpenCV                   VideoCapture, sought to each clip, and read in order
+    OpenCV                   VideoCapture, with a seek to each clip, then read in order
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ Route = Callable[[list[list[int]]], Any]
 """Loads clips, each given by the numbers of its frames."""
 
 
-# The routes. Each maker imports what it needs, and opens a file.
+# The routes. Each maker imports its library, and opens a file.
 
 
 def ours(path: Path) -> Route:
-    """One call for all clips."""
+    """Load all clips with one call."""
     video = sm.VideoFile(path)
     return lambda clips: video.load(np.concatenate(clips), **SQUARE)
 
 
 def spdl(path: Path) -> Route:
-    """SPDL over the window of each clip; frames are numbered from its start."""
+    """Use SPDL over the window of each clip; frames are numbered from its start."""
     import spdl.io
 
     with sm.VideoFile(path) as video:
@@ -108,19 +109,19 @@ def _torchcodec(path: Path) -> Any:
 
 
 def torchcodec_by_clip(path: Path) -> Route:
-    """A call for each clip."""
+    """Load each clip with one call."""
     decoder = _torchcodec(path)
     return lambda clips: [decoder.get_frames_at(clip).data for clip in clips]
 
 
 def torchcodec_in_one(path: Path) -> Route:
-    """One call for all frames in their order, each once."""
+    """Load all frames with one call, in order, each once."""
     decoder = _torchcodec(path)
     return lambda clips: decoder.get_frames_at(sorted({k for clip in clips for k in clip})).data
 
 
 def opencv(path: Path) -> Route:
-    """Seek by number, which lands on the key frame before, and read."""
+    """Seek by frame number, which goes to the key frame before, and read."""
     import cv2
 
     cv2.setNumThreads(1)
@@ -154,7 +155,7 @@ ROUTES: dict[str, Callable[[Path], Route]] = {
 
 
 def ours_sampled(path: Path, rng: np.random.Generator) -> Any:
-    """Two random clips by this library's sampler."""
+    """Load two random clips with this library's sampler."""
     with sm.VideoFile(path) as video:
         clips = sm.sample_clips(
             video,
@@ -169,7 +170,7 @@ def ours_sampled(path: Path, rng: np.random.Generator) -> Any:
 
 
 def torchcodec_sampled(path: Path, _rng: np.random.Generator) -> Any:
-    """Two random clips by torchcodec's sampler."""
+    """Load two random clips with torchcodec's sampler."""
     from torchcodec.samplers import clips_at_random_indices
 
     return clips_at_random_indices(
@@ -183,13 +184,13 @@ def torchcodec_sampled(path: Path, _rng: np.random.Generator) -> Any:
 SAMPLERS = {OURS: ours_sampled, "torchcodec, sampler": torchcodec_sampled}
 
 
-# The works: what is done in one round by each route, as a function that is timed.
+# The tasks: for each route, the function that is timed in one round.
 
 Cells = dict[str, Callable[[], Any]]
 
 
 def random_clips(path: Path, rng: np.random.Generator) -> list[list[int]]:
-    """Numbers of the frames of eight clips."""
+    """Return the frame numbers of eight clips."""
     with sm.VideoFile(path) as video:
         last = len(video) - (NUM_FRAMES - 1) * STEP - 1
     starts = rng.integers(last + 1, size=NUM_CLIPS).tolist()
@@ -197,7 +198,7 @@ def random_clips(path: Path, rng: np.random.Generator) -> list[list[int]]:
 
 
 def clip_cells(path: Path, clips: list[list[int]], *, is_open: bool) -> Cells:
-    """The same clips by all routes."""
+    """Return the routes for the same clips."""
     if is_open:
         opened = {name: make(path) for name, make in ROUTES.items()}
         return {name: lambda load=load: load(clips) for name, load in opened.items()}
@@ -205,7 +206,7 @@ def clip_cells(path: Path, clips: list[list[int]], *, is_open: bool) -> Cells:
 
 
 def sampled_cells(paths: list[Path]) -> Cells:
-    """Clips of all files, by samplers."""
+    """Return the routes for clips of all files, by samplers."""
     rng = np.random.default_rng(0)
     return {
         name: lambda sample=sample: [sample(path, rng) for path in paths]
@@ -214,7 +215,7 @@ def sampled_cells(paths: list[Path]) -> Cells:
 
 
 def long_cells(path: Path, folder: Path) -> Cells:
-    """One clip of a long and of a short video with the same frames."""
+    """Return one clip of a long and of a short video with the same frames."""
     files = {
         name: repeated(path, folder / f"{name}.mp4", seconds)
         for name, seconds in (("10 s", 10), ("10 minutes", 600))
@@ -223,7 +224,7 @@ def long_cells(path: Path, folder: Path) -> Cells:
     for name, file in files.items():
         with sm.VideoFile(file) as video:
             keys = [key for key in video.keyframes if key + 20 + NUM_FRAMES * STEP <= len(video)]
-        # As far behind a key frame in both.
+        # The same distance from a key frame in both.
         start = keys[len(keys) // 2] + 10
         clip = list(range(start, start + NUM_FRAMES * STEP, STEP))
         cells[name] = lambda file=file, clip=clip: ours(file)([clip])
@@ -231,7 +232,7 @@ def long_cells(path: Path, folder: Path) -> Cells:
 
 
 def index_cells(path: Path, folder: Path) -> Cells:
-    """An index, loaded and made."""
+    """Return the tasks that load and make an index."""
     cells: Cells = {}
     for name, format in (("Matroska", "matroska"), ("MPEG-TS", "mpegts")):
         file, saved = folder / f"copy.{format}", folder / f"{format}.idx"
@@ -250,7 +251,7 @@ def index_cells(path: Path, folder: Path) -> Cells:
 
 
 def repeated(path: Path, target: Path, seconds: float, format: str = "mp4") -> Path:
-    """The packets of a video again and again, up to a length, or once for 0."""
+    """Repeat the packets of a video up to a length, or write them once for 0."""
     with av.open(path) as source, av.open(target, "w", format) as out:
         stream = source.streams.best("video")
         assert stream is not None
@@ -271,7 +272,7 @@ def repeated(path: Path, target: Path, seconds: float, format: str = "mp4") -> P
 
 
 def made(folder: Path) -> Path:
-    """A video of 100 s: a pattern that moves."""
+    """Make a video of 100 s with a moving pattern."""
     rows, columns = np.mgrid[:240, :320]
     pattern = (128 + 90 * np.sin(rows / 17) * np.cos(columns / 23)).astype(np.uint8)
     frames = [np.roll(pattern, (k, 3 * k), (0, 1)) for k in range(2500)]
@@ -292,7 +293,7 @@ def made(folder: Path) -> Path:
 
 
 def works(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, Cells]]:
-    """Of each work the number of clips or frames, for its rate, and the routes; 0: times are printed."""
+    """Return the routes of each task and its number of clips or frames, or 0 if times are printed."""
     clips = random_clips(options.file, np.random.default_rng(options.seed))
     files = [options.file, *options.more]
     found: dict[str, Callable[[], tuple[int, Cells]]] = {
@@ -310,7 +311,7 @@ def works(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, Cel
 
 
 def measure(cells: Cells, rounds: int) -> dict[str, list[float]]:
-    """Seconds of CPU of each round by route, forwards and backwards in turn."""
+    """Return the CPU seconds of each round by route, alternately forwards and backwards."""
     order = list(cells)
     seconds: dict[str, list[float]] = {name: [] for name in order}
     for number in range(rounds):
@@ -322,7 +323,7 @@ def measure(cells: Cells, rounds: int) -> dict[str, list[float]]:
 
 
 def summary(count: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Rates or milliseconds, and how many times as quick the first route is."""
+    """Return rates or milliseconds, and the ratio to the first route."""
     first = next(iter(seconds.values()))
     return {
         name: {
@@ -335,7 +336,7 @@ def summary(count: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def table_rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """The results as cells of a table."""
+    """Return the results as cells of a table."""
     return [
         [
             work,
@@ -350,7 +351,7 @@ def table_rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
 
 
 def leave_out_missing() -> None:
-    """Name routes whose library is not installed, and forget them."""
+    """Print the routes whose library is not installed, and remove them."""
     for name, package in (
         ("SPDL", "spdl.io"),
         ("torchcodec, a clip", "torchcodec.decoders"),
@@ -360,7 +361,7 @@ def leave_out_missing() -> None:
     ):
         try:
             __import__(package)
-        # Whatever another library raises is the reason.
+        # Any exception of another library is a reason.
         except Exception as error:  # noqa: BLE001
             reason = str(error).strip().partition("\n")[0]
             print(f"{name} is left out: {reason}", file=sys.stderr)
@@ -369,7 +370,7 @@ def leave_out_missing() -> None:
 
 
 def draw(results: dict[str, dict[str, Any]], path: str) -> None:
-    """Bars of the time of each route over this library's."""
+    """Plot the time of each route over this library's as bars."""
     figure = make_figure(9, 5)
     if figure is None:
         return
@@ -391,7 +392,7 @@ def main() -> None:
     parser.add_argument("--works", default="clips,opened,spread,training,long,index")
     parser.add_argument("--peers", choices=("all", "none"), default="all")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0, help="of the clips")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random clips")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")

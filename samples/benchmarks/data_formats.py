@@ -1,15 +1,15 @@
-"""Arrays out of bytes in memory: this library beside NumPy, the standard library and SPDL, in one run.
+"""Read arrays from bytes in memory: this library compared with NumPy, the standard library and SPDL.
 
-Three tables. "calls": what one thread takes for one call, all ways in turns, so that a machine that grows
-slower meanwhile favours none. "threads": how much more two threads of this library get done than one, where
-arrays of 8 MiB are copied, checked, inflated or converted; a round counts only if hashlib made twice as much
-of two threads before and after it. "workers": arrays from PyTorch, npy and npz files through a pipeline
-with 1 to N threads or processes, items a second.
+It prints three tables. "calls": time of one call in one thread; the compared ways alternate, so that a change
+of the machine's speed favours none. "threads": the work of two threads of this library over that of one, for
+8 MiB arrays that are copied, checked, inflated or converted; a round counts only if hashlib did twice as much
+in two threads before and after it. "workers": items per second of arrays in PyTorch, npy and npz files,
+through a pipeline with 1 to N threads or processes.
 
     python samples/benchmarks/data_formats.py [--json FILE] [--chart FILE.png] [--workers 1 2 4 8]
 
-Ways whose library is not installed are left out and named. An item is a picture of 3x640x480 and its labels
-of 640x480, uint8: noise, as in SPDL's own benchmark, and, where it says so, a photograph and classes in
+Ways whose library is not installed are skipped with a message. An item is an image of 3x640x480 with its
+labels of 640x480, uint8: noise, as in SPDL's own benchmark, and for some rows a photograph with labels in
 smooth regions. Figures are medians of the rounds.
 
 Expected: a view of an npy file in less than a microsecond, more than 50 times as fast as NumPy's copy; with
@@ -61,21 +61,21 @@ BLOCK = bytes(1 << 20)
 
 
 def to_npy(array: Array) -> bytes:
-    """One array."""
+    """Write one array."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def to_npz(arrays: dict[str, Array], *, compressed: bool = False) -> bytes:
-    """Several arrays."""
+    """Write several arrays."""
     file = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(file, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
 
 
 def to_torch(arrays: dict[str, Array]) -> bytes:
-    """Several arrays, as PyTorch saves them."""
+    """Write several arrays as PyTorch does."""
     import torch
 
     file = io.BytesIO()
@@ -84,7 +84,7 @@ def to_torch(arrays: dict[str, Array]) -> bytes:
 
 
 def to_wav(code: int, bits: int, data: bytes) -> bytes:
-    """Two channels of samples."""
+    """Write two channels of samples."""
     align = 2 * bits // 8
     head = struct.pack("<HHIIHH", code, 2, 48000, 48000 * align, align, bits)
     body = (
@@ -94,7 +94,7 @@ def to_wav(code: int, bits: int, data: bytes) -> bytes:
 
 
 def to_tar() -> bytes:
-    """Many small files."""
+    """Write many small files."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for number in range(NUM_MEMBERS):
@@ -105,72 +105,72 @@ def to_tar() -> bytes:
 
 
 def noise() -> dict[str, Array]:
-    """A picture and labels that nothing compresses."""
+    """Return an incompressible image with labels."""
     rng = np.random.default_rng(0)
     picture = rng.integers(0, 256, (3, 640, 480), np.uint8)
     return {"img": picture, "lbl": rng.integers(0, 256, (640, 480), np.uint8)}
 
 
 def photo() -> dict[str, Array]:
-    """A photograph, and its regions of like brightness for labels."""
+    """Return a photograph, with its regions of similar brightness as labels."""
     picture = np.asarray(sm.load_image(PHOTO, width=480, height=640))
     labels = (picture.astype(np.int32).sum(axis=2) // 40).astype(np.uint8)
     return {"img": np.ascontiguousarray(picture.transpose(2, 0, 1)), "lbl": labels}
 
 
-# Ways to load an item. Processes find them by name.
+# Ways to load an item. Processes import them by name.
 
 
 def load_torch(item: bytes) -> list[Array]:
-    """PyTorch's own file."""
+    """Load PyTorch's file format."""
     import torch
 
     return [tensor.numpy() for tensor in torch.load(io.BytesIO(item)).values()]
 
 
 def load_npy(items: tuple[bytes, bytes]) -> list[Array]:
-    """NumPy."""
+    """Use NumPy."""
     return [np.load(io.BytesIO(item), allow_pickle=False) for item in items]
 
 
 def load_npy_ours(items: tuple[bytes, bytes]) -> list[Array]:
-    """This library."""
+    """Use this library."""
     return [sm.load_npy(item) for item in items]
 
 
 def load_npy_spdl(items: tuple[bytes, bytes]) -> list[Array]:
-    """SPDL."""
+    """Use SPDL."""
     import spdl.io
 
     return [spdl.io.load_npy(item) for item in items]
 
 
 def load_npz(item: bytes) -> list[Array]:
-    """NumPy."""
+    """Use NumPy."""
     return list(np.load(io.BytesIO(item)).values())
 
 
 def load_npz_ours(item: bytes) -> list[Array]:
-    """This library."""
+    """Use this library."""
     return list(sm.load_npz(item).values())
 
 
 def load_npz_spdl(item: bytes) -> list[Array]:
-    """SPDL."""
+    """Use SPDL."""
     import spdl.io
 
     return list(spdl.io.load_npz(item).values())
 
 
 def load_wave(item: bytes) -> Array:
-    """The wave module."""
+    """Use the ``wave`` module."""
     with wave.open(io.BytesIO(item)) as reader:
         frames = reader.readframes(reader.getnframes())
         return np.frombuffer(frames, "<i2").reshape(-1, reader.getnchannels())
 
 
 def count_tarfile(item: bytes | str) -> int:
-    """The tarfile module."""
+    """Use the ``tarfile`` module."""
     count = 0
     with (
         tarfile.open(item) if isinstance(item, str) else tarfile.open(fileobj=io.BytesIO(item))
@@ -182,7 +182,7 @@ def count_tarfile(item: bytes | str) -> int:
 
 
 def count_members(iterate: Callable[[Any], Any], item: bytes | str) -> int:
-    """Either library's iterator."""
+    """Use the iterator of either library."""
     if isinstance(item, str) and iterate is not sm.iter_tarfile:
         with open(item, "rb") as file:
             return sum(len(data) == MEMBER_SIZE for _, data in iterate(file))
@@ -193,7 +193,7 @@ def count_members(iterate: Callable[[Any], Any], item: bytes | str) -> int:
 
 
 def calls(folder: str, peers: set[str]) -> dict[str, dict[str, Call]]:
-    """What is measured in one thread: by row, by way."""
+    """Return the measured calls in one thread, by row and way."""
     rows: dict[str, dict[str, Call]] = {}
 
     def add(row: str, item: Any, **ways: Callable[[Any], object]) -> None:
@@ -240,19 +240,19 @@ def calls(folder: str, peers: set[str]) -> dict[str, dict[str, Call]]:
 
 
 def microseconds(call: Call, seconds: float) -> float:
-    """For one call, of as many as fit into the time."""
+    """Return the time of one call, averaged over as many as fit in the time."""
     count, each = 0, 1
     begin = now = time.perf_counter()
     while now - begin < seconds:
         for _ in range(each):
             call()
         count, now = count + each, time.perf_counter()
-        each = max(each, count // 4)  # so that the clock is not read too often
+        each = max(each, count // 4)  # reads the clock rarely
     return (now - begin) / count * 1e6
 
 
 def measure_calls(rows: dict[str, dict[str, Call]], rounds: int, seconds: float) -> Table:
-    """Medians, and those of the ratios of each round."""
+    """Return medians, and medians of the ratios of each round."""
     table: Table = {}
     for row, ways in rows.items():
         times: dict[str, list[float]] = {way: [] for way in ways}
@@ -267,7 +267,7 @@ def measure_calls(rows: dict[str, dict[str, Call]], rounds: int, seconds: float)
 
 
 def calls_a_second(call: Call, num_threads: int, seconds: float) -> float:
-    """Of all threads together."""
+    """Return the rate of all threads together."""
     rates = [0.0] * num_threads
     start = threading.Barrier(num_threads)
 
@@ -284,13 +284,13 @@ def calls_a_second(call: Call, num_threads: int, seconds: float) -> float:
 
 
 def cores_are_free(seconds: float) -> bool:
-    """Whether two threads of C code get two cores."""
+    """Return whether two threads of C code get two cores."""
     call: Call = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
     return calls_a_second(call, 2, seconds) >= 1.9 * calls_a_second(call, 1, seconds)
 
 
 def touching(size: int) -> dict[str, Call]:
-    """What of this library touches all data, for data that last longer than a change of threads."""
+    """Return the calls of this library that process all data, on data large enough for thread switches."""
     random = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     picture = np.resize(photo()["img"], random.shape)
     sound = bytes(size // 6 * 6)
@@ -308,7 +308,7 @@ def touching(size: int) -> dict[str, Call]:
 
 
 def measure_threads(size: int, rounds: int, seconds: float) -> Table:
-    """What two threads do over what one does."""
+    """Return the work of two threads over that of one."""
     table: Table = {}
     for row, call in touching(size).items():
         ratios: list[float] = []
@@ -328,7 +328,7 @@ def measure_threads(size: int, rounds: int, seconds: float) -> Table:
 
 
 def workers(peers: set[str]) -> dict[str, tuple[Callable[[Any], list[Array]], Any]]:
-    """What goes through threads and processes."""
+    """Return the calls for threads and processes."""
     arrays = noise()
     npy = to_npy(arrays["img"]), to_npy(arrays["lbl"])
     stored, deflated = to_npz(arrays), to_npz(arrays, compressed=True)
@@ -350,8 +350,8 @@ def workers(peers: set[str]) -> dict[str, tuple[Callable[[Any], list[Array]], An
 def items_a_second(
     executor: Executor, load: Callable[[Any], object], item: Any, repeat: int, num_workers: int
 ) -> float:
-    """Through a pipeline of one stage."""
-    executor.submit(load, item).result()  # starts the workers
+    """Return the rate of a pipeline of one stage."""
+    executor.submit(load, item).result()  # starts the workers before the measurement
     pipeline = (
         PipelineBuilder()
         .add_source(itertools.repeat(item, repeat))
@@ -369,7 +369,7 @@ def items_a_second(
 
 
 def num_unparsed(failures: Sequence[FailureRecord]) -> int:
-    """How many items NumPy's reader lost to CPython, in whose parser threads collide before 3.11.8.
+    """Return how many items NumPy's reader failed to parse: CPython's parser fails in threads before 3.11.8.
 
     See https://github.com/python/cpython/issues/106905.
     """
@@ -379,7 +379,7 @@ def num_unparsed(failures: Sequence[FailureRecord]) -> int:
 
 
 def measure_workers(peers: set[str], counts: Sequence[int], repeat: int) -> Table:
-    """Items a second, by way and by mode and number of workers."""
+    """Return items per second, by way, mode and number of workers."""
     table: Table = {}
     modes = {"threads": ThreadPoolExecutor, "processes": ProcessPoolExecutor}
     for name, (load, item) in workers(peers).items():
@@ -392,11 +392,11 @@ def measure_workers(peers: set[str], counts: Sequence[int], repeat: int) -> Tabl
     return table
 
 
-# What is written.
+# Output.
 
 
 def as_text(title: str, table: Table) -> str:
-    """A table as lines."""
+    """Format a table as lines."""
     columns = list(dict.fromkeys(column for row in table.values() for column in row))
     width = max(12, *(len(column) + 2 for column in columns))
     lines = [f"{title:26}" + "".join(f"{column:>{width}}" for column in columns)]
@@ -407,7 +407,7 @@ def as_text(title: str, table: Table) -> str:
 
 
 def draw(table: Table, counts: Sequence[int], path: str) -> None:
-    """Items a second over workers, threads and processes side by side."""
+    """Plot items per second over workers, threads next to processes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -430,7 +430,7 @@ def draw(table: Table, counts: Sequence[int], path: str) -> None:
 
 
 def find_peers(wanted: Sequence[str]) -> set[str]:
-    """Those that are installed; the others are named on stderr."""
+    """Return the installed libraries, and print the others to stderr."""
     modules = {SPDL: "spdl", "PyTorch": "torch"}
     found = {name for name in wanted if importlib.util.find_spec(modules[name])}
     for name in sorted(set(wanted) - found):
@@ -439,7 +439,7 @@ def find_peers(wanted: Sequence[str]) -> set[str]:
 
 
 def versions() -> dict[str, str | int | None]:
-    """What the figures depend on."""
+    """Return the versions that affect the figures."""
     found: dict[str, str | int | None] = {"cores": os.cpu_count()}
     found["python"] = platform.python_version()
     for package in ("numpy", "isal", "spdl-io", "torch"):
@@ -455,8 +455,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", nargs="*", choices=[SPDL, "PyTorch"], default=[SPDL, "PyTorch"])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--bytes", type=int, default=1 << 23, help="of the arrays for two threads")
-    parser.add_argument("--seconds", type=float, default=0.1, help="for each way in each round")
+    parser.add_argument(
+        "--bytes", type=int, default=1 << 23, help="size of the arrays for two threads"
+    )
+    parser.add_argument("--seconds", type=float, default=0.1, help="time per way and round")
     parser.add_argument(
         "--repeat", type=int, default=1000, help="items through the workers; 0: none"
     )

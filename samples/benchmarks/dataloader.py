@@ -1,34 +1,35 @@
-"""Paths of JPEGs to batches of (images, labels): this library beside SPDL and PyTorch's DataLoader.
+"""Load JPEG paths to batches of (images, labels): this library compared with SPDL and PyTorch's DataLoader.
 
-Every loader gets the same paths and gives the same thing: images (B, size, size, 3) uint8 in RGB, each
-stretched to the square with a bicubic kernel, and labels (B,) int64, as tensors of PyTorch.
+Every loader gets the same paths and returns the same results: images (B, size, size, 3) uint8 in RGB, each
+stretched to the square with a bicubic kernel, and labels (B,) int64, as PyTorch tensors.
 
     python samples/benchmarks/dataloader.py --images DIR [--json FILE] [--chart FILE.png] [--markdown]
 
-    images/s   samples of the whole run over its seconds, from the start of the loader to its last batch.
-               Starting workers is in it, imports are not; neither is stopping the workers.
-    x Pillow   images a second over those of PyTorch's DataLoader with Pillow, in the same round
+    images/s   samples of the whole run over its seconds, from the start of the loader to its last batch. It
+               includes starting the workers, but neither imports nor stopping the workers
+    x Pillow   ratio to the images/s of PyTorch's DataLoader with Pillow, in the same round
     x torchv.  the same, with torchvision
     first      milliseconds from the start of the loader to its first batch
-    memory     the highest sum of memory (PSS: a page that processes share counts once) of the process and
-               all below it while it loads, seen every 20 ms, in a shorter run of its own whose speed does not
-               count, for looking slows down. In parentheses what it had after its imports. Linux only.
+    memory     peak memory (PSS: a page that processes share counts once) of the process and its descendants
+               while it loads, sampled every 20 ms in a shorter untimed run, because sampling slows it down.
+               In parentheses: the memory after imports. Linux only
 
-How it is kept fair:
+Comparability:
 
-- Each figure is from a fresh process. One round runs all loaders one after the other, for each number of
-  workers and each size of batch; the next goes backwards. Printed are medians, with lowest and highest.
-- All read the same files from the page cache: a run before the rounds, which is not counted, has read them.
-- All may be as far ahead: two batches a worker. Workers are threads here and in SPDL, processes in PyTorch,
-  whose workers are started as its DataLoader does by itself.
-- The main process takes batches and looks at their shape, but not at the pixels. This favours processes,
-  whose batches come in shared memory that is mapped only when somebody reads it.
+- Each figure comes from a fresh process. One round runs all loaders, for each number of workers and each
+  batch size; the next round runs in reverse order. The output shows medians with minimum and maximum.
+- All read the same files from the page cache: an untimed run before the rounds has read them.
+- All may prefetch equally many batches: two per worker. Workers are threads here and in SPDL, and processes
+  in PyTorch, with its default start method.
+- The main process takes batches and checks their shape, but does not read the pixels. This favours processes,
+  whose batches arrive in shared memory that is mapped only when it is read.
 - SPDL is used in the three ways of its documentation. Its storage is not used: it has one block, which the
   concurrent stages of its examples overwrite while it is in use. This library leases blocks from a pool.
-- Kernels differ in shape (Pillow's and torchvision's bicubic is not swscale's); all smooth when they shrink.
-  ``images.py`` measures how true the pictures are.
+- Kernels differ in shape (Pillow's and torchvision's bicubic is not swscale's), but all of them antialias.
+  ``images.py`` measures the exactness of the images.
 
-A loader whose library is not installed is left out and named. ``--peers none`` measures this library alone.
+A loader whose library is not installed is skipped with a message. ``--peers none`` measures only this
+library.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ from figures import (
 from loaders import LOADERS, OURS, PEERS, Job, repeated
 from processes import family_mib, run_fresh
 
-# Column, and the loader that it compares with.
+# Column, and the loader that it is compared with.
 BASES = {"x Pillow": "torch, Pillow", "x torchv.": "torch, torchvision"}
 PACKAGES = "av numpy spdl-io pillow torch torchvision".split()
 
 
 class Cell(NamedTuple):
-    """One line of the table."""
+    """One row of the table."""
 
     loader: str
     workers: int
@@ -74,7 +75,7 @@ class Cell(NamedTuple):
 
 @dataclass
 class Found:
-    """What was measured of a cell, by round."""
+    """The measurements of a cell, by round."""
 
     rates: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
@@ -86,7 +87,7 @@ class Found:
 
 
 def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """Run one loader once. ``missing`` says which library it lacks."""
+    """Run one loader once. ``missing`` names a library that is not installed."""
     samples = repeated(Path(cell["images"]), cell["num_images"])
     job = Job(samples, cell["size"], cell["batch"], cell["workers"], cell["arrays"])
     try:
@@ -94,7 +95,7 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
     except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
         return {"missing": str(error).strip().partition("\n")[0]}
     imported = family_mib(os.getpid())
-    print("ready", flush=True)  # from here on the memory counts
+    print("ready", flush=True)  # memory is sampled from here on
     labels: list[int] = []
     times: list[float] = []
     begin = time.perf_counter()
@@ -108,7 +109,7 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_batch(images: Any, count: int, job: Job) -> None:
-    """Refuse to measure what is not the same as the others give."""
+    """Raise if a batch differs from what all loaders must return."""
     found, wanted = (tuple(images.shape), str(images.dtype)), (count, job.size, job.size, 3)
     if found[0] != wanted or not found[1].endswith("uint8"):
         raise SystemExit(f"a batch is {found[0]} {found[1]}, not {wanted} uint8")
@@ -120,7 +121,7 @@ def check_batch(images: Any, count: int, job: Job) -> None:
 def cells_of(
     loaders: Sequence[str], workers: Sequence[int], batches: Sequence[int]
 ) -> Iterator[Cell]:
-    """Loaders that are compared stand beside each other in time."""
+    """Order the loaders so that compared ones run consecutively."""
     for batch in batches:
         for count in workers:
             for loader in loaders:
@@ -128,7 +129,7 @@ def cells_of(
 
 
 def present(names: Sequence[str], common: dict[str, Any]) -> list[str]:
-    """The loaders that can be had here; those that cannot are named on stderr."""
+    """Return the installed loaders, and print the others to stderr."""
     found = []
     for name in names:
         result = run_fresh(__file__, {**common, **Cell(name, 1, 8)._asdict()})
@@ -142,7 +143,7 @@ def present(names: Sequence[str], common: dict[str, Any]) -> list[str]:
 def measure(
     cells: Sequence[Cell], common: dict[str, Any], rounds: int, memory_rounds: int
 ) -> dict[Cell, Found]:
-    """Run the rounds, forwards and backwards in turn; first those for speed, then those for memory."""
+    """Run the rounds, alternately forwards and backwards: first for speed, then for memory."""
     found = {cell: Found() for cell in cells}
     for number in range(rounds + memory_rounds):
         for_memory = number >= rounds
@@ -158,17 +159,17 @@ def measure(
                 found[cell].rates.append(common["num_images"] / result["seconds"])
                 found[cell].first.append(result["first"] * 1000)
             elif result["imported_mib"] is not None:
-                # A short run may end before anybody has looked; what it had at its start is a look, too.
+                # A short run may end before the first sample, so the memory at its start counts too.
                 found[cell].peaks.append(max(result["peak_mib"] or 0.0, result["imported_mib"]))
                 found[cell].imported.append(result["imported_mib"])
     return found
 
 
-# What is written.
+# Output.
 
 
 def summary(found: dict[Cell, Found]) -> list[dict[str, Any]]:
-    """What was measured, by cell."""
+    """Return the measurements by cell."""
     results = []
     for cell, figures in found.items():
         row: dict[str, Any] = {
@@ -188,7 +189,7 @@ def summary(found: dict[Cell, Found]) -> list[dict[str, Any]]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows, as text."""
+    """Return head and rows as text."""
     compared = {text: name for text, name in BASES.items() if name in results[0]["ratio_to"]}
     head = ["loader", "batch", "workers", "images/s", *compared, "first, ms", "memory, MiB"]
     rows = [
@@ -207,14 +208,14 @@ def table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def memory_of(row: dict[str, Any]) -> str:
-    """The peak, and what imports had taken of it."""
+    """Return the peak memory and the memory after imports."""
     if "peak_mib" not in row:
         return "-"
     return f"{row['peak_mib']['median']:.0f} ({row['imported_mib']['median']:.0f})"
 
 
 def draw(results: Sequence[dict[str, Any]], path: str) -> None:
-    """Images a second and memory, by size of batch."""
+    """Plot images per second and memory, by batch size."""
     names = list(dict.fromkeys(row["loader"] for row in results))
     sizes = list(dict.fromkeys(row["batch"] for row in results))
     figure = make_figure(12, 1 + 0.55 * len(names) * len(sizes))
@@ -234,7 +235,7 @@ def draw(results: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def series_of(rows: Sequence[dict[str, Any]], key: str) -> dict[str, list[Spread]]:
-    """Bars of one size of batch, by the number of workers."""
+    """Return the bars of one batch size, by number of workers."""
     series: dict[str, list[Spread]] = {}
     for row in rows:
         label = f"{row['workers']} worker{'s' * (row['workers'] > 1)}"
@@ -246,13 +247,15 @@ def main() -> None:
     """Measure, print the table, and write the files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
-    parser.add_argument("--num-images", type=int, default=8192, help="of a run, files repeated")
+    parser.add_argument(
+        "--num-images", type=int, default=8192, help="images per run; files are repeated"
+    )
     parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 256])
-    parser.add_argument("--rounds", type=int, default=5, help="for speed")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds for speed")
     parser.add_argument("--memory-rounds", type=int, default=2)
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
+    parser.add_argument("--size", type=int, default=224, help="side of the images")
     default = "torch" if find_spec("torch") else "numpy"
     parser.add_argument("--arrays", choices=("torch", "numpy"), default=default)
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
@@ -282,7 +285,7 @@ def main() -> None:
 
 
 def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
-    """The names of the peers that were asked for."""
+    """Return the names of the requested peers."""
     if text in ("all", "none"):
         return list(PEERS) if text == "all" else []
     names = [name.strip() for name in text.split(";")]
@@ -294,7 +297,7 @@ def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cell"]:
         print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Not through the interpreter's end, where PyTorch takes 100 MiB more for a moment.
+        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
         os._exit(0)
     else:
         main()

@@ -1,16 +1,16 @@
-"""How much more two threads decode than one.
+"""Measure the decoding rate of two threads over that of one.
 
-Each case is a function that works on packets or bytes in memory. One round runs it in one thread for
-some time, then in two threads for the same time, and divides what they got done; the order alternates,
-so that a machine that grows slower or faster meanwhile does not show. A round counts only if, before and
-after it, hashlib (C code that holds no GIL and touches little memory) made twice as much of two threads:
-else other programs have taken a core. The median of the rounds is printed, as a table, and as JSON with
-``--json``. 2.0 is what can be had; what is missing is the time in which a thread holds the GIL.
+Each case is a function that works on packets or bytes in memory. One round runs it in one thread, then in two
+threads for the same time, and divides the results; the order alternates, so that a change of the machine's
+speed has no effect. A round counts only if hashlib (C code that does not hold the GIL and uses little memory)
+did twice as much in two threads before and after it; otherwise other programs use a core. The median of the
+rounds is printed as a table, and written as JSON with ``--json``. The ideal is 2.0; the difference is the
+time in which a thread holds the GIL.
 
     python samples/benchmarks/decode_threads.py [--rounds 9] [--seconds 0.5] [--json result.json]
 
-Expected: video and pictures at 1.9 or more. The column "rounds" says how many counted; with 0 of them the
-machine was busy, and the figures are those of all rounds.
+Expected: 1.9 or more for video and images. The column "rounds" is the number of rounds that count. If it is
+0, the machine was busy, and the figures are those of all rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Case = Callable[[], object]
 
 
 def make_cases() -> dict[str, Case]:
-    """What is measured, by name."""
+    """Return the cases by name."""
     pictures = moving_pictures(48, 640, 360)
     track = VideoTrack(frames=pictures, codec="libx264", gop_size=24, options={"qp": "24"})
     rate = 48000
@@ -43,7 +43,7 @@ def make_cases() -> dict[str, Case]:
     movie = make_media([track, AudioTrack(samples=sound, codec="flac")], format="mp4")
     jpeg = make_image(pictures[0], codec="mjpeg", options={"qmin": "3", "qmax": "3"})
     video, audio = sm.demux_video(movie), sm.demux_audio(movie)
-    # Bit rates and sizes as in data sets; the smaller the frames, the more of the time is Python's.
+    # Bit rates and sizes as in datasets. The smaller the frames, the larger the share of Python's time.
     small = sm.get_video_filter_desc(scale_width=224, scale_height=224, pix_fmt="rgb24")
     return {
         "video, planes": lambda: sm.decode_packets(video, None),
@@ -57,14 +57,14 @@ def make_cases() -> dict[str, Case]:
 
 
 def moving_pictures(count: int, width: int, height: int) -> list[np.ndarray]:
-    """Noise that drifts: something to code in every frame."""
+    """Return frames of drifting noise, which must be coded in every frame."""
     noise = np.random.default_rng(0).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
     picture = noise.repeat(8, axis=0).repeat(8, axis=1)
     return [np.roll(picture, (3 * k, 5 * k), axis=(0, 1)) for k in range(count)]
 
 
 def speed(case: Case, num_threads: int, seconds: float) -> float:
-    """Calls a second of all threads together."""
+    """Return the calls per second of all threads together."""
     counts = [0.0] * num_threads
     start = threading.Barrier(num_threads)
 
@@ -89,14 +89,14 @@ BLOCK = bytes(1 << 20)
 
 
 def cores_are_free(seconds: float) -> bool:
-    """Whether two threads of C code get two cores."""
+    """Return whether two threads of C code get two cores."""
     case: Case = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
     seconds = min(seconds, 0.08)
     return speed(case, 2, seconds) >= 1.93 * speed(case, 1, seconds)
 
 
 def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
-    """Medians over rounds in which the cores were free, up to four times as many being tried."""
+    """Return medians over rounds in which the cores were free, trying up to four times as many rounds."""
     case()
     pairs: list[tuple[float, float]] = []
     disturbed: list[tuple[float, float]] = []
@@ -125,7 +125,9 @@ def main() -> None:
     """Measure, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one thread count in a round")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="time per thread count and round"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     options = parser.parse_args()
     results = {}

@@ -1,14 +1,14 @@
-"""Frames a second of save_video beside PyAV's plain loop, with the same encoder and options.
+"""Measure the rate of save_video compared with a plain PyAV loop, with the same encoder and options.
 
-Both take the same RGB array: PyAV's loop is ``from_ndarray``, ``stream.encode``, ``container.mux``. They run
-in pairs, in turns the one or the other first, in one process, and write to a folder in memory where there is
-one. Prints the medians and the median of the ratios of the pairs, with the smallest and the largest, and that
-of the CPU time of all threads, which says more on a busy machine.
+Both encode the same RGB array: PyAV's loop is ``from_ndarray``, ``stream.encode``, ``container.mux``. They
+run in pairs with alternating order, in one process, and write to a folder in memory if there is one. The
+output shows the medians, the median ratio of the pairs with minimum and maximum, and the ratio of the CPU
+time of all threads, which is more reliable on a busy machine.
 
     python samples/benchmarks/encode.py [VIDEO] [--rounds 7] [--frames 120] [--scale 1]
 
-Expected: ratios of about 1, as the encoders take nearly all of the time; above it where copying the array
-counts, and for JPEG, for which FFmpeg's scaler is not the quickest and has a bias that is avoided here.
+Expected: ratios of about 1, because the encoders take nearly all of the time. They are higher if copying the
+array matters, and for JPEG, where this library does not use FFmpeg's slower and biased scaler.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RATE = Fraction(30)
 def plain_loop(
     path: Path, frames: npt.NDArray[np.uint8], encoder: str, options: dict[str, str], pix_fmt: str
 ) -> None:
-    """The loop of PyAV's documentation."""
+    """Encode with the loop of PyAV's documentation."""
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(encoder, rate=RATE, options=options)
         stream.height, stream.width = frames.shape[1:3]
@@ -58,7 +58,7 @@ def plain_loop(
 
 
 def seconds_of(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that a call takes, and seconds of CPU time in all threads."""
+    """Return the wall-clock seconds of a call, and its CPU seconds in all threads."""
     start, cpu = time.perf_counter(), time.process_time()
     run()
     return time.perf_counter() - start, time.process_time() - cpu
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("video", nargs="?", type=Path, default=CLIP)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--frames", type=int, default=120)
-    parser.add_argument("--scale", type=int, default=1, help="times the width and height")
+    parser.add_argument("--scale", type=int, default=1, help="factor of the width and height")
     arguments = parser.parse_args()
     info = sm.demux_video(arguments.video)
     size = [side // 2 * 2 * arguments.scale for side in (info.width, info.height)]

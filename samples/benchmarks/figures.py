@@ -1,4 +1,4 @@
-"""What the benchmarks share about figures: medians with their spread, tables, charts and files."""
+"""Shared functions of the benchmarks: medians with ranges, tables, charts and files."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Spread = dict[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, lowest and highest."""
+    """Return the median, the minimum and the maximum."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def over(first: Sequence[float], second: Sequence[float]) -> Spread:
-    """Ratios of figures of the same round, which a machine that is slower for a while hardly changes."""
+    """Return ratios within each round, which changes of the machine's speed hardly affect."""
     return spread([one / other for one, other in zip(first, second, strict=True)])
 
 
 def with_range(value: Spread, digits: int = 0) -> str:
-    """The median, and the lowest and the highest behind it."""
+    """Format the median, with the minimum and the maximum in parentheses."""
     median, lowest, highest = (f"{value[k]:.{digits}f}" for k in ("median", "lowest", "highest"))
     return f"{median} ({lowest}-{highest})"
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns for a terminal, the first one left, the others right."""
+    """Format columns for a terminal, the first one left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -42,13 +42,13 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same for a page of documentation."""
+    """Format a Markdown table."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Where the figures come from: cores, Python, and the versions of those packages that are installed."""
+    """Return the number of cores, and the versions of Python and of the installed ``packages``."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}
     for name in packages:
         try:
@@ -69,7 +69,7 @@ def write_json(document: dict[str, Any], path: str | None) -> None:
 
 
 def make_figure(width: float, height: float) -> Any:
-    """An empty figure; None, and a line on stderr, without matplotlib."""
+    """Make an empty figure. Without matplotlib, return None and print a line to stderr."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -79,7 +79,7 @@ def make_figure(width: float, height: float) -> Any:
 
 
 def draw_bars(axes: Any, names: Sequence[str], series: Mapping[str, Sequence[Spread]]) -> None:
-    """Lying bars, from the first name on top; one bar of each series for each name, with its range."""
+    """Draw horizontal bars with ranges, one per series and name, the first name on top."""
     height = 0.8 / len(series)
     for place, (label, spreads) in enumerate(series.items()):
         medians = [value["median"] for value in spreads]

@@ -1,25 +1,26 @@
-"""Pictures and videos to a GPU, and copies to it: all cells in one run, this library beside others.
+"""Load images and videos to a GPU, and copy to it: this library compared with others, in one run.
 
     python samples/benchmarks/gpu.py --images DIR --video FILE [--video FILE ...] [--json FILE] [--markdown]
 
-Every way to load pictures takes the same JPEGs in memory and leaves the same thing on the device: a batch
-of uint8 in RGB, ``size`` x ``size``, stretched with a smoothed bicubic kernel. Every way to load videos takes
-the same files and leaves their first frames there, in their own size. One round measures all cells one after
-the other, and the next goes backwards, so that a machine that grows slower or faster meanwhile favours none.
-What is printed are medians of the rounds, with the lowest and the highest.
+Every way to load images takes the same JPEGs in memory and leaves the same result on the device: a batch of
+uint8 in RGB, ``size`` x ``size``, stretched with an antialiased bicubic kernel. Every way to load videos
+takes the same files and leaves their first frames on the device, at their own size. One round measures all
+cells in turn; the next round runs in reverse order, so that a change of the machine's speed favours none. The
+output shows the median of the rounds with the minimum and the maximum.
 
-    difference  mean absolute difference, in levels of 255, from what this library gives on the CPU
-    x NAME      over the way of this name, in the same round
-    Python      with ``--counting``: how fast a thread that counts in pure Python goes beside the way, as a
-                share of its speed alone, so what the GIL leaves to a training; measured after the round
-    raw         cudaMemcpyAsync of the same bytes, from the same kind of memory, into memory that is there
+    difference  mean absolute difference, in levels of 255, from this library's result on the CPU
+    x NAME      ratio to the way of this name, in the same round
+    Python      with ``--counting``: the speed of a thread that counts in pure Python next to the way, as a
+                share of its speed alone, that is, the share of the GIL left for training; measured after the
+                round
+    raw         cudaMemcpyAsync of the same bytes, from the same kind of memory, into existing memory
 
-This library and torch's workers use ``--threads`` threads or processes; torchvision decodes a list of
-pictures in one call, on its own. A cell ends when the device is done with its last result. What torch's
-workers make ahead is taken before the clock starts, and they rest before the next cell. Ways that cannot be
-had here, or that fail in a round, are left out and named, with the reason.
+This library and PyTorch's workers use ``--threads`` threads or processes; torchvision decodes a list of
+images in one call with its own threads. A cell ends when the device has finished its last result. Prefetched
+batches of PyTorch's workers are taken before the clock starts, and the workers are idle before the next cell.
+Ways that are not available, or that fail in a round, are skipped with the reason.
 
-Without a GPU nothing is measured: it says what is missing and ends with the exit status 3.
+Without a GPU, it measures nothing, prints what is missing, and exits with status 3.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ import spdl_media as sm
 
 NO_GPU = 3
 COPIES = 16
-STEP = 20  # products of a step: some milliseconds on a large device
+STEP = 20  # matrix products per training step: some milliseconds on a large device
 Kind = Literal["images", "frames", "bytes"]
 RAW = "raw cudaMemcpyAsync"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be loaded, and where to.
+    """The data to load and the device.
 
     Attributes:
         images: JPEGs in memory, in batches.
         videos: Paths.
-        size: Side of the pictures.
-        frames: To load of each video.
-        threads: That load.
-        nbytes: Of one copy.
+        size: Side of the images.
+        frames: Number of frames to load of each video.
+        threads: Number of loading threads.
+        nbytes: Bytes of one copy.
         device: Name of the device in PyTorch's form.
     """
 
@@ -78,21 +79,21 @@ class Job:
 
 @dataclass
 class Cell:
-    """One way, and what was measured of it.
+    """One way, with its measurements.
 
     Attributes:
         kind: What it loads.
-        load: Loads one batch, by its number, and gives what is on the device.
-        count: How much is in a batch, by its number.
-        wait: Waits until the device is done with a result.
-        to_host: The values of a result.
-        wanted: What the values should be like; ``None``: nobody asks.
-        threads: That load at the same time.
+        load: Loads the batch of a number, and returns the result on the device.
+        count: Number of items in the batch of a number.
+        wait: Waits until the device has finished a result.
+        to_host: Returns the values of a result.
+        wanted: The expected values; ``None``: not checked.
+        threads: Number of threads that load at the same time.
         begin: Called before the first batch of a round, outside of the clock.
-        end: Called after a round, so that nothing of it works on during the next cell.
-        rates: What was measured, a second.
-        counted: What a counting thread kept of its speed beside it.
-        difference: From what is wanted.
+        end: Called after a round, so that nothing of it runs during the next cell.
+        rates: Measured rates per second.
+        counted: Share of its speed that a counting thread kept.
+        difference: Difference from ``wanted``.
     """
 
     kind: Kind
@@ -109,11 +110,11 @@ class Cell:
     difference: float | None = None
 
 
-# The ways. Each maker imports what it needs, and raises if that is not there.
+# The ways. Each maker imports its library, and raises if it is not installed.
 
 
 def pictures(load: Callable[[Sequence[bytes]], sm.CUDABuffer], job: Job) -> Cell:
-    """A way of this library to load pictures."""
+    """Return a cell of this library that loads images."""
     return Cell(
         "images",
         lambda number: load(job.images[number % len(job.images)]),
@@ -131,7 +132,7 @@ def _on_cpu(job: Job) -> Any:
 
 
 def cpu_and_transfer(job: Job) -> Cell:
-    """Decoded and scaled on the CPU, into pinned memory, and copied."""
+    """Decode and scale on the CPU, into pinned memory, and copy."""
     nbytes = max(map(len, job.images)) * job.size * job.size * 3
     pool = sm.StoragePool(nbytes, 2 * job.threads, on_exhausted="wait", timeout=60)
 
@@ -145,7 +146,7 @@ def cpu_and_transfer(job: Job) -> Cell:
 
 
 def on_device(decoder: str, job: Job) -> Cell:
-    """One call of ``load_image_batch(cuda=)``."""
+    """Call ``load_image_batch(cuda=)`` once."""
 
     def load(batch: Sequence[bytes]) -> sm.CUDABuffer:
         return sm.load_image_batch(  # type: ignore[return-value]  # with cuda=
@@ -161,7 +162,7 @@ def on_device(decoder: str, job: Job) -> Cell:
 
 
 def torchvision(job: Job) -> Cell:
-    """Decoded on the device by torchvision, and scaled there."""
+    """Decode and scale on the device with torchvision."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2.functional import resize
@@ -183,7 +184,7 @@ def torchvision(job: Job) -> Cell:
 
 
 def tensors(load: Callable[[int], Any], job: Job) -> Cell:
-    """A way that gives tensors of PyTorch."""
+    """Return a cell that gives PyTorch tensors."""
     import torch
 
     def wait(_: Any) -> None:
@@ -201,7 +202,7 @@ def tensors(load: Callable[[int], Any], job: Job) -> Cell:
 
 
 class Pictures:
-    """A data set of PyTorch: one picture, decoded and scaled by Pillow."""
+    """A PyTorch dataset of images, decoded and scaled by Pillow."""
 
     def __init__(self, images: Sequence[bytes], size: int) -> None:
         self._images, self._size = images, size
@@ -219,7 +220,7 @@ class Pictures:
 
 
 class Endless:
-    """The indices of the batches, again and again until it is stopped, so that workers are started once."""
+    """The indices of the batches, repeated until stopped, so that workers are started only once."""
 
     def __init__(self, batches: Sequence[Sequence[bytes]]) -> None:
         ends = np.cumsum([len(batch) for batch in batches]).tolist()
@@ -238,15 +239,15 @@ class Endless:
 
 
 class Rounds:
-    """What a DataLoader gives in a round, with no batch made outside of the clock and counted inside.
+    """The batches of a DataLoader in a round. Batches made outside of the clock are not counted.
 
     Args:
-        loader: Iterates over batches, and works ahead.
-        sampler: What it takes the indices from.
-        ahead: Batches that it has made or begun before they are asked for.
+        loader: Iterates over batches, and prefetches.
+        sampler: The source of the loader's indices.
+        ahead: Number of prefetched batches.
 
     Attributes:
-        size: Of the last batch.
+        size: Size of the last batch.
     """
 
     def __init__(self, loader: Any, sampler: Endless, ahead: int) -> None:
@@ -255,13 +256,13 @@ class Rounds:
         self.size = 0
 
     def begin(self) -> None:
-        """Start anew, and take what is made ahead: from then on batches come as fast as they are made."""
+        """Restart, and take the prefetched batches, so that later ones come as fast as they are made."""
         self.end()
         for _ in range(self._ahead):
             self.next()
 
     def next(self) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         if self._batches is None:
             self._batches = iter(self._loader)
         batch = next(self._batches)
@@ -269,7 +270,7 @@ class Rounds:
         return batch
 
     def end(self) -> None:
-        """Have the workers finish what they have begun."""
+        """Let the workers finish the batches that they have begun."""
         self._sampler.is_stopped = True
         batches, self._batches = self._batches, None
         if batches is not None:  # which has no length to ask
@@ -278,7 +279,7 @@ class Rounds:
 
 
 def torch_loader(job: Job) -> Cell:
-    """A plain DataLoader of PyTorch with processes and pinned memory, and an asynchronous copy."""
+    """Use a plain PyTorch DataLoader with processes and pinned memory, and an asynchronous copy."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -286,7 +287,7 @@ def torch_loader(job: Job) -> Cell:
     images = [data for batch in job.images for data in batch]
     sampler = Endless(job.images)
     loader = DataLoader(
-        Pictures(images, job.size),  # type: ignore[arg-type]  # has what a data set needs
+        Pictures(images, job.size),  # type: ignore[arg-type]  # has the methods of a dataset
         batch_sampler=sampler,  # type: ignore[arg-type]  # an iterable of lists
         num_workers=job.threads,
         pin_memory=is_gpu,
@@ -306,7 +307,7 @@ def torch_loader(job: Job) -> Cell:
 
 
 def videos(load: Callable[[str], sm.CUDABuffer], job: Job) -> Cell:
-    """A way of this library to load videos."""
+    """Return a cell of this library that loads videos."""
     counts = {path: len(sm.load_video(path, num_frames=job.frames)) for path in job.videos}
 
     def path_of(number: int) -> str:
@@ -324,7 +325,7 @@ def videos(load: Callable[[str], sm.CUDABuffer], job: Job) -> Cell:
 
 
 def video_on(decoder: str, job: Job) -> Cell:
-    """Videos in one call; the CPU decodes, or NVDEC through DALI or PyAV."""
+    """Load videos in one call; the CPU decodes, or NVDEC through DALI or PyAV."""
     return videos(
         lambda path: sm.load_video(  # type: ignore[return-value]  # with cuda=
             path,
@@ -337,7 +338,7 @@ def video_on(decoder: str, job: Job) -> Cell:
 
 
 def new_decoders(job: Job) -> Cell:
-    """The same, but no decoder of NVDEC's is kept for the next video."""
+    """Load videos without keeping NVDEC decoders for the next video."""
     from spdl_media.cuda.nvdec import DECODERS
 
     cell = video_on("pyav", job)
@@ -352,10 +353,10 @@ def new_decoders(job: Job) -> Cell:
 
 
 def beside_training(job: Job, *, own_stream: bool) -> Cell:
-    """The same, and before each video a step of a training is put on a stream of PyTorch's.
+    """Load videos, and start a training step on a PyTorch stream before each video.
 
-    NVDEC's frames wait for what stands on the device's default stream, where PyTorch trains unless it is told
-    otherwise.
+    NVDEC's frames wait for work on the device's default stream, which PyTorch also uses for training by
+    default.
     """
     import torch
 
@@ -376,7 +377,7 @@ def beside_training(job: Job, *, own_stream: bool) -> Cell:
 
 
 def transfer(job: Job) -> Cell:
-    """Copies of this library, each into memory of its own."""
+    """Copy with this library, each time into new memory."""
     pool = sm.StoragePool(job.nbytes, 1)
     source = sm.convert_array(np.zeros(job.nbytes, np.uint8), pool)
 
@@ -395,7 +396,7 @@ def transfer(job: Job) -> Cell:
 
 
 def raw_copies(job: Job) -> Cell:
-    """The same copies by the CUDA runtime alone, on a stream of their own."""
+    """Copy with only the CUDA runtime, on a separate stream."""
     runtime = Runtime()
     source = sm.convert_array(np.zeros(job.nbytes, np.uint8), sm.StoragePool(job.nbytes, 1)).array
     runtime.select(job.index)
@@ -417,10 +418,10 @@ def raw_copies(job: Job) -> Cell:
 
 
 class Runtime:
-    """NVIDIA's runtime library, as the wheels of PyTorch or CuPy, or the system, bring it.
+    """NVIDIA's runtime library, from the wheels of PyTorch or CuPy, or from the system.
 
     Raises:
-        OSError: It is not there.
+        OSError: The library is not installed.
     """
 
     NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
@@ -445,19 +446,19 @@ class Runtime:
         self._call("cudaSetDevice", ctypes.c_int(index))
 
     def allocate(self, nbytes: int) -> int:
-        """Memory of the device."""
+        """Allocate memory of the device."""
         address = ctypes.c_void_p()
         self._call("cudaMalloc", ctypes.byref(address), ctypes.c_size_t(nbytes))
         return address.value or 0
 
     def new_stream(self) -> int:
-        """A stream that does not wait for the default one."""
+        """Return a stream that does not wait for the default stream."""
         stream = ctypes.c_void_p()
         self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(1))
         return stream.value or 0
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Begin to copy to the device."""
+        """Start a copy to the device."""
         to_device = ctypes.c_int(1)
         addresses = ctypes.c_void_p(target), ctypes.c_void_p(source)
         self._call(
@@ -498,7 +499,7 @@ TITLES: Mapping[Kind, str] = {"images": "images/s", "frames": "frames/s", "bytes
 
 
 def make_cells(job: Job) -> tuple[dict[str, Cell], dict[str, str]]:
-    """The cells that can be had here, each tried once, and of the others the reason."""
+    """Return the available cells, each tried once, and the reasons of the others."""
     cells, left_out = {}, {}
     for name, make in CELLS.items():
         if name.startswith("video: ") and not job.videos:
@@ -515,7 +516,7 @@ def make_cells(job: Job) -> tuple[dict[str, Cell], dict[str, str]]:
 
 
 def tried(cell: Cell) -> float | None:
-    """Load the first batch; how far it is from what is wanted.
+    """Load the first batch, and return its difference from the expected values.
 
     Raises:
         ValueError: It has another shape.
@@ -531,11 +532,11 @@ def tried(cell: Cell) -> float | None:
     return float(np.abs(values.astype(np.int16) - wanted).mean())
 
 
-# What is measured.
+# Measurements.
 
 
 def rate_of(cell: Cell, seconds: float) -> float:
-    """What all threads together load in a second; each loads whole batches until the time is over."""
+    """Measure the rate of all threads together. Each thread loads whole batches until the time is over."""
     rates: list[float] = []
     errors: list[BaseException] = []
     start = threading.Barrier(cell.threads)
@@ -543,7 +544,7 @@ def rate_of(cell: Cell, seconds: float) -> float:
     def work(turn: int) -> None:
         try:
             cell.begin()
-            result = cell.load(turn)  # each thread has streams and decoders; a real one starts once
+            result = cell.load(turn)  # creates the streams and decoders of the thread
             cell.wait(result)
             start.wait()
             begin, count = time.perf_counter(), 0
@@ -570,7 +571,7 @@ def rate_of(cell: Cell, seconds: float) -> float:
 
 
 def counted(work: Callable[[], object]) -> float:
-    """What a thread counts in pure Python in a second, while something else is done."""
+    """Return how far a thread counts in pure Python per second, while other work runs."""
     is_over, count = threading.Event(), 0
 
     def run() -> None:
@@ -591,10 +592,10 @@ def counted(work: Callable[[], object]) -> float:
 def measure(
     cells: dict[str, Cell], rounds: int, seconds: float, *, counting: bool = False
 ) -> dict[str, str]:
-    """Run the rounds, forwards and backwards in turn.
+    """Run the rounds, alternately forwards and backwards.
 
     Returns:
-        Of those that fail in a round, the reason. They are removed, and the others are measured.
+        The reasons of cells that fail in a round. They are removed, and the others are measured.
     """
     failed = {}
     for number in range(rounds):
@@ -613,15 +614,15 @@ def measure(
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """Return a short form of an error."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-# What is written.
+# Output.
 
 
 def summary(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
-    """What was measured, by cell."""
+    """Return the measurements by cell."""
     results = {}
     for name, cell in cells.items():
         bases = [base for base in BASES[cell.kind] if base in cells and base != name]
@@ -636,7 +637,7 @@ def summary(cells: Mapping[str, Cell]) -> dict[str, dict[str, Any]]:
 
 
 def tables(results: Mapping[str, Mapping[str, Any]], *, markdown: bool = False) -> str:
-    """One table for each kind."""
+    """Return one table for each kind."""
     texts = []
     for kind, title in TITLES.items():
         rows = {name: row for name, row in results.items() if row["kind"] == kind}
@@ -664,18 +665,18 @@ def _line(name: str, row: Mapping[str, Any], bases: Sequence[str], unit: float) 
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
     parser.add_argument("--video", action="append", default=[], help="a video; may be given again")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one cell in a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per cell and round")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
-    parser.add_argument("--frames", type=int, default=120, help="of each video")
-    parser.add_argument("--copy", type=int, default=64 << 20, help="bytes of one copy")
+    parser.add_argument("--size", type=int, default=224, help="side of the images")
+    parser.add_argument("--frames", type=int, default=120, help="frames per video")
+    parser.add_argument("--copy", type=int, default=64 << 20, help="bytes per copy")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     parser.add_argument("--counting", action="store_true", help="also with a counting thread")
@@ -715,7 +716,7 @@ def main() -> None:
 
 
 def say(left_out: Mapping[str, str]) -> None:
-    """Name the cells without figures."""
+    """Print the cells without figures."""
     for name, reason in left_out.items():
         print(f"{name} is left out: {reason}", file=sys.stderr)
 
@@ -727,7 +728,7 @@ def document(
     results: Mapping[str, Any],
     left_out: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Where the figures come from, and the figures."""
+    """Return the figures with the machine and the settings."""
     packages = "av numpy torch torchvision cupy-cuda12x cupy-cuda13x pillow".split()
     dali = "nvidia-dali-cuda120 nvidia-dali-cuda130".split()
     names = "video device threads rounds seconds batch size frames copy".split()
@@ -741,12 +742,12 @@ def document(
 
 
 def device_name(index: int) -> str | None:
-    """What the GPU is called, where PyTorch or CuPy says."""
+    """Return the name of the GPU, if PyTorch or CuPy reports it."""
     try:
         import torch
 
         return str(torch.cuda.get_device_name(index))
-    except (ImportError, RuntimeError, AssertionError):  # not there, or built without CUDA
+    except (ImportError, RuntimeError, AssertionError):  # not installed, or built without CUDA
         pass
     try:
         import cupy

@@ -1,29 +1,28 @@
-"""JPEGs to batches: this library beside others, in one run.
+"""Load JPEGs to batches: this library compared with others, in one run.
 
-Every way gets the same bytes in memory and gives the same thing: a batch (B, size, size, 3) uint8 in RGB,
-each picture stretched to the square with a bicubic kernel; "float32" gives (B, 3, size, size) normalised.
-One round measures all ways one after the other, at each number of threads; the next round goes backwards, so
-that a machine that grows slower or faster meanwhile favours none. What is printed are medians of the rounds,
-with the lowest and the highest. Pictures that their EXIF tag turns are left out, for not every library turns
-them.
+Every way gets the same bytes in memory and returns the same result: a batch (B, size, size, 3) uint8 in RGB,
+each image stretched to the square with a bicubic kernel; "float32" returns (B, 3, size, size), normalised.
+One round measures all ways at each number of threads; the next round runs in reverse order, so that a change
+of the machine's speed favours none. The output shows the median of the rounds with the minimum and the
+maximum. Images with an EXIF orientation are skipped, because not every library turns them.
 
     python samples/benchmarks/images.py --images DIR [--json FILE] [--chart FILE.png]
 
-Ways whose library is not installed are left out and named. ``--peers none`` measures this library alone.
+Ways whose library is not installed are skipped with a message. ``--peers none`` measures only this library.
 
     error     mean absolute difference, in levels of 255, from swscale's bicubic with ACCURATE_RND,
-              FULL_CHR_H_INT and FULL_CHR_H_INP, over all pictures. Kernels that do not smooth when they
-              shrink (OpenCV's) or have another shape (Pillow's) differ by that.
-    x SPDL    images a second over SPDL's, in the same round
-    2 / 1     images a second of two threads over those of one
-    GIL       microseconds of its work that a thread counting in pure Python loses for each picture that
-              another thread loads, each on a core of its own. "nothing" is that beside C code which holds
-              no GIL: the floor of the figure.
-    beside    pictures a second that the loading thread comes to meanwhile
+              FULL_CHR_H_INT and FULL_CHR_H_INP, over all images. It includes the effect of kernels without
+              antialiasing (OpenCV's) or of another shape (Pillow's)
+    x SPDL    ratio to SPDL's images per second, in the same round
+    2 / 1     images per second of two threads over those of one
+    GIL       microseconds of work that a thread counting in pure Python loses for each image that another
+              thread loads, each on its own core. "nothing" is the same next to C code that does not hold the
+              GIL: the lower limit of the figure
+    beside    images per second of the loading thread meanwhile
 
-For the GIL, Python's switch interval is set to 50 microseconds. With the usual 5 ms, a thread that comes back
-from C code waits 5 ms for the counting one to let go, so that a picture takes tens of milliseconds, and next
-to nothing is left to be lost: whatever is loaded, the counting thread keeps 95% of its speed and more.
+For the GIL, Python's switch interval is set to 50 microseconds. With the default of 5 ms, a thread that
+returns from C code waits 5 ms for the counting thread, so an image takes tens of milliseconds, and the
+counting thread loses hardly anything: it keeps more than 95% of its speed with any library.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ BASE = "SPDL"
 
 @dataclass(frozen=True)
 class Beside:
-    """One counting thread beside one loading thread."""
+    """One counting thread next to one loading thread."""
 
     share: float
     microseconds: float
@@ -75,7 +74,7 @@ class Beside:
 
 @dataclass
 class Way:
-    """One way to load a batch, and what was measured of it."""
+    """One way to load a batch, with its measurements."""
 
     load: Load
     rates: dict[int, list[float]] = field(default_factory=dict)
@@ -83,11 +82,11 @@ class Way:
     error: float | None = None
 
 
-# The ways. Each maker imports what it needs, and takes the side of the pictures.
+# The ways. Each maker imports its library, and takes the side of the images.
 
 
 def ours(quality: str, size: int) -> Load:
-    """This library in one call."""
+    """Use this library with one call."""
 
     def load(batch: Sequence[bytes]) -> Any:
         return sm.load_image_batch(batch, width=size, height=size, scale_mode=None, quality=quality)
@@ -96,7 +95,7 @@ def ours(quality: str, size: int) -> Load:
 
 
 def ours_floats(size: int) -> Load:
-    """This library, to (B, 3, size, size) of normalised float32."""
+    """Use this library, to (B, 3, size, size) of normalised float32."""
 
     def load(batch: Sequence[bytes]) -> Any:
         return sm.load_image_batch(
@@ -114,7 +113,7 @@ def ours_floats(size: int) -> Load:
 
 
 def ours_downscaled(size: int) -> Load:
-    """This library, and libjpeg-turbo shrinks large pictures while it decodes."""
+    """Use this library; libjpeg-turbo shrinks large images while it decodes."""
     import simplejpeg  # noqa: F401  # without it this way is left out, not found out later
 
     config = sm.decode_config(downscale="dct")
@@ -128,7 +127,7 @@ def ours_downscaled(size: int) -> Load:
 
 
 def ours_in_steps(quality: str, size: int) -> Load:
-    """This library, function by function."""
+    """Use this library, function by function."""
     desc = sm.get_video_filter_desc(
         scale_width=size, scale_height=size, scale_mode=None, quality=quality
     )
@@ -140,7 +139,7 @@ def ours_in_steps(quality: str, size: int) -> Load:
 
 
 def spdl(size: int) -> Load:
-    """SPDL, function by function, as its documentation shows."""
+    """Use SPDL, function by function, as in its documentation."""
     import spdl.io
 
     desc = spdl.io.get_video_filter_desc(
@@ -155,7 +154,7 @@ def spdl(size: int) -> Load:
 
 
 def opencv(size: int) -> Load:
-    """OpenCV, whose bicubic kernel does not grow with the reduction."""
+    """Use OpenCV, whose bicubic kernel does not antialias."""
     import cv2
 
     cv2.setNumThreads(1)
@@ -169,7 +168,7 @@ def opencv(size: int) -> Load:
 
 
 def pillow(size: int) -> Load:
-    """Pillow."""
+    """Use Pillow."""
     from PIL import Image
 
     def one(data: bytes) -> Array:
@@ -180,7 +179,7 @@ def pillow(size: int) -> Load:
 
 
 def pillow_draft(size: int) -> Load:
-    """Pillow, which lets libjpeg shrink while it decodes, to twice the side at least."""
+    """Use Pillow; libjpeg shrinks the image while it decodes, to at least twice the side."""
     from PIL import Image
 
     def one(data: bytes) -> Array:
@@ -193,7 +192,7 @@ def pillow_draft(size: int) -> Load:
 
 
 def simplejpeg(size: int) -> Load:
-    """libjpeg-turbo decodes, Pillow scales."""
+    """Decode with libjpeg-turbo, and scale with Pillow."""
     from PIL import Image
     from simplejpeg import decode_jpeg
 
@@ -205,7 +204,7 @@ def simplejpeg(size: int) -> Load:
 
 
 def simplejpeg_downscale(size: int) -> Load:
-    """libjpeg-turbo shrinks while it decodes, to 1.25 times the side at least; swscale does the rest."""
+    """Shrink with libjpeg-turbo while it decodes, to at least 1.25 times the side; swscale does the rest."""
     from simplejpeg import decode_jpeg
 
     local = threading.local()
@@ -233,7 +232,7 @@ def simplejpeg_downscale(size: int) -> Load:
 
 
 def torchvision(size: int) -> Load:
-    """torchvision, smoothed bicubic."""
+    """Use torchvision with antialiased bicubic scaling."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2.functional import resize
@@ -249,7 +248,7 @@ def torchvision(size: int) -> Load:
 
 
 def torchcodec(size: int) -> Load:
-    """Decoded by torchcodec, scaled by torchvision, smoothed bicubic."""
+    """Decode with torchcodec, and scale with torchvision's antialiased bicubic."""
     import torch
     from torchcodec.decoders import decode_image
     from torchvision.transforms.v2.functional import resize
@@ -283,7 +282,7 @@ PEERS: dict[str, Callable[[int], Load]] = {
 
 
 def make_ways(peers: Sequence[str], size: int) -> dict[str, Way]:
-    """The ways that can be had here; those that cannot are named on stderr."""
+    """Return the installed ways, and print the others to stderr."""
     ways = {}
     for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
         try:
@@ -294,16 +293,16 @@ def make_ways(peers: Sequence[str], size: int) -> dict[str, Way]:
     return ways
 
 
-# What is measured.
+# Measurements.
 
 
 def is_upright(data: bytes) -> bool:
-    """Whether the picture is shown as it is stored."""
+    """Return whether the image is shown as it is stored."""
     return sm.demux_image(data).orientation == 1
 
 
 def reference(data: bytes, size: int) -> Array:
-    """The picture as FFmpeg's own decoder and the most exact way of its scaler have it."""
+    """Return the image from FFmpeg's own decoder and its scaler's most exact conversion."""
     with av.open(io.BytesIO(data)) as container:
         frame = next(container.decode(video=0))
     scaled = VideoReformatter().reformat(
@@ -313,7 +312,7 @@ def reference(data: bytes, size: int) -> Array:
 
 
 def mean_error(load: Load, images: Sequence[bytes], wanted: Sequence[Array]) -> float:
-    """Mean absolute difference in levels."""
+    """Return the mean absolute difference in levels."""
     errors = [
         np.abs(levels(np.asarray(load([data]))[0]) - right).mean()
         for data, right in zip(images, wanted, strict=True)
@@ -322,7 +321,7 @@ def mean_error(load: Load, images: Sequence[bytes], wanted: Sequence[Array]) -> 
 
 
 def levels(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A picture in levels of 255, (size, size, 3), also of normalised floats (3, size, size)."""
+    """Return an image (size, size, 3) in levels of 255, also from normalised floats (3, size, size)."""
     if picture.dtype == np.uint8:
         return picture.astype(np.int16)
     return 255 * (np.moveaxis(picture, 0, -1) * STD + MEAN)
@@ -331,12 +330,12 @@ def levels(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def images_a_second(
     load: Load, batches: Sequence[Sequence[bytes]], threads: int, seconds: float
 ) -> float:
-    """Of all threads together; each loads whole batches until the time is over."""
+    """Measure the rate of all threads together. Each thread loads whole batches until the time is over."""
     rates = [0.0] * threads
     start = threading.Barrier(threads)
 
     def work(index: int) -> None:
-        for batch in batches:  # threads keep scalers and decoders; a real one starts once
+        for batch in batches:  # creates the scalers and decoders that threads keep
             load(batch)
         start.wait()
         begin = now = time.perf_counter()
@@ -352,7 +351,7 @@ def images_a_second(
 
 
 def run_all(threads: Sequence[threading.Thread]) -> None:
-    """Start them, and wait for all."""
+    """Start the threads, and wait for all."""
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -360,7 +359,7 @@ def run_all(threads: Sequence[threading.Thread]) -> None:
 
 
 def count_until(stop: Callable[[float], bool]) -> float:
-    """How many times a second this thread counts, until it is told to stop."""
+    """Return how many times per second this thread counts, until it is stopped."""
     count, begin = 0, time.perf_counter()
     while True:
         for _ in range(200):
@@ -371,7 +370,7 @@ def count_until(stop: Callable[[float], bool]) -> float:
 
 
 def count_beside(load: Load, images: Sequence[bytes], seconds: float) -> Beside:
-    """What a counting thread loses while another one loads these pictures, and how fast that is."""
+    """Return what a counting thread loses while another thread loads these images, and the loading rate."""
     elapsed, loaded, cores = 0.0, 0, usable_cores()
 
     def work() -> None:
@@ -400,18 +399,18 @@ def count_beside(load: Load, images: Sequence[bytes], seconds: float) -> Beside:
 
 
 def usable_cores() -> list[int]:
-    """The cores that this thread may run on; none where the system does not say."""
+    """Return the cores that this thread may use, or none if the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Keep this thread to these cores, where the system lets it."""
+    """Restrict this thread to these cores, if the system allows it."""
     if cores:
         os.sched_setaffinity(threading.get_native_id(), cores)
 
 
 def hash_something(batch: Sequence[bytes]) -> None:
-    """C code that takes as long as loading and holds no GIL."""
+    """Run C code that takes as long as loading and does not hold the GIL."""
     hashlib.sha256(BLOCK * len(batch)).digest()
 
 
@@ -426,7 +425,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> None:
-    """Run the rounds, forwards and backwards in turn."""
+    """Run the rounds, alternately forwards and backwards."""
     for way in ways.values():
         way.load(batches[0])
     order = list(ways.values())
@@ -439,21 +438,21 @@ def measure(
             way.gil.append(count_beside(way.load, batches[0], seconds / 2))
 
 
-# What is written.
+# Output.
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return the median, the minimum and the maximum."""
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def over(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Ratios of figures of the same round."""
+    """Return the ratios of the rounds."""
     return spread([one / other for one, other in zip(first, second, strict=True)])
 
 
 def summary(ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
-    """What was measured, by way."""
+    """Return the measurements by way."""
     base = ways.get(BASE)
     results = {}
     for name, way in ways.items():
@@ -479,7 +478,7 @@ def summary(ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
 
 
 def table(results: dict[str, dict[str, Any]], threads: Sequence[int]) -> str:
-    """The results as lines of text."""
+    """Return the results as lines of text."""
     head = [
         f"{f'images/s, {count} thr.':>17}  {'lowest-highest':15}{'x SPDL':>8}" for count in threads
     ]
@@ -508,7 +507,7 @@ def table(results: dict[str, dict[str, Any]], threads: Sequence[int]) -> str:
 
 
 def draw(results: dict[str, dict[str, Any]], threads: Sequence[int], path: str) -> None:
-    """Bars of images a second."""
+    """Plot images per second as bars."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -535,7 +534,7 @@ def draw(results: dict[str, dict[str, Any]], threads: Sequence[int], path: str) 
 
 
 def installed(*names: str) -> dict[str, str]:
-    """Versions of what is installed."""
+    """Return the versions of the installed libraries."""
     found = {}
     for name in names:
         try:
@@ -552,9 +551,9 @@ def main() -> None:
     parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one way in a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per way and round")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
+    parser.add_argument("--size", type=int, default=224, help="side of the images")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
     options = parser.parse_args()
@@ -580,7 +579,7 @@ def main() -> None:
 
 
 def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
-    """The names of the peers that were asked for."""
+    """Return the names of the requested peers."""
     if text in ("all", "none"):
         return list(PEERS) if text == "all" else []
     names = [name.strip() for name in text.split(";")]
@@ -590,7 +589,7 @@ def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
 
 
 def write_json(options: argparse.Namespace, count: int, results: dict[str, Any]) -> None:
-    """Write settings, versions and results, if they are wanted."""
+    """Write settings, versions and results, if requested."""
     packages = installed(
         *"av numpy spdl-io opencv-python-headless pillow simplejpeg torch torchvision torchcodec".split()
     )

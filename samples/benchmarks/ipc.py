@@ -1,18 +1,18 @@
-"""Batches from another process, a second: this library, PyTorch's DataLoader and SPDL's shared memory.
+"""Measure the rate of batches from another process: this library, PyTorch's DataLoader and SPDL.
 
-Three cases. *Landed*: rows of 1 MB are made one after the other, as decoders do, here in the memory of the
-batch (``shared_empty``), in PyTorch's worker each for itself, for its ``default_collate``. *Collated*: rows
-that are there become a batch by ``collate`` here and by ``default_collate`` there, each in the memory in
-which it crosses. In both, SPDL copies what ``np.stack`` made: it has no such way. *Copied*: the batch is an
-ordinary array, made before. The consumer reads a byte of each page. One round runs all, in an order that
-alternates from round to round; the time begins with the third batch.
+There are three cases. *Landed*: rows of 1 MB are made one after the other, as decoders do; here in the memory
+of the batch (``shared_empty``), in PyTorch's worker as separate rows for its ``default_collate``. *Collated*:
+existing rows become a batch, by ``collate`` here and by ``default_collate`` in PyTorch, each directly in the
+memory that crosses. In both cases SPDL copies the result of ``np.stack``, because it has no such function.
+*Copied*: the batch is an existing ordinary array. The consumer reads a byte of each page. One round runs all
+cases, in an order that alternates from round to round; the time starts with the third batch.
 
-The last case is a preprocessor in pure Python: items a second of ``DataLoader(num_processes=2)``, and of two
-processes that call it in a loop and do nothing else.
+The last case is a preprocessor in pure Python: items per second of ``DataLoader(num_processes=2)``, and of
+two processes that only call it in a loop.
 
     python samples/benchmarks/ipc.py [--rounds 5] [--batches 40] [--megabytes 64] [--json FILE]
 
-PyTorch and SPDL are left out, and named, where they are not installed.
+PyTorch and SPDL are skipped with a message if they are not installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES = ("landed", "collated", "copied")
 
 
 def row() -> Any:
-    """What a decoder writes."""
+    """Make a row, as a decoder does."""
     return np.full(ROW, 7, np.uint8)
 
 
@@ -62,7 +62,7 @@ class Batches:
             yield batch if self.case == "copied" else self.made(rows)
 
     def made(self, rows: list[Any]) -> Any:
-        """A batch of rows that are there, or of new ones."""
+        """Return a batch of existing rows, or of new ones."""
         if self.case == "collated":
             return sm.collate(rows)
         batch = shared_empty((self.num_rows, ROW))
@@ -75,12 +75,12 @@ class Stacked(Batches):
     """The same for SPDL, without this library."""
 
     def made(self, rows: list[Any]) -> Any:
-        """As there."""
+        """Return a batch, as ``Batches.made`` does."""
         return np.stack(rows if self.case == "collated" else [row() for _ in rows])
 
 
 class Rows:
-    """The same as a dataset of PyTorch's: rows for ``default_collate``, or the batch for nobody."""
+    """The same as a PyTorch dataset: rows for ``default_collate``, or whole batches without collation."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -100,12 +100,12 @@ class Rows:
             self._batch = np.stack(self._made)
         if self._batches.case == "collated":
             return torch.from_numpy(self._made[number % self._batches.num_rows])
-        # Anew: PyTorch leaves a tensor that it has sent in shared memory, and the next time costs nothing.
+        # A new tensor each time: PyTorch keeps a sent tensor in shared memory, so sending it again is free.
         return torch.from_numpy(self._batch)
 
 
 def ours(batches: Batches) -> Iterator[Any]:
-    """Batches through this library."""
+    """Return batches through this library."""
     with iterate_in_subprocess(functools.partial(_same, batches)) as iterable:
         yield from iterable
 
@@ -115,7 +115,7 @@ def _same(batches: Batches) -> Batches:
 
 
 def with_torch(num_workers: int, batches: Batches) -> Iterable[Any]:
-    """Batches through PyTorch's DataLoader."""
+    """Return batches through PyTorch's DataLoader."""
     data: Any = importlib.import_module("torch.utils.data")
     size = None if batches.case == "copied" else batches.num_rows
     return data.DataLoader(  # type: ignore[no-any-return]
@@ -124,24 +124,24 @@ def with_torch(num_workers: int, batches: Batches) -> Iterable[Any]:
 
 
 def with_spdl(batches: Batches) -> Iterable[Any]:
-    """Batches through SPDL's pool of segments, whose arrays are views; its ring copies once more."""
+    """Return batches through SPDL's pool of segments, whose arrays are views; its ring copies once more."""
     spdl: Any = importlib.import_module("spdl.pipeline")
     pool = spdl.SharedMemorySegmentPool((batches.num_rows + 1) * ROW, 7)
     stacked = Stacked(batches.case, batches.num_rows, batches.count)
-    # Its locks are of the default start method.
+    # Its locks use the default start method.
     return spdl.iterate_in_subprocess(  # type: ignore[no-any-return]
         functools.partial(_same, stacked), arena=pool
     )
 
 
 def rate(batches: Iterable[Any], count: int, nbytes: int) -> float:
-    """Batches a second, from the third to the last. What processes take to end does not count."""
+    """Return batches per second, from the third to the last, without the time that processes take to exit."""
     total, last, begin, end = 0, 0, 0.0, 0.0
     for number, batch in enumerate(batches, 1):
         flat = np.asarray(batch).reshape(-1)
         total += flat.nbytes
         last = int(flat[::PAGE].max())
-        # Whoever made it may have it back.
+        # Returns the memory to its owner.
         del batch, flat
         end = time.perf_counter()
         if number == WARM:
@@ -152,7 +152,7 @@ def rate(batches: Iterable[Any], count: int, nbytes: int) -> float:
 
 
 def compute(item: int) -> int:
-    """Some milliseconds of Python that holds the GIL."""
+    """Compute for some milliseconds in Python, holding the GIL."""
     total = item
     for number in range(100_000):
         total = (total * 31 + number) & 0xFFFFFF
@@ -160,7 +160,7 @@ def compute(item: int) -> int:
 
 
 def loop(barrier: Any, results: Any, count: int) -> None:
-    """What a bare process does."""
+    """Run the computation in a bare process."""
     barrier.wait()
     begin = time.perf_counter()
     for item in range(count):
@@ -169,7 +169,7 @@ def loop(barrier: Any, results: Any, count: int) -> None:
 
 
 def bare(count: int) -> float:
-    """Items a second of two bare processes."""
+    """Return items per second of two bare processes."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     both = [context.Process(target=loop, args=(barrier, results, count // 2)) for _ in range(2)]
@@ -182,7 +182,7 @@ def bare(count: int) -> float:
 
 
 def in_loader(count: int) -> float:
-    """Items a second of a DataLoader with two processes, once both run."""
+    """Return items per second of a DataLoader with two processes, when both are running."""
     warm = 8
     loader = sm.DataLoader(
         range(count + warm), preprocessor=compute, num_processes=2, num_threads=1
@@ -195,7 +195,7 @@ def in_loader(count: int) -> float:
 
 
 def compare(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
-    """Median rates, and the medians of the ratios of the rounds to the first side."""
+    """Return median rates, and median ratios of the rounds to the first side."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
@@ -211,7 +211,7 @@ def compare(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any
 
 
 def makers() -> dict[str, Callable[[Batches], Iterable[Any]]]:
-    """Those that are installed."""
+    """Return the installed libraries."""
     found: dict[str, Callable[[Batches], Iterable[Any]]] = {"spdl_media": ours}
     for name, package in (("PyTorch", "torch"), ("SPDL", "spdl.pipeline")):
         try:
@@ -233,7 +233,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--megabytes", type=int, default=64)
-    parser.add_argument("--items", type=int, default=400, help="of the preprocessor in pure Python")
+    parser.add_argument(
+        "--items", type=int, default=400, help="items for the preprocessor in pure Python"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path)
     options = parser.parse_args()
     results = {}

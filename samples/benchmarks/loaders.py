@@ -1,8 +1,8 @@
 """The loaders that ``dataloader.py`` and ``memory.py`` compare: paths to batches of (images, labels).
 
-A loader is a class. It is made with a :class:`Job`, imports what it needs while it is made, and starts to
-work when it is iterated. Each item is a pair: images ``(B, size, size, 3)`` uint8 in RGB, and labels
-``(B,)`` int64. To add one, write the class and name it in ``OURS`` or ``PEERS``.
+A loader is a class. Its constructor takes a :class:`Job` and imports the library; iteration starts the work.
+Each item is a pair: images ``(B, size, size, 3)`` uint8 in RGB, and labels ``(B,)`` int64. To add a loader,
+write the class and add it to ``OURS`` or ``PEERS``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Batch = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be loaded, and with how much help.
+    """The data to load and the number of workers.
 
     Attributes:
-        samples: Paths, and the label of each.
-        size: Side of the pictures.
-        batch: Samples in a batch.
+        samples: Paths with their labels.
+        size: Side of the images.
+        batch: Samples per batch.
         workers: Threads or processes that load.
-        arrays: What the loaders that can give both shall give: tensors of PyTorch, or arrays of NumPy.
+        arrays: Result type of the loaders that support both: PyTorch tensors or NumPy arrays.
     """
 
     samples: Sequence[Sample]
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def ahead(self) -> int:
-        """Batches that are made before they are asked for: two a worker, as PyTorch has it."""
+        """Number of prefetched batches: two per worker, as in PyTorch."""
         return 2 * self.workers
 
 
 class Loader(Protocol):
-    """What each class below is."""
+    """Interface of the loaders below."""
 
     def __init__(self, job: Job) -> None: ...
 
@@ -59,7 +59,7 @@ class Loader(Protocol):
 
 
 def repeated(folder: Path, count: int) -> list[Sample]:
-    """The JPEGs of a folder, again and again; the label is the place of the file in the folder."""
+    """Repeat the JPEGs of a folder; the label is the index of the file in the folder."""
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         raise FileNotFoundError(f"there is no .jpg or .jpeg file in {folder}")
@@ -70,7 +70,7 @@ def repeated(folder: Path, count: int) -> list[Sample]:
 
 
 class OwnDataLoader:
-    """Its DataLoader: pictures are decoded one by one, and gathered in memory that is used again."""
+    """This library's DataLoader: images are decoded one by one, and batched in reused memory."""
 
     quality: Literal["accurate", "fast"] = "accurate"
 
@@ -82,7 +82,7 @@ class OwnDataLoader:
         filters = sm.get_video_filter_desc(
             scale_width=job.size, scale_height=job.size, scale_mode=None, quality=self.quality
         )
-        # As many as may be made ahead, one in each thread, one with the caller and one on its way there.
+        # The prefetched batches, one in each thread, one at the caller and one on its way there.
         count = job.ahead + job.workers + 2
         pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
 
@@ -105,7 +105,7 @@ class OwnDataLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         return iter(self._loader)
 
 
@@ -116,7 +116,7 @@ class OwnDataLoaderFast(OwnDataLoader):
 
 
 class OwnDataLoaderOfBatches:
-    """Its DataLoader over lists of paths: ``load_image_batch`` makes each a batch, in one thread."""
+    """This library's DataLoader over lists of paths: ``load_image_batch`` loads each batch in one thread."""
 
     def __init__(self, job: Job) -> None:
         import spdl_media as sm
@@ -143,12 +143,12 @@ class OwnDataLoaderOfBatches:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         return iter(self._loader)
 
 
 def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
-    """What makes labels of one kind of arrays."""
+    """Return the function that makes labels of one array type."""
     if arrays == "numpy":
         return lambda labels: np.asarray(labels, np.int64)
     import torch
@@ -156,12 +156,12 @@ def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
     return lambda labels: torch.tensor(labels, dtype=torch.int64)
 
 
-# SPDL, as its documentation teaches: the page on migrating from PyTorch, the docstring of its DataLoader, and
+# SPDL, as in its documentation: the page on migrating from PyTorch, the docstring of its DataLoader, and
 # the page on stages of pipelines.
 
 
 class Spdl:
-    """What the three share."""
+    """Common base of the three SPDL loaders."""
 
     def __init__(self, job: Job) -> None:
         import spdl.dataloader
@@ -195,10 +195,10 @@ class Spdl:
 
 
 class SpdlPipeline(Spdl):
-    """A pipeline: pictures are decoded one by one, gathered, and made a batch."""
+    """A pipeline that decodes images one by one, groups them, and makes a batch."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         job = self._job
         pipeline = (
             self._pipeline.PipelineBuilder()
@@ -214,10 +214,10 @@ class SpdlPipeline(Spdl):
 
 
 class SpdlBatches(Spdl):
-    """A pipeline: paths are gathered, and each worker loads a whole batch."""
+    """A pipeline that groups paths; each worker loads a whole batch."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         job = self._job
         pipeline = (
             self._pipeline.PipelineBuilder()
@@ -232,10 +232,10 @@ class SpdlBatches(Spdl):
 
 
 class SpdlDataLoader(Spdl):
-    """Its DataLoader."""
+    """SPDL's DataLoader."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order in which they are done."""
+        """Yield batches in the order of their completion."""
         job = self._job
         yield from self._dataloader.DataLoader(
             job.samples,
@@ -252,7 +252,7 @@ class SpdlDataLoader(Spdl):
 
 @dataclass(frozen=True)
 class Pictures:
-    """A map-style dataset: it travels to the processes of PyTorch's DataLoader."""
+    """A map-style dataset, which is sent to the processes of PyTorch's DataLoader."""
 
     samples: Sequence[Sample]
     load: Callable[[str], Any]
@@ -266,17 +266,17 @@ class Pictures:
 
 
 def load_with_pillow(path: str, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """(size, size, 3) uint8; Pillow's bicubic smooths when it shrinks."""
+    """Return (size, size, 3) uint8; Pillow's bicubic antialiases."""
     from PIL import Image
 
     with Image.open(path) as picture:
         small = picture.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
-    # A copy, as torchvision's PILToTensor makes one: PyTorch warns of arrays that cannot be written to.
+    # Copies, as torchvision's PILToTensor does, because PyTorch warns about read-only arrays.
     return np.array(small)
 
 
 def load_with_torchvision(path: str, size: int) -> Any:
-    """(3, size, size) uint8, smoothed bicubic."""
+    """Return (3, size, size) uint8, with antialiased bicubic scaling."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
     from torchvision.transforms.v2.functional import resize
 
@@ -285,10 +285,10 @@ def load_with_torchvision(path: str, size: int) -> Any:
 
 
 class TorchPillow:
-    """PyTorch's DataLoader with processes, in which Pillow loads."""
+    """PyTorch's DataLoader with processes that load with Pillow."""
 
     def __init__(self, job: Job) -> None:
-        # Imported here, so that processes that are forked have it.
+        # Imported here, so that forked processes have it.
         import_module("PIL.Image")
         import torch.utils.data
 
@@ -297,13 +297,13 @@ class TorchPillow:
         self._pictures = Pictures(job.samples, partial(load_with_pillow, size=job.size))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         job = self._job
         yield from self._make(self._pictures, batch_size=job.batch, num_workers=job.workers)
 
 
 class TorchTorchvision(TorchPillow):
-    """PyTorch's DataLoader with processes, in which torchvision loads."""
+    """PyTorch's DataLoader with processes that load with torchvision."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -312,7 +312,7 @@ class TorchTorchvision(TorchPillow):
         self._pictures = Pictures(job.samples, partial(load_with_torchvision, size=job.size))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches in the order of the samples."""
+        """Yield batches in the order of the samples."""
         for images, labels in super().__iter__():
             yield images.permute(0, 2, 3, 1), labels
 

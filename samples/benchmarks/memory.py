@@ -1,19 +1,19 @@
-"""Memory while 10,000 pictures are loaded: does it stay flat?
+"""Measure whether memory stays constant while 10,000 images are loaded.
 
-JPEGs of a folder, repeated, are loaded in batches of 32 into blocks of a StoragePool, and the resident
-size of the process (VmRSS) is read after each batch. The first 1,000 pictures may fill pools and caches. What
-comes after is cut into windows of 1,000, of which each has a median:
+The JPEGs of a folder, repeated, are loaded in batches of 32 into blocks of a StoragePool, and the resident
+size of the process (VmRSS) is read after each batch. The first 1,000 images may fill pools and caches. The
+rest is divided into windows of 1,000 images, and each window has a median:
 
-    rise    how far the highest of these medians lies above the first, in MiB
-    flat    yes, if that is at most the tolerance
+    rise    difference between the highest of these medians and the first, in MiB
+    flat    yes, if the rise is at most the tolerance
 
     python samples/benchmarks/memory.py --images DIR [--json FILE] [--chart FILE.png] [--markdown]
 
-The exit status is 0 if this library stayed flat, 1 if not. The tolerance of 4 MiB is 8,000 times 524 bytes
-(from the first window that counts to the last): a leak of one packet, frame or graph for each picture is
-above it, and what the allocator keeps of a heap in pieces is below. ``--peers all`` runs the other loaders of
-``dataloader.py`` too, each in a process of its own; while a loader has worker processes, the memory of all is
-read (PSS: a page that processes share counts once). Linux only.
+The exit status is 0 if the memory of this library stayed constant, else 1. The tolerance of 4 MiB is 8,000
+times 524 bytes (from the first measured window to the last): a leak of one packet, frame or graph per image
+exceeds it, and fragmentation of the heap does not. ``--peers all`` also runs the other loaders of
+``dataloader.py``, each in its own process. For a loader with worker processes, the memory of all is read
+(PSS: a page that processes share counts once). Linux only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD = ("loader", "after the first, MiB", "at the end", "highest", "rise", "flat
 
 
 def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """Load everything once. ``sizes`` has pictures loaded so far, and MiB."""
+    """Load everything once. ``sizes`` has the number of images loaded so far, and MiB."""
     samples = repeated(Path(cell["images"]), cell["num_images"])
     job = Job(samples, cell["size"], cell["batch"], cell["workers"], "numpy")
     try:
@@ -59,16 +59,16 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
     return {"sizes": sizes}
 
 
-# In the process that judges.
+# In the process that evaluates.
 
 
 def judge(sizes: Sequence[tuple[int, float]], settle: int, tolerance: float) -> dict[str, Any]:
-    """What the sizes say, by windows of as many pictures as the first ones that do not count."""
+    """Evaluate the sizes in windows of as many images as the first ones, which do not count."""
     windows: dict[int, list[float]] = {}
     for count, size in sizes:
-        # A batch belongs where its last picture does.
+        # A batch belongs to the window of its last image.
         windows.setdefault((count - 1) // settle, []).append(size)
-    last = sizes[-1][0] // settle  # the rest that fills no window is left out
+    last = sizes[-1][0] // settle  # an incomplete last window is dropped
     medians = [statistics.median(windows[number]) for number in range(1, last)]
     rise = max(medians) - medians[0]
     return {
@@ -81,7 +81,7 @@ def judge(sizes: Sequence[tuple[int, float]], settle: int, tolerance: float) -> 
 
 
 def rows_of(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The cells of the table, as text."""
+    """Return the cells of the table as text."""
     keys = ("after_the_first_mib", "end_mib", "highest_mib", "rise_mib")
     return [
         (name, *(f"{row[key]:.1f}" for key in keys), "yes" if row["flat"] else "no")
@@ -90,7 +90,7 @@ def rows_of(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def draw(results: dict[str, dict[str, Any]], settle: int, path: str) -> None:
-    """Resident size over pictures loaded."""
+    """Plot the resident size over the number of images loaded."""
     figure = make_figure(8, 4.5)
     if figure is None:
         return
@@ -107,16 +107,18 @@ def draw(results: dict[str, dict[str, Any]], settle: int, path: str) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Make the parser of the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
     parser.add_argument("--num-images", type=int, default=10_000, help="files are repeated")
-    parser.add_argument("--settle", type=int, default=1000, help="pictures that do not count")
+    parser.add_argument(
+        "--settle", type=int, default=1000, help="number of first images that do not count"
+    )
     parser.add_argument("--tolerance", type=float, default=4.0, help="MiB")
     parser.add_argument("--peers", choices=("all", "none"), default="none")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures")
+    parser.add_argument("--size", type=int, default=224, help="side of the images")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
@@ -124,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with a message where the options cannot be."""
+    """Exit with a message if an option is invalid."""
     try:
         repeated(options.images, 0)
     except OSError as error:
@@ -139,7 +141,7 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
 
 
 def main() -> int:
-    """Measure, print the table, write the files, and judge this library."""
+    """Measure, print the table, write the files, and evaluate this library."""
     parser = make_parser()
     options = parser.parse_args()
     check_options(parser, options)

@@ -1,14 +1,14 @@
-"""What a pipeline costs an item: stages that do nothing, through this pipeline and through SPDL's.
+"""Measure the overhead of a pipeline per item: stages that do nothing, in this pipeline and in SPDL's.
 
-One round runs a case through both, in an order that alternates from round to round, so that a machine
-that grows slower or faster meanwhile shows in both. The source is a range, the sink holds 3 items, and all
-else is as it is by default: failures are watched, statistics counted. What is printed is the median rate
-of each, and the median of the ratios of the rounds. SPDL is left out and named where it is not installed.
+One round runs a case through both, in an order that alternates from round to round, so that a change of the
+machine's speed affects both. The source is a range, the sink holds 3 items, and everything else has its
+default: failures are checked, statistics counted. The output shows the median rate of each, and the median
+ratio of the rounds. SPDL is skipped with a message if it is not installed.
 
     python samples/benchmarks/pipeline_overhead.py [--rounds 5] [--seconds 1.0] [--json result.json]
     python samples/benchmarks/pipeline_overhead.py --ten-million
 
-The second form runs a source of ten million integers and prints how the memory grows meanwhile.
+The second form runs a source of ten million integers and prints how the memory grows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def no_op(item: Any) -> Any:
 
 
 async def async_no_op(item: Any) -> Any:
-    """The same, asynchronously."""
+    """An asynchronous stage that does nothing."""
     return item
 
 
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What stands in the table."""
+        """The name in the table."""
         if self.fn is None:
             return "aggregate(32)"
         kind = "async" if self.fn is async_no_op else "sync"
@@ -69,7 +69,7 @@ CASES = [
 
 
 def build(builder_class: Any, case: Case, source: Iterable[int]) -> Any:
-    """The pipeline of a case."""
+    """Return the pipeline of a case."""
     builder = builder_class().add_source(source)
     for _ in range(case.stages):
         if case.fn is None:
@@ -80,7 +80,7 @@ def build(builder_class: Any, case: Case, source: Iterable[int]) -> Any:
 
 
 def seconds_for(builder_class: Any, case: Case, count: int) -> float:
-    """Seconds from the first to the last of so many items, without start and stop."""
+    """Return the seconds from the first to the last item, without start and stop."""
     pipeline = build(builder_class, case, range(count))
     gc.collect()
     with pipeline.auto_stop():
@@ -91,10 +91,10 @@ def seconds_for(builder_class: Any, case: Case, count: int) -> float:
 
 
 def measure(builders: dict[str, Any], case: Case, rounds: int, seconds: float) -> dict[str, Any]:
-    """Items a second of each, and by how much the first is ahead."""
+    """Return the items per second of each, and the ratios."""
     counts = {}
     for name, builder in builders.items():
-        # Enough items for the wanted time, judging by a short run.
+        # Enough items for the requested time, estimated by a short run.
         counts[name] = max(500, int(1000 / seconds_for(builder, case, 1000) * seconds))
     rates: dict[str, list[float]] = {name: [] for name in builders}
     for number in range(rounds):
@@ -113,7 +113,7 @@ def measure(builders: dict[str, Any], case: Case, rounds: int, seconds: float) -
 
 
 def ten_million() -> None:
-    """Run a long source and print the memory in use now and then."""
+    """Run a long source and print the memory at intervals."""
     count = 10_000_000
     pipeline = build(PipelineBuilder, Case(4, 1), range(count))
     begin = time.perf_counter()
@@ -128,7 +128,7 @@ def ten_million() -> None:
 
 
 def find_spdl() -> Any:
-    """SPDL's builder, or ``None``."""
+    """Return SPDL's builder, or ``None``."""
     try:
         return importlib.import_module("spdl.pipeline").PipelineBuilder
     except ImportError:
@@ -139,7 +139,7 @@ def main() -> None:
     """Measure, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each pipeline in a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per pipeline and round")
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--ten-million", action="store_true", help="a long source instead")
     options = parser.parse_args()

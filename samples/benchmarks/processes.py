@@ -1,6 +1,6 @@
-"""Measurements in fresh processes: start one, read what it found, and watch its memory meanwhile.
+"""Measure in fresh processes: start one, read its result, and sample its memory.
 
-Memory is read from ``/proc``, which Linux alone has; elsewhere it is None.
+Memory is read from ``/proc``, which exists only on Linux; elsewhere it is None.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ MIB = 1 << 20
 def run_fresh(
     script: str, options: dict[str, Any], *, watch_memory: float | None = None
 ) -> dict[str, Any]:
-    """Run ``script --cell OPTIONS`` and read the JSON that is the last line of its output.
+    """Run ``script --cell OPTIONS`` and parse the last line of its output as JSON.
 
-    Args:
-        script: A Python script; this Python runs it.
-        options: What it is to do; travels as JSON.
-        watch_memory: Seconds between two looks at the memory of the process and of all below it, from the
-            first line on that it writes. The result then has ``peak_mib``, the highest sum seen. None: nobody
-            looks, and nothing is slowed down.
+    Args: script: A Python script, run by this Python. options: Options of the script, passed as JSON.
+    watch_memory: Seconds between samples of the memory of the process and its descendants, from its first
+    line of output on. The result then has ``peak_mib``, the highest sum. None: memory is not sampled, which
+    would slow the process down.
 
     Raises:
-        RuntimeError: It failed; the message has the end of what it wrote to stderr.
+        RuntimeError: The process failed; the message has the end of its stderr.
     """
     command = [sys.executable, script, "--cell", json.dumps(options)]
     with TemporaryFile("w+") as errors:
         process = subprocess.Popen(  # noqa: S603  # this Python, and a script of this folder
             command, stdout=subprocess.PIPE, stderr=errors, text=True
         )
-        # Not communicate(), which does not see what readline() has read of the next lines.
+        # Not communicate(), which misses lines that readline() has already buffered.
         with process, process.stdout or StringIO() as output:
             first, peak = "", None
             if watch_memory is not None:
@@ -56,7 +54,7 @@ def run_fresh(
 
 
 def _watch(process: subprocess.Popen[str], interval: float) -> float | None:
-    """The highest sum until it ends. It must write little, since nobody reads its pipes meanwhile."""
+    """Return the highest sum until the process ends. Its pipes are not read, so it must write little."""
     peak: float | None = None
     while process.poll() is None:
         now = family_mib(process.pid)
@@ -67,13 +65,13 @@ def _watch(process: subprocess.Popen[str], interval: float) -> float | None:
 
 
 def family_mib(pid: int) -> float | None:
-    """Memory of a process and all below it, each shared page counted once (the sum of their PSS)."""
+    """Return the memory of a process and its descendants (sum of PSS: a shared page counts once)."""
     shares = [share for member in _family(pid) if (share := _pss(member)) is not None]
     return sum(shares) / MIB if shares else None
 
 
 def resident_mib() -> float | None:
-    """Resident size of this process (VmRSS), or the sum of :func:`family_mib` if it has children."""
+    """Return the resident size of this process (VmRSS), or :func:`family_mib` if it has children."""
     me = os.getpid()
     if len(list(_family(me))) > 1:
         return family_mib(me)
@@ -86,7 +84,7 @@ def _pss(pid: int) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """Bytes of one line; None where there is no such file or line, as for processes that have ended."""
+    """Return the bytes in one line, or None without such a file or line, as for ended processes."""
     try:
         text = path.read_text()
     except OSError:
@@ -96,7 +94,7 @@ def _field(path: Path, name: str) -> int | None:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """The process and its descendants."""
+    """Return the process and its descendants."""
     children: dict[int, list[int]] = {}
     for member, parent in _parents():
         children.setdefault(parent, []).append(member)
@@ -110,7 +108,7 @@ def _family(pid: int) -> Iterator[int]:
 def _parents() -> Iterator[tuple[int, int]]:
     for path in PROC.glob("[0-9]*/stat"):
         try:
-            # The name of the program stands in parentheses, and may hold anything.
+            # The name of the program is in parentheses, and may contain any character.
             after_name = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue

@@ -1,7 +1,7 @@
-"""The loaders that ``recipes.py`` compares: what people train with, written as the libraries' pages say.
+"""The loaders that ``recipes.py`` compares, written as in the libraries' documentation.
 
-A loader is a function of a :class:`Job`. It imports what it needs, and returns what is iterated: batches of
-(data, labels). To add one, write the function and name it in ``LOADERS``.
+A loader is a function of a :class:`Job`. It imports its library, and returns an iterable of batches of (data,
+labels). To add a loader, write the function and add it to ``LOADERS``.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import numpy as np
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RATE, SECONDS = 16000, 3
-# Samples over which those of shards are mixed.
+# Size of the shuffle buffer of shards, in samples.
 SHUFFLED = 1000
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be loaded, and with how much help.
+    """The data to load and the number of workers.
 
     Attributes:
-        samples: Paths and labels of images, paths and starts of windows, or the paths of shards.
-        batch: Samples in a batch.
+        samples: Paths and labels of images, paths and starts of windows, or paths of shards.
+        batch: Samples per batch.
         workers: Threads or processes that load.
         size: Side of the images.
-        is_torch: Whether this library gives tensors of PyTorch, and not arrays of NumPy.
+        is_torch: Whether this library returns PyTorch tensors instead of NumPy arrays.
     """
 
     samples: Sequence[Any]
@@ -44,7 +44,7 @@ class Job:
 
 Loader = Callable[[Job], Iterable[Any]]
 
-# Of the peers. Processes that are forked have the same, which makes no difference to speed.
+# Random generator of the peers. Forked processes share its state, which does not affect speed.
 CHANCE = np.random.default_rng(0)
 
 
@@ -52,7 +52,7 @@ CHANCE = np.random.default_rng(0)
 
 
 def own(job: Job, source: Any, preprocessor: Callable[..., Any]) -> Any:
-    """Its DataLoader, as far ahead as PyTorch's."""
+    """Make this library's DataLoader, with as many prefetched batches as PyTorch's."""
     import spdl_media as sm
 
     return sm.DataLoader(
@@ -67,7 +67,7 @@ def own(job: Job, source: Any, preprocessor: Callable[..., Any]) -> Any:
 
 
 def own_recipe(job: Job, *, downscale: bool = False, quality: Any = "accurate") -> Any:
-    """The recipe of images."""
+    """Return the recipe for images."""
     import spdl_media as sm
 
     if downscale:
@@ -85,12 +85,12 @@ def own_recipe(job: Job, *, downscale: bool = False, quality: Any = "accurate") 
 
 
 def own_images(job: Job, **options: Any) -> Any:
-    """Paths to floats."""
+    """Load paths to floats."""
     return own(job, job.samples, own_recipe(job, **options))
 
 
 def own_window(sample: tuple[str, float]) -> tuple[Any, float]:
-    """A window of three seconds as 16 kHz mono."""
+    """Load a window of three seconds as 16 kHz mono."""
     import spdl_media as sm
 
     path, start = sample
@@ -99,19 +99,19 @@ def own_window(sample: tuple[str, float]) -> tuple[Any, float]:
 
 
 def own_windows(samples: Sequence[tuple[str, float]]) -> Any:
-    """A batch of windows, and where they start."""
+    """Load a batch of windows, with their starts."""
     import spdl_media as sm
 
     return sm.collate([own_window(sample) for sample in samples])
 
 
 def own_sounds(job: Job) -> Any:
-    """Paths to windows."""
+    """Load paths to windows."""
     return own(job, job.samples, own_window)
 
 
 def in_processes(job: Job, source: Iterable[Any], preprocessor: Callable[..., Any]) -> Any:
-    """Its DataLoader with processes, each of which makes whole batches."""
+    """Make this library's DataLoader with processes, each of which makes whole batches."""
     import spdl_media as sm
 
     return sm.DataLoader(
@@ -127,76 +127,76 @@ def in_processes(job: Job, source: Iterable[Any], preprocessor: Callable[..., An
 
 @dataclass(frozen=True)
 class Batches:
-    """Lists of samples, as many as a batch has."""
+    """Lists of samples, each for one batch."""
 
     samples: Iterable[Any]
     size: int
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Take the next samples, until there are none."""
+        """Yield the next samples, until there are none."""
         samples = iter(self.samples)
         while batch := list(itertools.islice(samples, self.size)):
             yield batch
 
 
 def own_batch(recipe: Any, samples: Sequence[Any], rng: Any) -> Any:
-    """A batch of images, and their labels."""
+    """Load a batch of images, with their labels."""
     import spdl_media as sm
 
     return sm.collate([recipe(sample, rng) for sample in samples])
 
 
 def own_images_in_processes(job: Job) -> Any:
-    """Paths to floats, in processes."""
+    """Load paths to floats, in processes."""
     return in_processes(job, job.samples, partial(own_batch, own_recipe(job)))
 
 
 def own_sounds_in_processes(job: Job) -> Any:
-    """Paths to windows, in processes."""
+    """Load paths to windows, in processes."""
     return in_processes(job, job.samples, own_windows)
 
 
 def own_shards(job: Job) -> Any:
-    """Shards to floats and captions."""
+    """Load shards to floats and captions."""
     return own(job, mixed_shards(job), partial(own_pair, captioned_recipe(job)))
 
 
 def own_shards_in_processes(job: Job) -> Any:
-    """Shards to floats and captions, in processes. One thread reads the shards."""
+    """Load shards to floats and captions, in processes. One thread reads the shards."""
     return in_processes(job, mixed_shards(job), partial(own_pairs, captioned_recipe(job)))
 
 
 def mixed_shards(job: Job) -> Any:
-    """Samples of all shards, mixed."""
+    """Return the samples of all shards, shuffled."""
     import spdl_media as sm
 
     return sm.Shards(job.samples, shuffle_shards=True, shuffle_buffer=SHUFFLED)
 
 
 def captioned_recipe(job: Job) -> Any:
-    """The shorter side scaled, the middle cut out."""
+    """Return a recipe that scales the shorter side and crops the centre."""
     import spdl_media as sm
 
     return sm.ImageRecipe(job.size, resize_size=job.size, dtype="float32", mean=MEAN, std=STD)
 
 
 def own_pair(recipe: Any, sample: dict[str, Any]) -> tuple[Any, str]:
-    """An image, and its caption."""
+    """Load an image with its caption."""
     return recipe(sample["jpg"]), sample["txt"].decode()
 
 
 def own_pairs(recipe: Any, samples: Sequence[dict[str, Any]]) -> Any:
-    """A batch of images, and their captions."""
+    """Load a batch of images with their captions."""
     import spdl_media as sm
 
     return sm.collate([own_pair(recipe, sample) for sample in samples])
 
 
-# SPDL, whose stages are those of the page on migrating from PyTorch.
+# SPDL, with the stages of its page on migrating from PyTorch.
 
 
 def spdl_images(job: Job) -> Iterator[Any]:
-    """Decoded one by one, cut by FFmpeg's filter; floats of a whole batch by PyTorch."""
+    """Decode single images, crop them with FFmpeg's filter, and convert batches to floats with PyTorch."""
     import spdl.io
     import spdl.pipeline
     import torch
@@ -221,7 +221,7 @@ def spdl_images(job: Job) -> Iterator[Any]:
 
 
 def spdl_sounds(job: Job) -> Iterator[Any]:
-    """Windows cut by FFmpeg's filters, which also fill up those of an MP3 at the file's start."""
+    """Cut windows with FFmpeg's filters, which also pad those at the start of an MP3."""
     import spdl.io
     import torch
 
@@ -243,7 +243,7 @@ def spdl_sounds(job: Job) -> Iterator[Any]:
 
 
 def spdl_pipeline(job: Job, decode: Callable[..., Any], convert: Callable[..., Any]) -> Any:
-    """Batches in the order of the samples."""
+    """Return batches in the order of the samples."""
     import spdl.pipeline
 
     pipeline = (
@@ -263,7 +263,7 @@ def spdl_pipeline(job: Job, decode: Callable[..., Any], convert: Callable[..., A
 
 
 def random_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """A box ``(x, y, width, height)`` with the distribution of torchvision's RandomResizedCrop."""
+    """Return a box ``(x, y, width, height)`` with the distribution of torchvision's RandomResizedCrop."""
     for _ in range(10):
         area = width * height * CHANCE.uniform(0.08, 1)
         ratio = math.exp(CHANCE.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -276,7 +276,7 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True)
 class Samples:
-    """A map-style dataset: it travels to the processes of PyTorch's DataLoader."""
+    """A map-style dataset, which is sent to the processes of PyTorch's DataLoader."""
 
     samples: Sequence[Any]
     load: Callable[[Any], Any]
@@ -290,7 +290,7 @@ class Samples:
 
 
 def torch_loader(job: Job, load: Callable[[Any], Any]) -> Any:
-    """PyTorch's DataLoader with processes."""
+    """Make PyTorch's DataLoader with processes."""
     import torch.utils.data
 
     dataset: Any = Samples(job.samples, load)
@@ -298,12 +298,12 @@ def torch_loader(job: Job, load: Callable[[Any], Any]) -> Any:
 
 
 def with_pillow(source: tuple[Any, Any], size: int, *, draft: bool = False) -> Any:
-    """Cut, scaled and mirrored by Pillow.
+    """Crop, scale and flip with Pillow.
 
     Args:
-        source: A path or bytes, and what goes with it.
+        source: A path or bytes, with its label.
         size: Side of the result.
-        draft: Have libjpeg shrink the image to what is enough for the box.
+        draft: Whether libjpeg shrinks the image while it decodes, as far as the box allows.
     """
     from PIL import Image
 
@@ -322,7 +322,7 @@ def with_pillow(source: tuple[Any, Any], size: int, *, draft: bool = False) -> A
 
 
 def as_floats(image: Any) -> Any:
-    """As torchvision's ToTensor and Normalize do it."""
+    """Convert to floats, as torchvision's ToTensor and Normalize do."""
     import torch
 
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
@@ -331,20 +331,20 @@ def as_floats(image: Any) -> Any:
 
 
 def pillow_images(job: Job, *, draft: bool = False) -> Any:
-    """Paths to floats."""
+    """Load paths to floats."""
     import_module("PIL.Image")
     return torch_loader(job, partial(with_pillow, size=job.size, draft=draft))
 
 
 def with_torchvision(source: tuple[str, Any], transform: Callable[[Any], Any]) -> Any:
-    """Decoded by torchvision's libjpeg-turbo."""
+    """Decode with torchvision's libjpeg-turbo."""
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
     return transform(decode_jpeg(read_file(source[0]), mode=ImageReadMode.RGB))
 
 
 def torchvision_images(job: Job) -> Any:
-    """Paths to floats, by torchvision's transforms of the second version."""
+    """Load paths to floats with torchvision's transforms ``v2``."""
     import torch
     import torchvision.io
     from torchvision.transforms import v2
@@ -364,7 +364,7 @@ def torchvision_images(job: Job) -> Any:
 
 
 def with_torchcodec(sample: tuple[str, float]) -> Any:
-    """A window; that of an MP3 is some hundred samples short at the file's start."""
+    """Load a window; windows at the start of an MP3 are some hundred samples short."""
     from torch.nn.functional import pad
     from torchcodec.decoders import AudioDecoder
 
@@ -376,13 +376,13 @@ def with_torchcodec(sample: tuple[str, float]) -> Any:
 
 
 def torchcodec_sounds(job: Job) -> Any:
-    """Paths to windows."""
+    """Load paths to windows."""
     import_module("torchcodec.decoders")
     return torch_loader(job, with_torchcodec)
 
 
 def with_soundfile(sample: tuple[str, float]) -> Any:
-    """A window of a file that is 16 kHz mono already."""
+    """Load a window of a file that is already 16 kHz mono."""
     import soundfile
     import torch
 
@@ -394,13 +394,13 @@ def with_soundfile(sample: tuple[str, float]) -> Any:
 
 
 def soundfile_sounds(job: Job) -> Any:
-    """Paths to windows."""
+    """Load paths to windows."""
     import_module("soundfile")
     return torch_loader(job, with_soundfile)
 
 
 def webdataset_shards(job: Job) -> Any:
-    """Shards to floats and captions, by Pillow."""
+    """Load shards to floats and captions with Pillow."""
     import webdataset
 
     dataset = (
@@ -414,7 +414,7 @@ def webdataset_shards(job: Job) -> Any:
 
 
 def shard_sample(sample: tuple[bytes, bytes], size: int) -> tuple[Any, str]:
-    """The shorter side scaled, the middle cut out; and the text."""
+    """Scale the shorter side, crop the centre, and decode the text."""
     from PIL import Image
 
     with Image.open(io.BytesIO(sample[0])) as image:

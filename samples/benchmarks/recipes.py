@@ -1,31 +1,31 @@
-"""The recipes that people train with, from files to batches: this library beside those that they use.
+"""Run typical training recipes, from files to batches: this library compared with the usual tools.
 
     python samples/benchmarks/recipes.py [--photos DIR] [--photos-hd DIR] [--audio FILE] [--json FILE]
 
-    photos     ImageNet's recipe: a random box of each JPEG stretched to 224x224 (bicubic, antialiased),
-               mirrored by chance, and normalised: batches (64, 3, 224, 224) float32 and labels int64
-    photos_hd  the same of larger JPEGs
-    FLAC, MP3  windows of 3 s at random places of 16 kHz mono: batches (64, 1, 48000) float32
-    shards     images and captions out of four tar files: the same JPEGs, the shorter side scaled to 224
-               (bicubic, antialiased), the middle cut out, and normalised; the files in random order, and
-               samples mixed over 1,000
+    photos     the ImageNet recipe: a random box of each JPEG stretched to 224x224 (bicubic, antialiased),
+               flipped at random, and normalised: batches (64, 3, 224, 224) float32 and labels int64
+    photos_hd  the same with larger JPEGs
+    FLAC, MP3  windows of 3 s at random positions of 16 kHz mono: batches (64, 1, 48000) float32
+    shards     images and captions from four tar files: the same JPEGs, the shorter side scaled to 224
+               (bicubic, antialiased), the centre cropped, and normalised; the files in random order, and a
+               shuffle buffer of 1,000 samples
 
-    ms         milliseconds of CPU of an item, over all threads and processes of the loader, imports left out
+    ms         CPU milliseconds per item, over all threads and processes of the loader, without imports
     items/s    items of the whole run over its seconds, from the start of the loader to its last batch
-    x ...      how many times as little CPU, and as many items a second, as another loader in the same round
+    x ...      advantage over another loader in the same round, in CPU time and in items per second
 
-How it is kept fair:
+Comparability:
 
-- Each figure is from a fresh process. A round runs all loaders of a recipe one after the other; the next one
-  goes backwards. Printed are medians, with lowest and highest.
-- All read the same files from the page cache, in the same order, with as many workers (threads here and in
-  SPDL, processes in PyTorch), and are as far ahead: two batches a worker. "processes" has as many processes
-  of this library instead, each of which makes whole batches.
-- The main process takes the batches, and looks at their shape and type.
-- Boxes and mirrors have one distribution; the numbers differ.
+- Each figure comes from a fresh process. A round runs all loaders of a recipe; the next round runs in reverse
+  order. The output shows medians with minimum and maximum.
+- All read the same files from the page cache, in the same order, with equally many workers (threads here and
+  in SPDL, processes in PyTorch) and two prefetched batches per worker. "processes" uses as many processes of
+  this library instead, each of which makes whole batches.
+- The main process takes the batches, and checks their shape and dtype.
+- Random boxes and flips have the same distribution, but different numbers.
 
 ``--audio`` is any audio file: 30 s of it (repeated) are written as 16 kHz mono FLAC and MP3 to a temporary
-folder, and so are the shards. A loader whose library is not installed is left out and named.
+folder, as are the shards. A loader whose library is not installed is skipped with a message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from processes import run_fresh
 from recipe_loaders import LOADERS, RATE, SECONDS, Job
 
 NUM_SHARDS, AUDIO_SECONDS = 4, 30
-# What a loader is compared with, by recipe.
+# The loaders that others are compared with, by recipe.
 BASES = {
     "photos": ("torch, Pillow", "torch, torchvision"),
     "photos_hd": ("torch, Pillow", "torch, torchvision"),
@@ -71,7 +71,7 @@ PACKAGES = (
 
 
 def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
-    """Run one loader once. ``missing`` says which library it lacks."""
+    """Run one loader once. ``missing`` names a library that is not installed."""
     samples = json.loads(Path(cell["samples"]).read_text(encoding="utf-8"))
     job = Job(samples, cell["batch"], cell["workers"], cell["size"], cell["is_torch"])
     try:
@@ -88,7 +88,7 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
         if not cell["is_trial"]:
             raise
         return {"missing": str(error).strip().partition("\n")[0] or type(error).__name__}
-    # Its workers have ended then, and their CPU is counted.
+    # Its workers have ended by then, so their CPU time is counted.
     del iterator, batches
     wait_for_workers()
     if count != cell["count"]:
@@ -97,21 +97,21 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_for_workers() -> None:
-    """Wait for this library's workers and what started them, if there are any: their CPU counts as well."""
+    """Wait for this library's workers and their server, if there are any, because their CPU time counts."""
     for process in multiprocessing.active_children():
-        with suppress(ValueError):  # closed by the library, as it has ended
+        with suppress(ValueError):  # already closed by the library
             process.join()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def cpu_seconds() -> float:
-    """CPU of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def check_batch(data: Any, count: int, cell: dict[str, Any]) -> None:
-    """Refuse to measure what is not the same as the others give."""
+    """Raise if a batch differs from what all loaders must return."""
     is_sound = cell["recipe"] in ("FLAC", "MP3")
     shape = (1, SECONDS * RATE) if is_sound else (3, cell["size"], cell["size"])
     if tuple(data.shape) != (count, *shape) or not str(data.dtype).endswith("float32"):
@@ -124,7 +124,7 @@ def check_batch(data: Any, count: int, cell: dict[str, Any]) -> None:
 
 
 def samples_of(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]]:
-    """What the loaders of each recipe get."""
+    """Return the samples for the loaders of each recipe."""
     found: dict[str, list[Any]] = {}
     if options.photos:
         found["photos"] = repeated(options.photos, options.count)
@@ -140,7 +140,7 @@ def samples_of(options: argparse.Namespace, folder: Path) -> dict[str, list[Any]
 
 
 def write_shards(samples: Sequence[tuple[str, int]], folder: Path) -> list[str]:
-    """Tar files of the images and captions, one after the other."""
+    """Write tar files of the images and captions."""
     paths = [str(folder / f"{number}.tar") for number in range(NUM_SHARDS)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as shard:
@@ -154,14 +154,14 @@ def write_shards(samples: Sequence[tuple[str, int]], folder: Path) -> list[str]:
 
 
 def write_sounds(source: Path, folder: Path) -> dict[str, str]:
-    """16 kHz mono, as in LibriSpeech."""
+    """Write 16 kHz mono, as in LibriSpeech."""
     import spdl_media as sm
     from spdl_media.testing import make_audio
 
     whole = sm.to_numpy(sm.load_audio(source, sample_rate=RATE, num_channels=1, sample_fmt="s16"))
     samples = np.resize(whole, (AUDIO_SECONDS * RATE, 1))
     found = {}
-    # As the program flac makes them; FFmpeg's own blocks are a quarter of them.
+    # The block size of the program flac; FFmpeg's default is a quarter of it.
     for kind, codec, extra in (("FLAC", "flac", {"frame_size": "4096"}), ("MP3", "libmp3lame", {})):
         path = folder / f"sound.{kind.lower()}"
         path.write_bytes(make_audio(samples, RATE, codec=codec, format=kind.lower(), options=extra))
@@ -170,7 +170,7 @@ def write_sounds(source: Path, folder: Path) -> dict[str, str]:
 
 
 def measure(recipe: str, common: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Run the rounds of a recipe, forwards and backwards in turn."""
+    """Run the rounds of a recipe, alternately forwards and backwards."""
     wanted = [n for n in LOADERS[recipe] if options.peers == "all" or n.startswith("spdl_media")]
     found: dict[str, dict[str, list[float]]] = {}
     for name in wanted:
@@ -190,7 +190,7 @@ def measure(recipe: str, common: dict[str, Any], options: argparse.Namespace) ->
         name: {
             "cpu_ms": spread(figures["ms"]),
             "items_per_second": spread(figures["rate"]),
-            # Less CPU is more.
+            # Inverted, because less CPU time is better.
             "cpu_over": {base: over(found[base]["ms"], figures["ms"]) for base in bases},
             "rate_over": {base: over(figures["rate"], found[base]["rate"]) for base in bases},
         }
@@ -199,7 +199,7 @@ def measure(recipe: str, common: dict[str, Any], options: argparse.Namespace) ->
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a recipe, as text."""
+    """Return head and rows of a recipe as text."""
     bases = list(next(iter(results.values()))["cpu_over"])
     head = ["loader", "ms", *(f"x {base}" for base in bases)]
     head += ["items/s", *(f"x {base}" for base in bases)]
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--audio", type=Path, help="an audio file")
     parser.add_argument("--recipes", nargs="+", choices=list(LOADERS), default=list(LOADERS))
     parser.add_argument("--peers", choices=("all", "none"), default="all")
-    parser.add_argument("--count", type=int, default=2048, help="items of a run, files repeated")
+    parser.add_argument("--count", type=int, default=2048, help="items per run; files are repeated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
@@ -241,7 +241,7 @@ def main() -> None:
         if not all_samples:
             parser.error("nothing to measure: pass --photos, --photos-hd or --audio")
         for recipe, samples in all_samples.items():
-            # In a file, for there may be more than fits in an argument.
+            # In a file, because it may exceed the size of an argument.
             list_of_samples = Path(folder) / f"{recipe}.json"
             list_of_samples.write_text(json.dumps(samples), encoding="utf-8")
             common = {
@@ -265,7 +265,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--cell"]:
         print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Not through the interpreter's end, where PyTorch takes 100 MiB more for a moment.
+        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
         os._exit(0)
     else:
         main()

@@ -1,12 +1,12 @@
-"""What the exact conversion to RGB costs, and what it gains, beside FFmpeg's plain one.
+"""Compare the exact conversion to RGB with FFmpeg's plain one: time and difference.
 
-Decodes frames of a video once, then converts them again and again through a filter graph, in turns: the
-library's default description, and ``format=rgb24``. Prints microseconds a frame (the best of the rounds), and
-how far the plain conversion is from the exact one, in levels of 255.
+It decodes frames of a video once, then converts them repeatedly with a filter graph, alternating between the
+library's default description and ``format=rgb24``. It prints microseconds per frame (the minimum of the
+rounds), and the difference of the plain conversion from the exact one, in levels of 255.
 
     python samples/benchmarks/to_rgb.py [VIDEO ...] [--rounds 5] [--frames 24]
 
-Expected: the plain conversion is five to six times faster, and off by about one level on average.
+Expected: the plain conversion is five to six times faster, and differs by about one level on average.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLIP = Path(__file__).resolve().parent.parent / "media" / "nasa_13013.mp4"
 
 
 def convert(frames: sm.VideoFrames, desc: str) -> tuple[float, sm.VideoFrames]:
-    """Seconds for all frames, and the result."""
+    """Return the seconds for all frames, and the result."""
     graph = sm.FilterGraph(desc)
     start = time.perf_counter()
     graph.add_frames(frames)

@@ -1,13 +1,13 @@
-"""How good the settings are that ``spdl-media bench`` finds, beside the best of a whole grid.
+"""Compare the settings found by ``spdl-media bench`` with the best of a whole grid.
 
 Command::
 
     python samples/benchmarks/tuning.py [--seconds 1] [--rounds 3]
 
-Three workloads are made: images that are decoded (the GIL is released), a loop in Python (which holds it),
-and waiting, as for storage that is far away. For each, the search runs once; then all settings of the grid,
-and the one that was found, are measured in turn, so that what else the machine does meets all of them. The
-last column is what the found setting reaches of the grid's best.
+There are three workloads: decoding images (which releases the GIL), a Python loop (which holds it), and
+waiting, as for remote storage. For each, the search runs once. Then all settings of the grid and the found
+one are measured in turn, so that other programs affect all of them. The last column is the rate of the found
+setting over the best of the grid.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ BATCH_SIZE = 16
 
 
 def decode(path: Path) -> sm.CPUBuffer:
-    """Work that releases the GIL."""
+    """Do work that releases the GIL."""
     return sm.load_image(path, width=224, height=224)
 
 
 def compute(path: Path) -> int:
-    """Work that holds it."""
+    """Do work that holds the GIL."""
     return sum(ord(letter) * number for number in range(600) for letter in path.name)
 
 
 def wait(path: Path) -> int:
-    """Storage that answers after 20 ms."""
+    """Wait as for storage that answers after 20 ms."""
     time.sleep(0.02)
     return len(path.name)
 
 
 def compare(function: Callable[[Path], Any], paths: list[Path], seconds: float, rounds: int) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     options = {"preprocessor": function, "batch_size": BATCH_SIZE, "to": "numpy"}
 
     def run(setting: Setting) -> Any:
@@ -70,12 +70,12 @@ def compare(function: Callable[[Path], Any], paths: list[Path], seconds: float, 
 
 
 def main() -> None:
-    """Run it; see the module."""
+    """Run the program; see the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="time of a measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="how often the grid is measured")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of the grid")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{number}.jpg") for number in range(32)]

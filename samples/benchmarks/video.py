@@ -1,21 +1,21 @@
-"""Whole videos to one array: this library beside others, in one run.
+"""Load whole videos to one array: this library compared with others, in one run.
 
-Every route gets the same bytes in memory, decodes them in one thread, and gives all frames in one array: as
-RGB at their own size or stretched to a square, or as the planes that the decoder wrote. One round measures
-all routes one after the other; the next round goes backwards, so that a machine that grows slower or faster
-meanwhile favours none. What is printed are medians of the rounds, with the lowest and the highest.
+Every route gets the same bytes in memory, decodes them in one thread, and returns all frames in one array: as
+RGB at their own size or stretched to a square, or as the decoder's planes. One round measures all routes in
+turn; the next round runs in reverse order, so that a change of the machine's speed favours none. The output
+shows the median of the rounds with the minimum and the maximum.
 
     python samples/benchmarks/video.py FILE... [--json FILE] [--chart FILE.png]
 
-Routes whose library is not installed, and works that a route cannot do, are left out and named.
+Routes whose library is not installed, and tasks that a route does not support, are skipped with a message.
 
-    spdl_media          load_video into a StoragePool that was used before
-    spdl_media, fresh   load_video into fresh memory, whose pages the system has to clear
-    PyAV                the leanest loop: one graph of the same filters, and each frame goes to its row of
-                        an array that was used before. The limit of what Python over FFmpeg can do
+    spdl_media          load_video into a reused StoragePool
+    spdl_media, fresh   load_video into new memory, whose pages the system has to clear
+    PyAV                the leanest loop: one graph of the same filters, and each frame is copied to its row
+                        of a reused array. The limit of Python code over FFmpeg
     SPDL                demux_video, decode_packets and convert_frames; bicubic for both squares, as it has no
-                        word for less exactness
-    torchcodec          VideoDecoder, with its own scaler where the size changes
+                        faster, less exact option
+    torchcodec          VideoDecoder, with its own scaler if the size changes
     OpenCV              VideoCapture of the path, cvtColor, and resize with a bicubic kernel
     faults              page faults of the process for each frame
 """
@@ -57,7 +57,7 @@ SIDE = 224
 
 @dataclass(frozen=True)
 class Work:
-    """What is made of each frame."""
+    """The output of a task."""
 
     name: str
     options: dict[str, Any]
@@ -91,7 +91,7 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Task:
-    """One work on one file.
+    """One task on one file.
 
     Attributes:
         count: Number of frames.
@@ -104,35 +104,35 @@ class Task:
 
 
 class UnsupportedError(Exception):
-    """A route cannot do this work."""
+    """The route does not support the task."""
 
 
 @dataclass
 class Cell:
-    """One work on one file by one route, and what was measured of it."""
+    """One task on one file by one route, with its measurements."""
 
     load: Load
     rates: list[float] = field(default_factory=list)
     faults: list[float] = field(default_factory=list)
 
 
-# The routes. Each maker imports what it needs.
+# The routes. Each maker imports its library.
 
 
 def ours(task: Task) -> Load:
-    """This library into memory that was used before."""
+    """Use this library with reused memory."""
     nbytes = sm.load_video(task.data, **task.work.options).nbytes
     pool = sm.StoragePool(nbytes, 1, pin_memory=False)
     return lambda: sm.load_video(task.data, storage=pool, **task.work.options)
 
 
 def ours_fresh(task: Task) -> Load:
-    """This library into fresh memory."""
+    """Use this library with new memory."""
     return lambda: sm.load_video(task.data, **task.work.options)
 
 
 def pyav(task: Task) -> Load:
-    """PyAV's own loop with the same filters."""
+    """Use a plain PyAV loop with the same filters."""
     rows: list[np.ndarray[Any, Any]] = []
     desc = task.work.filter_desc
 
@@ -165,7 +165,7 @@ def pyav(task: Task) -> Load:
 
 
 def lean_graph(frame: Any, desc: str) -> tuple[Any, Any, Any]:
-    """A graph of plain filters behind each other, its source and its sink."""
+    """Return a graph of consecutive plain filters, with its source and its sink."""
     graph = av.filter.Graph()
     graph.threads = 1
     source = graph.add(
@@ -186,14 +186,14 @@ def lean_graph(frame: Any, desc: str) -> tuple[Any, Any, Any]:
 
 
 def plane_view(plane: Any, pix_fmt: str) -> np.ndarray[Any, Any]:
-    """The bytes of a plane without the padding of its rows."""
+    """Return the bytes of a plane without the padding of its rows."""
     wide = 2 if pix_fmt.endswith("le") else 1
     width = plane.width * (3 if pix_fmt == "rgb24" else wide)
     return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, :width]
 
 
 def spdl(task: Task) -> Load:
-    """SPDL, function by function, as its documentation shows."""
+    """Use SPDL, function by function, as in its documentation."""
     import spdl.io
 
     if task.work.is_square:
@@ -211,7 +211,7 @@ def spdl(task: Task) -> Load:
 
 
 def torchcodec(task: Task) -> Load:
-    """torchcodec, in RGB alone."""
+    """Use torchcodec, only for RGB."""
     from torchcodec.decoders import VideoDecoder
 
     options: dict[str, Any] = {}
@@ -236,7 +236,7 @@ def torchcodec(task: Task) -> Load:
 
 
 def opencv(task: Task) -> Load:
-    """OpenCV, which takes paths, in RGB alone."""
+    """Use OpenCV, which takes paths, only for RGB."""
     import cv2
 
     if task.work.filter_desc is None or task.work.name == "square, fast":
@@ -267,7 +267,7 @@ PEERS = {BASE: spdl, "torchcodec": torchcodec, "OpenCV": opencv}
 
 
 def make_cells(path: Path, work: Work, peers: Sequence[str]) -> tuple[int, dict[str, Cell]]:
-    """The number of frames, and the routes that can do this work; the others are named on stderr."""
+    """Return the number of frames and the routes that support the task; print the others to stderr."""
     data = path.read_bytes()
     wanted = np.asarray(sm.load_video(data, **work.options))
     task = Task(path, data, work, len(wanted))
@@ -277,7 +277,7 @@ def make_cells(path: Path, work: Work, peers: Sequence[str]) -> tuple[int, dict[
             load = make(task)
             if (found := len(load())) != task.count:
                 raise UnsupportedError(f"it gives {found} frames of {task.count}")
-        # Whatever another library raises is the reason.
+        # Any exception of another library is a reason.
         except Exception as error:  # noqa: BLE001
             reason = str(error).strip().partition("\n")[0]
             print(f"{path.name}, {work.name}: {name} is left out: {reason}", file=sys.stderr)
@@ -291,7 +291,7 @@ def make_cells(path: Path, work: Work, peers: Sequence[str]) -> tuple[int, dict[
 
 
 def measure(cells: dict[str, Cell], count: int, rounds: int, seconds: float) -> None:
-    """Run the rounds, forwards and backwards in turn."""
+    """Run the rounds, alternately forwards and backwards."""
     order = list(cells.values())
     for number in range(rounds):
         for cell in order if number % 2 == 0 else order[::-1]:
@@ -307,7 +307,7 @@ def measure(cells: dict[str, Cell], count: int, rounds: int, seconds: float) -> 
 
 
 def summary(cells: dict[str, Cell]) -> dict[str, Any]:
-    """What was measured, by route."""
+    """Return the measurements by route."""
     results: dict[str, Any] = {}
     for name, cell in cells.items():
         row: dict[str, Any] = {
@@ -325,7 +325,7 @@ HEAD = ("file", "work", "route", "frames/s", "x SPDL", "x PyAV", "faults")
 
 
 def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]:
-    """The results as cells of a table."""
+    """Return the results as cells of a table."""
     rows = []
     for file, works in results.items():
         for work, routes in works.items():
@@ -341,7 +341,7 @@ def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]
 
 
 def draw(results: dict[str, dict[str, dict[str, Any]]], path: str) -> None:
-    """Bars of this library's rate over SPDL's."""
+    """Plot the rate of this library over SPDL's as bars."""
     figure = make_figure(9, 1 + 0.7 * len(results))
     if figure is None:
         return
@@ -369,7 +369,9 @@ def main() -> None:
     parser.add_argument("--works", default="all", help="all, or names with ';' between them")
     parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.0, help="at least, of one route a round")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="minimum time per route and round"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
     parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
@@ -399,7 +401,7 @@ def main() -> None:
 def chosen(
     parser: argparse.ArgumentParser, option: str, text: str, names: dict[str, Any]
 ) -> list[str]:
-    """The names that were asked for."""
+    """Return the selected names."""
     if text in ("all", "none"):
         return list(names) if text == "all" else []
     found = [name.strip() for name in text.split(";")]
