@@ -147,12 +147,12 @@ def _rows_of_numbers(cls: type) -> dict[Key, type]:
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:
     return ConvertError(
-        f"the items differ in structure: {where} of item 0 is {_in_words(first)}, of item {position} "
-        f"{_in_words(value)}"
+        f"the items differ in structure: {where} of item 0 is {_describe(first)}, of item {position} "
+        f"{_describe(value)}"
     )
 
 
-def _in_words(value: Any) -> str:
+def _describe(value: Any) -> str:
     fields = fields_of(value)
     return type(value).__name__ if fields is None else f"{type(value).__name__} of {list(fields)}"
 
@@ -245,9 +245,9 @@ def _convert(
     if axis is not None and not -first.ndim <= axis < first.ndim:
         raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
     along = None if axis is None else axis % first.ndim
-    kind_of_all = _kind_beside(first, along)
+    common = _shape_except(first, along)
     for position, array in enumerate(arrays):
-        if _kind_beside(array, along) != kind_of_all:
+        if _shape_except(array, along) != common:
             remedy = "" if axis is not None else ", or pad= fills up those that differ in length"
             raise ConvertError(
                 f"{where} of item 0 has shape {first.shape} and type {first.dtype}, of item {position} "
@@ -259,8 +259,8 @@ def _convert(
     return Padded(data, convert_array([array.shape[axis] for array in arrays]))
 
 
-def _kind_beside(array: Array, axis: int | None) -> tuple[Any, ...]:
-    """Return what the arrays of one buffer must have in common: all but the length along the axis."""
+def _shape_except(array: Array, axis: int | None) -> tuple[Any, ...]:
+    """Return dtype and shape without the length along ``axis``; equal for all arrays of one buffer."""
     shape = array.shape
     return array.dtype, len(shape), shape if axis is None else shape[:axis] + shape[axis + 1 :]
 
@@ -285,7 +285,7 @@ class ImageBuffer(CPUBuffer):
     ) -> None:
         # A placeholder for the array; None would mean a released buffer.
         super().__init__((), **metadata)
-        # A frame of FFmpeg's.
+        # An FFmpeg frame; None after the array was made.
         self._frame: Any = frame
         self._source, self._options = source, options
         self._lock = threading.Lock()

@@ -189,13 +189,13 @@ class Container:
             listed = f"the streams are {kinds}" if kinds else "it has no streams"
             raise self.error(f"{problem}; {listed}")
         if index is None and kind == "video":
-            self._check_whole()
+            self._check_untiled()
         if stream.codec_context is None:
             raise self.error(f"this FFmpeg has no decoder for {kind} stream {stream.index}")
         return stream
 
-    def _check_whole(self) -> None:
-        """Raise for a tiled HEIF image, which FFmpeg shows as one stream per tile beside a thumbnail."""
+    def _check_untiled(self) -> None:
+        """Raise for a tiled HEIF image, whose tiles FFmpeg shows as separate streams."""
         # In a movie, which has a duration, a dependent stream is an optional layer of the main stream.
         if self.av.duration is not None:
             return
@@ -229,8 +229,7 @@ class Container:
 
     @property
     def duration(self) -> float | None:
-        """Duration in seconds that the header states, or ``None``."""
-        # FFmpeg's unit is microseconds.
+        """Duration in seconds that the header states (FFmpeg has microseconds), or ``None``."""
         return None if self.av.duration is None else self.av.duration / 1_000_000
 
     # Reading.
@@ -239,8 +238,7 @@ class Container:
     def reading(self) -> Iterator[None]:
         """Translate FFmpeg's errors while packets are read, and note failed checksums.
 
-        Enter it once for many packets. Do not ``yield`` inside the block, because the log belongs to one
-        thread.
+        Enter it once for many packets. Do not ``yield`` inside the block; the log belongs to one thread.
 
         Raises:
             DemuxError: FFmpeg cannot read the container.

@@ -185,7 +185,7 @@ class PictureDecoder(OpenDecoder):
         Raises:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
         """
-        if packet is not None and not self._takes(packet):
+        if packet is not None and not self._accept_packet(packet):
             return
         for frame in self._send(packet):
             frame.time_base = self._codec.time_base  # PyAV does not set it on flushed frames
@@ -202,7 +202,7 @@ class PictureDecoder(OpenDecoder):
                 self._skip(pts)
             self._leading.clear()
 
-    def _takes(self, packet: AvPacket) -> bool:
+    def _accept_packet(self, packet: AvPacket) -> bool:
         """Note timestamps and flags of a packet. Return whether to send it to the decoder."""
         pts = packet.pts
         self._packet_index += 1

@@ -182,7 +182,7 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
 
 
 def _is_certain(container: Container) -> bool:
-    """Whether headers alone tell FFmpeg which stream of audio is the best one."""
+    """Whether FFmpeg can choose the best audio stream by the headers alone."""
     streams = container.av.streams
     # Without decoders, FFmpeg cannot tell where other streams of an Ogg file begin.
     if len(streams) > 1 and not container.format.startswith("mov"):
@@ -231,7 +231,7 @@ def _decode_while_reading(
         The audio; ``None`` if the source has a fault. The caller then reads all packets before it decodes
         them, which raises the right error.
     """
-    # That pages of Ogg are damaged, FFmpeg says in its log alone.
+    # FFmpeg reports damaged Ogg pages only in its log.
     is_ogg = bytes(input.head(4)) == b"OggS"
     try:
         with (

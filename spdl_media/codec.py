@@ -143,7 +143,7 @@ _IMPAIRED = Disposition.hearing_impaired | Disposition.visual_impaired
 
 
 def stream_rank(stream: Any) -> int:
-    """How good a stream is for FFmpeg by its header. Packets decide between streams of one rank."""
+    """Return FFmpeg's rank of a stream by its header. Between streams of one rank, packets decide."""
     return (not stream.disposition & _IMPAIRED) + bool(stream.disposition & Disposition.default)
 
 

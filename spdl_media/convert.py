@@ -243,14 +243,14 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
             expected = expected or found
             if found != expected:
                 raise ConvertError(
-                    f"item 0 ({items[0].source}) is {_sound(expected)}, but item {position} "
-                    f"({item.source}) is {_sound(found)}. One array holds one format: "
+                    f"item 0 ({items[0].source}) is {_describe(expected)}, but item {position} "
+                    f"({item.source}) is {_describe(found)}. One array holds one format: "
                     "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
                 )
     lengths = [len(item) for item in items]
     if len(set(lengths)) > 1 and not pad:
         raise ConvertError(
-            f"the items have different lengths: {_some(lengths)} samples. convert_frames(..., pad=True) "
+            f"the items have different lengths: {_shorten(lengths)} samples. convert_frames(..., pad=True) "
             "fills with silence to the longest; timestamp= and num_samples= cut"
         )
 
@@ -260,11 +260,11 @@ def no_samples(window: Window, source: str) -> ConvertError:
     return ConvertError(f"there is no sample in the window {window}", source=source)
 
 
-def _sound(format: tuple[int, str, int]) -> str:
+def _describe(format: tuple[int, str, int]) -> str:
     return f"{format[0]} channels {format[1]} at {format[2]} Hz"
 
 
-def _some(lengths: list[int]) -> str:
+def _shorten(lengths: list[int]) -> str:
     """Format at most eight lengths, and the range of all if there are more."""
     shown = ", ".join(map(str, lengths[:8]))
     if len(lengths) <= 8:

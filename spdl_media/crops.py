@@ -117,7 +117,7 @@ class RandomResizedCrop:
 
 def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
     """Return the largest box in the center of an image whose aspect ratio is within the bounds."""
-    # The whole image, if its own aspect ratio is within the bounds.
+    # Unchanged, the box is the whole image, if its aspect ratio is within the bounds.
     w, h = width, height
     if width / height < ratios[0]:
         h = max(1, round(width / ratios[0]))

@@ -173,7 +173,7 @@ class DataLoader:
         self._origin, self._num_iterations = origin_of_loader(), 0
 
     def __len__(self) -> int:
-        """Number of batches (or samples) in an epoch in which nothing fails or is dropped.
+        """Return the number of batches (or samples) of an epoch in which nothing fails or is dropped.
 
         Raises:
             TypeError: The source has no length, or the preprocessor is a generator.

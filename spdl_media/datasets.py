@@ -96,7 +96,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         del found[""]  # files directly in the root
         if broken:
             raise FileNotFoundError(
-                f"links lead nowhere or in circles: {_some(broken)}. Remove them"
+                f"links lead nowhere or in circles: {_shorten(broken)}. Remove them"
             )
         if not found:
             raise FileNotFoundError(
@@ -105,7 +105,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
             )
         if (empty := [name for name, paths in found.items() if not paths]) and not allow_empty:
             raise FileNotFoundError(
-                f"classes of {str(root)!r} have no file that ends in {listed(suffixes)}: {_some(empty)}. "
+                f"classes of {str(root)!r} have no file that ends in {listed(suffixes)}: {_shorten(empty)}. "
                 "Pass extensions= for other files, or allow_empty=True"
             )
         self.classes = list(found)
@@ -154,7 +154,7 @@ def _is_broken(link: Path) -> bool:
     return not link.exists() or link.parent.resolve().is_relative_to(link.resolve())
 
 
-def _some(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     more = f", ... ({len(names)} in all)" if len(names) > _MAX_LISTED else ""
     return f"{', '.join(sorted(names)[:_MAX_LISTED])}{more}"
 

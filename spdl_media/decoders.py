@@ -53,8 +53,8 @@ class _Decoder(Generic[P, F]):
 
     _kind: str
     _codecs: type[Codec]
-    _takes: type[P]
-    _gives: type[F]
+    _packets_type: type[P]
+    _frames_type: type[F]
     _filter: Callable[[str | Default | None], Any]
     _flushed = False
     # The decoder of one stream. It is closed and replaced at the end of the stream.
@@ -97,9 +97,9 @@ class _Decoder(Generic[P, F]):
             RuntimeError: Another thread is using the decoder.
         """
         with self._guard:
-            if not isinstance(packets, self._takes):
+            if not isinstance(packets, self._packets_type):
                 raise TypeError(
-                    f"{type(self).__name__} decodes {self._takes.__name__}, "
+                    f"{type(self).__name__} decodes {self._packets_type.__name__}, "
                     f"not {type(packets).__name__}"
                 )
             if _stream_key(packets.codec) != _stream_key(self._codec):
@@ -164,7 +164,7 @@ class _Decoder(Generic[P, F]):
         raise NotImplementedError
 
     def _cut(self, size: int) -> F:
-        return self._gives(self._ready.take(size), self._decoder.take_metadata())
+        return self._frames_type(self._ready.take(size), self._decoder.take_metadata())
 
     def _start(self) -> None:
         """Open a decoder and filters for a stream."""
@@ -212,7 +212,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
             ...  # the rest
     """
 
-    _kind, _codecs, _takes, _gives = "video", VideoCodec, VideoPackets, VideoFrames
+    _kind, _codecs, _packets_type, _frames_type = "video", VideoCodec, VideoPackets, VideoFrames
     _filter = staticmethod(picture_filter)
 
     def _start(self) -> None:
@@ -248,7 +248,7 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """
 
-    _kind, _codecs, _takes, _gives = "audio", AudioCodec, AudioPackets, AudioFrames
+    _kind, _codecs, _packets_type, _frames_type = "audio", AudioCodec, AudioPackets, AudioFrames
     _filter = staticmethod(sample_filter)
 
     def _start(self) -> None:

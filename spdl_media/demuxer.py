@@ -94,7 +94,7 @@ class Demuxer:
 
     @contextmanager
     def _opened(self) -> Iterator[Container]:
-        """The open container, for one thread at a time."""
+        """Return the open container, for one thread at a time."""
         with self._guard:
             if self._container is None:
                 raise ValueError(f"{self._input.name}: this Demuxer is closed")
@@ -204,7 +204,7 @@ class Demuxer:
         """Read the packets of a video and an audio stream for one window, in one pass over the file.
 
         The defaults are the streams that FFmpeg finds best. ``audio_timestamp`` is another window for the
-        audio, with the same start. Decoding gives what it gives after separate reads.
+        audio, with the same start. The result is that of separate reads.
 
         Raises:
             SourceError: The source cannot be read.
