@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import chain
 from typing import Any, Protocol
 
 import av
@@ -379,17 +378,20 @@ class PicturePath:
         if not metadata.continues:
             # The packets do not continue the last ones (they are another window, say). Delayed frames must
             # come out first, and the decoder must not use them as references.
-            for frame in chain(self._filtered(self.decoder.drain()), self._filter.end_run()):
+            self._put(self.decoder.drain(), sink)
+            for frame in self._filter.end_run():
                 sink.put(frame)
         self.decoder.follow(metadata, discarded)
         self._filter.follow(metadata)
 
-    def _filtered(self, frames: Iterable[av.VideoFrame]) -> Iterator[av.VideoFrame]:
-        # One by one, so that the buffer of a converted frame is back in FFmpeg's pool for the next one.
+    def _put(self, frames: Iterable[av.VideoFrame], sink: Sink) -> bool:
+        # No variable holds a converted frame, so that its buffer is back in FFmpeg's pool for the next one.
         decoder, filter = self.decoder, self._filter
         for frame in frames:
             is_corrupt = filter.has_rate and frame.pts in decoder.corrupt_pts
-            yield from filter.push(frame, decoder.orientation, is_corrupt=is_corrupt)
+            if any(map(sink.put, filter.push(frame, decoder.orientation, is_corrupt=is_corrupt))):
+                return True
+        return False
 
     def push(self, packet: AvPacket | None, sink: Sink) -> bool:
         """Put the frames of this packet into a sink; ``None`` flushes the decoder and the filters.
@@ -401,9 +403,8 @@ class PicturePath:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
             FilterError: The filters do not accept the frames.
         """
-        if any(map(sink.put, self._filtered(self.decoder.decode(packet)))):
-            return True
-        return packet is None and any(map(sink.put, self._filter.flush()))
+        is_full = self._put(self.decoder.decode(packet), sink)
+        return is_full or (packet is None and any(map(sink.put, self._filter.flush())))
 
     def run(self, packets: Iterable[AvPacket], sink: Sink) -> bool:
         """Put the frames of all packets into a sink, then stop the decoder's threads.
@@ -417,8 +418,10 @@ class PicturePath:
         """
         try:
             with ffmpeg_log():  # one block for all packets; see current_log
-                # None flushes the decoder and the filters.
-                return any(self.push(packet, sink) for packet in chain(packets, (None,)))
+                for packet in packets:
+                    if self.push(packet, sink):
+                        return True
+                return self.push(None, sink)
         finally:
             self.close()
 

@@ -63,6 +63,7 @@ class VideoRows:
         are_all: bool = True,
     ) -> None:
         self._packets, self._options, self._storage = packets, options, options.storage
+        self._source = packets.source
         # From the packets, because the number of frames in the header may be wrong.
         self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
         # Later packets may add frames, up to the limit.
@@ -81,7 +82,7 @@ class VideoRows:
             ConvertError: The frame differs from the first in size, format, matrix or range, or its format has
                 no array layout.
         """
-        row, source, options = len(self._pts), self._packets.source, self._options
+        row, source, options = len(self._pts), self._source, self._options
         if row == 0:
             self._plan = RowPlan(frame, 0, source, options, "frame {} of item 0 ({})".format)
             # The time base of the frames, not of the packets, because filters may change it.
