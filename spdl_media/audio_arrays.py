@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -65,7 +64,9 @@ class AudioRequest:
         """Operations of the graph; ``None`` for a graph that the caller wrote."""
         return SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
 
-    def rows(self, zero: Fraction = Fraction(0), end: Fraction | None = None) -> SampleRows | None:
+    def rows(
+        self, zero: Fraction = Fraction(0), end: Fraction | float | None = None
+    ) -> SampleRows | None:
         """Return a sink for the result; ``None`` if the decoded frames must pass through a filter graph.
 
         Args:
@@ -259,19 +260,19 @@ def _decode_while_reading(
 
 def _stated_end(
     container: Container, index: int, codec: AudioCodec, window: Window
-) -> Fraction | None:
+) -> float | None:
     """Return the end of the stream that the header states, or that of the window if it is earlier."""
-    stream = container.av.streams[index]
+    end = None if window.end is None else float(window.end)
+    stream, rate = container.av.streams[index], codec.sample_rate
     if stream.duration is None:
-        return window.end
-    start, duration = (stream.start_time or 0), stream.duration * codec.time_base
+        return end
+    length, a_second = codec.time_base.as_integer_ratio()
+    duration = stream.duration * length / a_second
     if size := even_samples(codec):
         # The last packet is decoded in full, even if the header states a shorter one.
-        duration = Fraction(
-            math.ceil(duration * codec.sample_rate / size) * size, codec.sample_rate
-        )
-    end: Fraction = start * codec.time_base + duration - container.zero
-    return end if window.end is None else min(end, window.end)
+        duration = -(-stream.duration * length * rate // (a_second * size)) * size / rate
+    stated: float = (stream.start_time or 0) * length / a_second + duration - float(container.zero)
+    return stated if end is None else min(stated, end)
 
 
 def _load_without_container(

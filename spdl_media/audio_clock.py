@@ -115,10 +115,11 @@ def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
         The exact timestamp by the stated one; empty if they are equal. ``None``: the number of samples in a
         packet is not known.
     """
-    step = even_samples(codec) / _samples_per_tick(codec)
-    if not entries or step < 1 or step.denominator != 1:
+    length, a_second = codec.time_base.as_integer_ratio()
+    size, rest = divmod(even_samples(codec) * a_second, length * codec.sample_rate)
+    if not entries or size < 1 or rest:
         return None
-    size, first, last = int(step), entries[0].timestamp, len(entries) - 1
+    first, last = entries[0].timestamp, len(entries) - 1
     # Check some entries first: reading the index of an hour takes 70 ms, and a stream whose timestamps jitter
     # does so nearly everywhere.
     some = {last * number // _PROBES for number in range(_PROBES + 1)}

@@ -54,7 +54,7 @@ class SampleRows:
         allocate: Callable[[int], npt.NDArray[np.uint8]],
         *,
         zero: Fraction = Fraction(0),
-        end: Fraction | None = None,
+        end: Fraction | float | None = None,
         limit: int | None = None,
     ) -> None:
         self.first = self.sample_rate = 0
@@ -275,9 +275,10 @@ class SampleRows:
         dtype = np.dtype(SAMPLE_DTYPES[self.sample_fmt.removesuffix("p")])
         size, room = channels * dtype.itemsize, 2 * needed
         if self._rows is None:
-            left = math.ceil((self._end or 0) * self.sample_rate) - self.first
             # Limited, because the header may be wrong; untouched memory takes only address space.
-            room = max(needed, min(left, _MOST_EXPECTED // size))
+            end = min(float(self._end or 0) * self.sample_rate, _MOST_EXPECTED)
+            # The product is a whole number of samples but for the rounding of floats.
+            room = max(needed, min(math.ceil(end - 1e-4) - self.first, _MOST_EXPECTED // size))
         memory = self._allocate(room * size)[: room * size].view(dtype)
         planar = self.sample_fmt.endswith("p")
         rows = memory.reshape(-1, room).T if planar else memory.reshape(room, -1)

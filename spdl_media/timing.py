@@ -78,10 +78,13 @@ class Window:
             time_base: Seconds in one unit of the timestamps.
             zero: Second 0 of the container on FFmpeg's clock.
         """
-        first, stop = self.start, self.end
+        first, stop = (
+            None if side is None else _ratio(side, -1, time_base, zero)
+            for side in (self.start, self.end)
+        )
         return (
-            -math.inf if first is None else -tick_at(-first, time_base, -zero),
-            math.inf if stop is None else -tick_at(-stop, time_base, -zero),
+            -math.inf if first is None else -(-first[0] // first[1]),
+            math.inf if stop is None else -(-stop[0] // stop[1]),
         )
 
     def samples(self, sample_rate: int) -> tuple[int, int | None]:
@@ -98,8 +101,8 @@ class Window:
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
     """The first sample at or after a time."""
     # In whole numbers, which take a fifth of the time of fractions.
-    parts = seconds.numerator * _PARTS - seconds.denominator
-    return max(0, -(-parts * sample_rate // (seconds.denominator * _PARTS)))
+    time, units = seconds.as_integer_ratio()
+    return max(0, -((units - time * _PARTS) * sample_rate // (units * _PARTS)))
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:
@@ -176,10 +179,20 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
 
 def tick_at(seconds: Fraction, time_base: Fraction, zero: Fraction) -> int:
     """The last timestamp of FFmpeg that is not later than a time on the container's clock."""
+    ticks, divisor = _ratio(seconds, 1, time_base, zero)
+    return ticks // divisor
+
+
+def _ratio(seconds: Fraction, sign: int, time_base: Fraction, zero: Fraction) -> tuple[int, int]:
+    """A time on FFmpeg's clock in ticks, later or earlier by the tolerance: numerator and denominator."""
     # In whole numbers, which take a fifth of the time of fractions.
-    clock = seconds.denominator * zero.denominator
-    parts = _PARTS * (seconds.numerator * zero.denominator + zero.numerator * seconds.denominator)
-    return (parts + clock) * time_base.denominator // (clock * _PARTS * time_base.numerator)
+    time, units = seconds.as_integer_ratio()
+    start, parts = zero.as_integer_ratio()
+    length, a_second = time_base.as_integer_ratio()
+    divisor = units * parts
+    return (_PARTS * (time * parts + start * units) + sign * divisor) * a_second, (
+        divisor * _PARTS * length
+    )
 
 
 def parse_time(time: Seconds) -> Fraction:

@@ -388,8 +388,9 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
 def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
     """Timestamp from which packets are past the window, or infinity."""
     # Timestamps are rounded; those that do not tell samples may also drift from their count.
-    slack = 2 * codec.time_base if exact else AUDIO_PREROLL
-    return window.ticks(codec.time_base, container.zero + slack)[1]
+    if exact:
+        return window.ticks(codec.time_base, container.zero)[1] + 2
+    return window.ticks(codec.time_base, container.zero + AUDIO_PREROLL)[1]
 
 
 def _key_test(start: int | None) -> Begins:
