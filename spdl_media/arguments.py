@@ -332,19 +332,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 # The "Attributes:" sections of these classes document the arguments in the docstrings of all functions.
-_DECLARATIONS = (
-    *(
-        _Device,
-        _Arguments,
-        ImageOptions,
-        _Cuts,
-        AudioOptions,
-        _Result,
-        _Stream,
-        _Length,
-        VideoArguments,
-    ),
-)
+_DECLARATIONS: tuple[type, ...] = (_Device, _Arguments, ImageOptions, _Cuts, AudioOptions)
+_DECLARATIONS += (_Result, _Stream, _Length, VideoArguments)
 
 
 def _texts() -> dict[str, str]:

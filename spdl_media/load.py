@@ -359,7 +359,7 @@ def frame_request(
         defaults: Operations without any option given, to detect options beside a ``filter_desc``.
         purpose: The calling function, for messages.
         count: Number of images, each with its own crop.
-        decoders: ``Literal`` type of the allowed values of ``decoder``.
+        decoders: Allowed values of ``decoder``.
         others: Further fields of the request.
 
     Raises:
@@ -374,42 +374,30 @@ def frame_request(
     if count_asked is not None or on_short is not None:
         check_length("num_frames", count_asked, on_short)
     ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
-    config, decoder = None, "auto"
     if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
-        config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    if "decoder" in given:
-        decoder = given["decoder"]
-        check_choice("decoder", decoder, decoders)
-    if config is None and decoder not in ("auto", "cpu"):
+        given["config"] = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    decoder = given.get("decoder", "auto")
+    check_choice("decoder", decoder, decoders)
+    if "config" not in given and decoder not in ("auto", "cpu"):
         raise ValueError(
             f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
             "the CPU are chosen by decode_config(decoder=)"
         )
     is_plain = isinstance(arguments["filter_desc"], Default)
     desc: Any = ops if is_plain else chosen_filter(ops, arguments["filter_desc"], defaults)
-    values = cuts = None
     dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
     if not dtype is mean is std is None:
         # The output format of the caller's graph is known only with the first image.
-        values = parse_values(dtype, mean, std, pix_fmt=ops.pix_fmt if is_plain else None)
+        pix_fmt = ops.pix_fmt if is_plain else None
+        given["values"] = parse_values(dtype, mean, std, pix_fmt=pix_fmt)
     crops, flips, rng = arguments["crops"], arguments["flips"], arguments["rng"]
     if crops is not None or flips is not None:
-        cuts = CropPlan(count, crops, flips, rng)
+        given["cuts"] = CropPlan(count, crops, flips, rng)
     elif rng is not None:
         check_rng(rng)
     if (decoding := given.pop("decode_config", None)) is not None:
         given["decode_config"] = as_decode_config(decoding)
-    return FrameRequest(
-        ops=ops,
-        desc=desc,
-        cuts=cuts,
-        is_plain=is_plain,
-        values=values,
-        config=config,
-        purpose=purpose,
-        **given,
-        **others,
-    )
+    return FrameRequest(ops=ops, desc=desc, is_plain=is_plain, purpose=purpose, **given, **others)
 
 
 # Arguments are documented only at the synchronous function.
