@@ -241,9 +241,11 @@ class CPUBuffer(_Buffer):
         return self.array.__dlpack_device__()
 
     def _repr_html_(self) -> str:
+        # First, because this makes the array of an ImageBuffer.
+        caption = repr(self)
         # Read the attribute only once: another thread may release the buffer meanwhile.
         array = self._array
-        return gallery(repr(self), () if array is None else of_array(array))
+        return gallery(caption, () if array is None else of_array(array))
 
 
 class _Ready(Protocol):

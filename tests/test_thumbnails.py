@@ -75,6 +75,12 @@ def test_what_holds_no_images_shows_its_description_alone(array: np.ndarray) -> 
     assert f"CPUBuffer: {array.shape}" in buffer._repr_html_()
 
 
+def test_an_image_of_a_recipe_is_shown_before_its_array_is_made() -> None:
+    image = sm.encode_image(sm.frames_from_array(pixels(40, 60, 3)), "png")
+    (one,) = shown(sm.ImageRecipe(32)(image))
+    assert one.shape == (32, 32, 3)
+
+
 def test_a_released_buffer_says_so() -> None:
     buffer = buffer_of(pixels(20, 30, 3))
     buffer.release()
