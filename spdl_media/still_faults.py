@@ -1,8 +1,8 @@
-"""Images that FFmpeg decodes wrongly without a word: those cut short, and those that it must not read.
+"""Detect images that FFmpeg decodes wrongly without an error: truncated files, and unsupported variants.
 
-Where the data ended, it leaves gray or stale pixels. What is missing is told by the sizes that a file states
-itself. Formats that are not in the table report a single missing byte by themselves (TIFF, JPEG 2000, DDS,
-PNM in binary form), or cannot tell.
+FFmpeg leaves gray or stale pixels where the data of an image ended. The sizes stated in the file tell what is
+missing. For formats that are not in the table, FFmpeg reports even a single missing byte (TIFF, JPEG 2000,
+DDS, binary PNM), or nothing in the file can tell.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ __all__ = ()
 
 
 def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | None:
-    """Say what is missing from the end of an image's file.
+    """Describe what is missing at the end of an image file.
 
-    What FFmpeg notices itself is not looked for. Ends without pixels may be missing: what follows the
-    end-of-image marker of a JPEG (the further images of an MPO included), the trailer of a GIF and the footer
-    of a TGA. The last number of a PNM in plain text may have lost digits: nothing tells.
+    Faults that FFmpeg reports itself are not checked. Missing data without pixels is ignored: after the
+    end-of-image marker of a JPEG (further images of an MPO included), after the trailer of a GIF, and the
+    footer of a TGA. Missing digits of the last number of a plain-text PNM cannot be detected.
 
     Args:
         codec: FFmpeg's name of the decoder, or ``"avif"`` for AVIF and HEIF files.
         data: The whole file. Not copied.
-        size: Bytes of the file, of which the head will do for a WebP, and for a BMP without runs.
+        size: Size of the file, if ``data`` is only its head: allowed for WebP, and for BMP without run
+            lengths.
 
     Returns:
-        A clause as of :func:`missing_end`, or one that says which part of a header is wrong, or ``None`` for
-        a file that is whole or needs no check.
+        A clause as from :func:`missing_end`, or one that names the wrong part of a header, or ``None`` if
+        the file is complete or needs no check.
 
     Raises:
-        TypeError: ``data`` is no contiguous buffer.
+        TypeError: ``data`` is not a contiguous buffer.
     """
     view = memoryview(data).cast("B")
     try:
@@ -46,7 +47,7 @@ def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | No
 
 
 def _jpeg(view: memoryview, size: int) -> str | None:
-    # Coded data never hold this pair, so most files are settled by their last two bytes.
+    # The end-of-image marker. It never occurs in coded data, so most files need no further check.
     if bytes(view[-2:]) == b"\xff\xd9":
         return None
     for marker, _, end in parts.jpeg_segments(view):
@@ -71,9 +72,10 @@ def _png(view: memoryview, size: int) -> str | None:
 
 
 def _wrong_checksum(png: memoryview) -> str | None:
-    """Say which part of a PNG before its pixels, of those that they depend on, fails its checksum.
+    """Describe a wrong checksum of a PNG chunk that the pixels depend on.
 
-    FFmpeg compares that of the inflated pixels alone, or refuses files for the checksum of a text, too.
+    FFmpeg compares only the checksum of the inflated pixels, or else refuses files for the checksum of a text
+    chunk, too.
     """
     for kind, start, end in parts.PNG.of(png):
         if kind in (b"IHDR", b"PLTE", b"tRNS") and end + parts.PNG.trailer <= len(png):
@@ -93,13 +95,13 @@ def _webp(view: memoryview, size: int) -> str | None:
 def _bmp(view: memoryview, size: int) -> str | None:
     pixels, width, height, depth, compression, length = parts.bmp_header(view)
     if compression in (1, 2):
-        # The end-of-bitmap code outweighs a size field that is wrong, as it often is.
+        # The end-of-bitmap code takes precedence over the size field, which is often wrong.
         if bytes(view[-2:]) == b"\0\1" or (length and size >= pixels + length):
             return None
         return missing_after(size, "before the end-of-bitmap code")
     tight, padded = (width * depth + 7) // 8, (width * depth + 31) // 32 * 4
-    # Some writers don't pad rows. FFmpeg guesses that whenever bytes are missing, and so shears the
-    # image of a file that lost less than its padding. The file's size says which it is.
+    # Some writers don't pad rows. FFmpeg assumes that whenever bytes are missing, and shears an image that
+    # lost fewer bytes than its padding. The size field in the header tells the cases apart.
     (file_size,) = struct.unpack_from("<I", view, 2)
     if file_size <= size == pixels + tight * abs(height):
         return None
@@ -107,7 +109,7 @@ def _bmp(view: memoryview, size: int) -> str | None:
 
 
 def _qoi(view: memoryview, size: int) -> str | None:
-    # Seven zero bytes in a row cannot occur between the chunks of a QOI file.
+    # Seven consecutive zero bytes cannot occur between the chunks of a QOI file.
     end = b"\0\0\0\0\0\0\0\1"
     if bytes(view[-8:]) == end or re.search(end, view[14:]):
         return None
@@ -116,14 +118,14 @@ def _qoi(view: memoryview, size: int) -> str | None:
 
 def _targa(view: memoryview, size: int) -> str | None:
     if bytes(view[-18:]) == b"TRUEVISION-XFILE.\0" or size < 18 or view[2] not in (9, 10, 11):
-        return None  # FFmpeg notices when uncompressed pixels are missing.
+        return None  # FFmpeg reports missing uncompressed pixels
     colors, color_depth = struct.unpack_from("<HB", view, 5)
     width, height, depth = struct.unpack_from("<HHB", view, 12)
     unit = (depth + 7) // 8
     position = 18 + view[0] + (colors * ((color_depth + 7) // 8) if view[1] else 0)
     missing = width * height
     while missing > 0 and position < size:
-        # With the highest bit set, one pixel stands for the whole run.
+        # If the highest bit is set, one pixel is repeated for the whole run.
         code = view[position]
         pixels = (code & 127) + 1
         missing -= pixels
@@ -142,13 +144,13 @@ def _gif(view: memoryview, size: int) -> str | None:
 def _heif(view: memoryview, size: int) -> str | None:
     described = found = False
     for kind, start, end in parts.boxes(view):
-        # Behind the last box that pixels depend on, some cameras append data that are no boxes.
+        # Only boxes that pixels depend on: after them, some cameras append data that is not a box.
         if kind not in (b"ftyp", b"meta", b"moov", b"mdat"):
             continue
         if end > size:
             return short_of(size, end, f"the box {kind.decode()}")
         described |= kind in (b"meta", b"moov")
-        # Small images may stand among the metadata, which are behind a version of four bytes.
+        # Small images may be stored in the meta box, whose boxes follow four bytes of version and flags.
         inside = parts.boxes(view, start + 4, end) if kind == b"meta" else ()
         found |= kind == b"mdat" or any(part == b"idat" for part, _, _ in inside)
     return (
@@ -159,8 +161,8 @@ def _heif(view: memoryview, size: int) -> str | None:
 def _dpx(view: memoryview, size: int) -> str | None:
     order = ">" if bytes(view[:4]) == b"SDPX" else "<"
     length, height = struct.unpack_from(f"{order}I756xI", view, 16)
-    # When no more than the padding of all rows is missing, FFmpeg takes the rows for unpadded. It
-    # notices larger gaps; so a field that was left undefined (all ones) does no harm.
+    # If no more than the padding of all rows is missing, FFmpeg assumes unpadded rows. It reports larger
+    # gaps itself, so an undefined size field (all ones) does no harm.
     return None if length - size > 4 * height else short_of(size, length, "the last row")
 
 
@@ -171,7 +173,7 @@ _EXR_ROWS = {3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256}
 def _exr(view: memoryview, size: int) -> str | None:
     (flags,) = struct.unpack_from("<I", view, 4)
     if flags & (0x200 | 0x800 | 0x1000):
-        return None  # Tiled, deep, several parts: their tables of blocks have other forms.
+        return None  # tiled, deep or multi-part files, whose block tables have other layouts
     attributes: dict[bytes, memoryview] = {}
     position = 8
     for _ in range(parts.MAX_PARTS):
@@ -185,7 +187,7 @@ def _exr(view: memoryview, size: int) -> str | None:
     _, top, _, bottom = struct.unpack_from("<4i", attributes.get(b"dataWindow", b""))
     chunks = (bottom - top) // _EXR_ROWS.get(compression, 1) + 1
     table = struct.unpack_from(f"<{min(max(chunks, 0), parts.MAX_PARTS)}Q", view, position + 1)
-    # Writers reserve the table first, and fill it in as blocks are done.
+    # Writers reserve the table first, and fill in entries as blocks are written.
     if not all(table):
         return f"the data has no pixels for {table.count(0)} of {chunks} blocks of rows"
     last = max(table, default=0)
@@ -197,18 +199,18 @@ def _exr(view: memoryview, size: int) -> str | None:
 
 def _sgi(view: memoryview, size: int) -> str | None:
     if size > 2 and view[2] == 0:
-        return None  # FFmpeg notices when uncompressed rows are missing.
+        return None  # FFmpeg reports missing uncompressed rows
     dimensions, _, height, channels = struct.unpack_from(">4H", view, 4)
     rows = (height if dimensions > 1 else 1) * (channels if dimensions > 2 else 1)
     table = struct.unpack_from(f">{2 * min(rows, parts.MAX_PARTS * 4)}I", view, 512)
-    half = len(table) // 2  # first the starts of all rows, then their lengths
+    half = len(table) // 2  # first the offsets of all rows, then their lengths
     end = max(map(add, table[:half], table[half:]), default=0)
     return short_of(size, end, f"the last of {rows} rows")
 
 
 def _sunrast(view: memoryview, size: int) -> str | None:
     width, height, depth, length, kind, _, colors = struct.unpack_from(">7I", view, 4)
-    # Kind 2 has runs, of which the header states the length.
+    # Kind 2 is run-length coded, with its length in the header.
     rows = length if kind == 2 else (width * depth + 15) // 16 * 2 * height
     return short_of(size, 32 + colors + rows, "the last row")
 
@@ -223,31 +225,31 @@ _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
 
 
 BESIDE = "with a sequence beside its image"
-"""Such a file has a video, which FFmpeg reads well."""
+"""End of the reason for such a file, whose video FFmpeg reads correctly."""
 
 
 _WEBP_ANIMATION = 0x02
 
 
 def is_animated_webp(view: memoryview) -> bool:
-    """Whether the extended header of a WebP announces an animation."""
+    """Whether the extended header of a WebP has the animation flag."""
     is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
     return is_extended and view[20] & _WEBP_ANIMATION != 0
 
 
-# What FFmpeg reads wrongly or not at all.
-# A function gives the reason, or None where FFmpeg reads the file well.
+# Variants that FFmpeg reads wrongly or not at all.
+# Each function returns the reason, or None if FFmpeg reads the file correctly.
 
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 258, 259, 262, 266
 _PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
 _ASSOCIATED_ALPHA = 1
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
-"""None, CCITT's three, LZW, Deflate and PackBits."""
+"""No compression, the three of CCITT, LZW, Deflate and PackBits."""
 _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
 
 def tiff_reason(view: memoryview) -> str | None:
-    """Tiles, JPEG, planes and other colours come out black or garbled, and FFmpeg does not say so."""
+    """FFmpeg decodes tiles, JPEG, planes and some colour types to garbled images without an error."""
 
     def tag(number: int, default: int) -> int:
         value = parts.tiff_value(view, number)
@@ -287,13 +289,13 @@ def bmp_reason(view: memoryview) -> str | None:
         return "a BMP of 16 bits a pixel"
     if bits <= 8 and pixels <= 14 + header:
         return "a BMP that does not say where its palette ends"
-    # Masks follow the first 40 bytes of the header; the fourth is that of alpha.
+    # Colour masks follow the first 40 bytes of the header; the fourth mask is alpha.
     has_alpha = header >= 56 and compression == 3 and any(view[66:70])
     return "a BMP with alpha" if has_alpha else None
 
 
 _TARGA_GRAY = 3
-_TARGA_UNREADABLE = 7  # beside the bit of run lengths
+_TARGA_UNREADABLE = 7  # mask of the image type, without the bit for run lengths
 
 
 def targa_reason(view: memoryview) -> str | None:
@@ -305,7 +307,7 @@ def targa_reason(view: memoryview) -> str | None:
 
 _DDS_RGB = 0x40
 _DDS_RGBA = range(27, 32)
-"""DXGI's formats of red, green, blue and alpha of 8 bits each."""
+"""DXGI formats with 8 bits each of red, green, blue and alpha."""
 
 
 def dds_reason(view: memoryview) -> str | None:
@@ -317,7 +319,7 @@ def dds_reason(view: memoryview) -> str | None:
 
 
 def cursor_reason(view: memoryview) -> str | None:
-    """A TGA begins alike, but has zeros where the number of images stands, and where the first one lies."""
+    """A TGA can begin alike, but has zeros in the fields of the number of images and the first offset."""
     count, size, offset = struct.unpack_from("<H8xII", view, 4)
     return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
 
@@ -326,7 +328,7 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def jpeg_reason(view: memoryview) -> str | None:
-    """Four components of different sizes are not in FFmpeg's decoder."""
+    """FFmpeg's decoder does not support four components with different sampling."""
     for marker, start, end in parts.jpeg_segments(view):
         if marker in _SOF:
             samplings = set(bytes(view[start + 7 : end : 3]))
@@ -344,12 +346,12 @@ def jp2_reason(view: memoryview) -> str | None:
     return "a JPEG 2000 of CMYK" if _JP2_CMYK in bytes(view[:1024]) else None
 
 
-# Behind the numbers of the primaries and of the transfer function: YCgCo and those beyond BT.2020.
+# Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.
 _STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
 
 
 def iso_reason(view: memoryview) -> str | None:
-    """HEIC and AVIF whose image is cropped, made of tiles, or has alpha: FFmpeg gives one coded image."""
+    """FFmpeg decodes a single coded image of HEIC and AVIF: it ignores cropping, tiles and alpha."""
     top = {kind: (start, end) for kind, start, end in parts.boxes(view)}
     if b"meta" not in top:
         return None
@@ -373,5 +375,5 @@ def iso_reason(view: memoryview) -> str | None:
 
 
 def is_avif(view: memoryview) -> bool:
-    """Whether the start of an ISO base media file says AVIF, and not HEIC."""
+    """Whether an ISO base media file is AVIF, not HEIC, from its first bytes."""
     return bytes(view[8:12]) in (b"avif", b"avis") or b"av01" in bytes(view[:512])

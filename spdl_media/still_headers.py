@@ -1,7 +1,7 @@
-"""What a still image states of itself: its size, its orientation, and often its pixel format and colour.
+"""Read the headers of still images: size, orientation, and often pixel format and colour metadata.
 
-A header is read in microseconds, where decoding takes milliseconds. Colours are FFmpeg's numbers of range,
-matrix, primaries and transfer, as its decoders give them.
+Reading a header takes microseconds, decoding takes milliseconds. Colour metadata is FFmpeg's numbers of
+range, matrix, primaries and transfer function, the same as from its decoders.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FULL, _LIMITED, _BT470BG, _RGB, _BT709, _SRGB = 2, 1, 5, 0, 1, 13
 
 
 class StillHeader(NamedTuple):
-    """What a header states.
+    """Contents of a header.
 
     Attributes:
-        width: Of the stored image.
-        height: Of the stored image.
-        pix_fmt: What FFmpeg's decoder gives; ``None``: the header does not tell.
-        color: FFmpeg's numbers of range, matrix, primaries and transfer.
+        width: Width of the stored image.
+        height: Height of the stored image.
+        pix_fmt: Pixel format of FFmpeg's decoder; ``None`` if the header does not tell.
+        color: FFmpeg's numbers of range, matrix, primaries and transfer function.
     """
 
     width: int
@@ -45,14 +45,14 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
     """Read the header of a still.
 
     Args:
-        data: The file, or its first 64 KiB; of a JPEG what stands before its coded data. Not copied.
+        data: The file, or its first 64 KiB; of a JPEG, everything before its coded data. Not copied.
         codec: FFmpeg's name: ``"mjpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``.
 
     Returns:
-        ``None`` for other codecs, and where the header is not whole or says what cannot be.
+        The header; ``None`` for other codecs, and if the header is incomplete or invalid.
 
     Raises:
-        TypeError: ``data`` is no contiguous buffer.
+        TypeError: ``data`` is not a contiguous buffer.
     """
     view = memoryview(data).cast("B")
     try:
@@ -61,32 +61,32 @@ def still_header(data: Bytes, codec: str) -> StillHeader | None:
         return None
     if header is None or header.width <= 0 or header.height <= 0:
         return None
-    # What FFmpeg takes for a size that cannot be: av_image_check_size().
+    # The limit of FFmpeg's av_image_check_size().
     fits = (header.width + 128) * (header.height + 128) < (2**31 - 1) // 8
     return header if fits else None
 
 
 def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, int] | None:
-    """Read the header and the orientation of a still that has its end.
+    """Read the header and the orientation of a complete still.
 
     Args:
         head: The first 64 KiB of the file.
-        read: Gives other bytes of the file.
-        size: Bytes of the file.
+        read: Called as ``read(position, size)``; returns other bytes of the file.
+        size: Size of the file.
 
     Returns:
         FFmpeg's name of the codec, the header, and the orientation; ``None`` for other formats, animations,
-        and what only decoding can tell: files cut short, and those that FFmpeg does not read well.
+        truncated files, and files that FFmpeg does not read correctly.
 
     Raises:
         SourceError: ``read`` cannot read the file.
     """
     codec = stills.still_codec(head) or stills.container_still(head)
-    # Profiles and thumbnails may stand before the size of a JPEG.
+    # Profiles and thumbnails may come before the size of a JPEG.
     if codec == "mjpeg" and len(head) < size and stills.read_jpeg_head(head) is None:
         head = read(0, 16 * stills.HEAD_SIZE)
     header = still_header(head, codec or "")
-    # All that is wrong with JPEGs is wrong with those of four components.
+    # JPEGs that FFmpeg misreads have four components, and those have no pix_fmt in their header.
     if (
         codec is None
         or header is None
@@ -104,12 +104,12 @@ def _jpeg(view: memoryview) -> StillHeader | None:
     head = stills.read_jpeg_head(view)
     if head is None:
         return None
-    # FFmpeg states no range of gray and of CMYK.
+    # FFmpeg states no range for gray and CMYK.
     color = (_FULL if head.is_ycc else 0, _BT470BG, 2, 2)
     return StillHeader(head.width, head.height, head.pix_fmt, color)
 
 
-# By the kind of colours; of 8 bits and less, and of 16.
+# By colour type: formats for up to 8 bits, and for 16 bits.
 _PNG_FORMATS = {
     0: ("gray", "gray16be"),
     2: ("rgb24", "rgb48be"),
@@ -123,11 +123,11 @@ def _png(view: memoryview) -> StillHeader | None:
     width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
     kinds = parts.png_head(view)
     is_srgb = b"sRGB" in kinds
-    # What they mean is FFmpeg's to say, unless it is sRGB, which overrules the last two.
+    # Only FFmpeg interprets cICP, gAMA and cHRM; sRGB takes precedence over the last two.
     strange = b"cICP" in kinds or (not is_srgb and not kinds.isdisjoint((b"gAMA", b"cHRM")))
     if strange or b"IDAT" not in kinds:
         return None
-    # A transparent colour becomes alpha.
+    # A tRNS chunk (transparent colour) adds an alpha channel.
     kind = color + 4 if b"tRNS" in kinds and color in (0, 2) else color
     formats = _PNG_FORMATS.get(kind, (None, None))
     pix_fmt = "monob" if (kind, depth) == (0, 1) else formats[depth == 16]
@@ -153,7 +153,7 @@ def _webp(view: memoryview) -> StillHeader | None:
 
 
 def webp_canvas(head: Bytes) -> tuple[int, int] | None:
-    """Width and height by the extended header of a WebP, if that is what the head is."""
+    """Return width and height from the extended header of a WebP; ``None`` for other data."""
     if bytes(head[8:16]) != b"WEBPVP8X" or len(head) < 30:
         return None
     width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
@@ -165,7 +165,7 @@ _BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 
 def _bmp(view: memoryview) -> StillHeader | None:
     _, width, height, depth, compression, _ = parts.bmp_header(view)
-    # Masks may say anything.
+    # Not with colour masks, which may be anything.
     pix_fmt = _BMP_FORMATS.get(depth) if compression in (0, 1, 2) else None
     return StillHeader(width, abs(height), pix_fmt)
 
@@ -183,19 +183,19 @@ _HEADERS: Mapping[str, Callable[[memoryview], StillHeader | None]] = {
     "gif": _gif,
 }
 
-# The chunks of PNG and WebP that say what is asked for here; those of the pixels are passed over.
+# The chunks of PNG and WebP that are read here; chunks with pixels are skipped.
 _METADATA = frozenset(
     (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"IEND", b"EXIF", b"XMP ")
 )
 
 
 def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int | None:
-    """The orientation of a file that has its end; ``None``: it may be cut short, or more than one image."""
+    """Return the orientation of a complete file; ``None`` if it may be truncated or have several images."""
     if codec == "mjpeg":
         found = stills.read_jpeg_head(head)
         return found.orientation if found and bytes(read(size - 2, 2)) == b"\xff\xd9" else None
     if codec == "bmp":
-        # Where it is coded in runs, only the whole file tells.
+        # A run-length coded file can be checked only as a whole.
         runs = parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
         return None if runs or check_complete(codec, head, size) else 1
     if codec == "gif":
@@ -204,7 +204,7 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
         return 1 if blocks.count(parts.GIF_IMAGE) == 1 and blocks[-1] == parts.GIF_TRAILER else None
     form = parts.PNG if codec == "png" else parts.RIFF
     kept = [head[: form.start]]
-    # Metadata may also follow the pixels.
+    # All chunks, because metadata may follow the pixels.
     for kind, start, end in form.read(read, size):
         if kind in _METADATA:
             kept.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
@@ -216,20 +216,20 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
 def exif_orientation(data: Bytes) -> int:
     """Read the orientation from the metadata in an image file.
 
-    JPEG (Exif in APP1), PNG (eXIf, also behind the pixels, and ImageMagick's text), WebP (EXIF chunk), TIFF
-    (tag 274), or the XMP of these where Exif has none.
+    It is read from JPEG (Exif in APP1), PNG (eXIf, also after the pixels, and ImageMagick's text), WebP (EXIF
+    chunk) and TIFF (tag 274), or from the XMP of these files if Exif states none.
 
     Args:
-        data: The file, or as much of it as holds the metadata. Not copied.
+        data: The file, or the part of it with the metadata. Not copied.
 
     Returns:
-        1 to 8; 1 for other formats and animations, and where metadata are absent or broken.
+        1 to 8; 1 for other formats and animations, and if metadata is missing or damaged.
 
     See:
         Exif 2.32 (CIPA DC-008), section 4.6.4.
 
     Raises:
-        TypeError: ``data`` is no contiguous buffer.
+        TypeError: ``data`` is not a contiguous buffer.
     """
     codec = stills.still_codec(data)
     if codec not in _STATEMENTS:
@@ -237,10 +237,10 @@ def exif_orientation(data: Bytes) -> int:
     try:
         return stills.first_orientation(_STATEMENTS[codec](memoryview(data).cast("B")))
     except struct.error:
-        return 1  # The metadata end before they should: not worth the image.
+        return 1  # truncated metadata is no reason to refuse the image
 
 
-# What may state the orientation of a file: whether it is XMP, and a block of Exif or the XMP.
+# Metadata that may state the orientation: whether it is XMP (else Exif), and the block.
 _Found: TypeAlias = "Iterator[tuple[bool, Bytes]]"
 
 
@@ -270,25 +270,23 @@ def _png_chunks(view: memoryview) -> _Found:
             if key == b"XML:com.adobe.xmp":
                 yield True, _text(kind, content)
             elif key == b"Raw profile type exif":
-                # ImageMagick's, from before PNG had a chunk for Exif: hexadecimal digits, behind a line of
-                # the name and one of the length.
+                # Written by ImageMagick before PNG had a chunk for Exif: hexadecimal digits after a line with
+                # the name and one with the length.
                 with suppress(ValueError):
                     digits = _text(kind, content).split(b"\n", 3)[-1]
                     yield False, bytes.fromhex(digits.decode("ascii"))
 
 
-# Compressed text ends here; metadata are some kilobytes.
+# Limit of decompressed text in bytes; metadata takes some kilobytes.
 _MAX_TEXT = 1 << 20
 
 
 def _text(kind: bytes, content: bytes) -> bytes:
-    """The text behind the key of a chunk; of iTXt that is not compressed, what stands before it as well."""
+    """Return the text after the key of a chunk; for uncompressed iTXt, including the fields before it."""
     if kind == b"zTXt":
-        packed = content[1:]  # behind the number of the method
+        packed = content[1:]  # after the compression method
     elif kind == b"iTXt" and content[:1] == b"\1":
-        packed = content.split(b"\0", 3)[
-            -1
-        ]  # behind two flags, the language and the translated key
+        packed = content.split(b"\0", 3)[-1]  # after two flags, the language and the translated key
     else:
         return content
     try:

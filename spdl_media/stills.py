@@ -1,8 +1,8 @@
-"""Images that are one packet: FFmpeg's decoder that takes the whole file, and files that it must not read.
+"""Tell image files by signature: FFmpeg's decoder for the whole file, and files that Pillow has to read.
 
 Formats that need a container (GIF, AVIF, HEIC), animations (WebP, APNG) and formats without a reliable
-signature are left to FFmpeg's demuxers. What FFmpeg makes black, garbled or partial images of, mostly without
-an error, Pillow reads.
+signature are opened by FFmpeg's demuxers. Pillow reads files that FFmpeg decodes to black, garbled or partial
+images, mostly without an error.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from spdl_media.parts import JPEG_APP1, JPEG_SCAN, Bytes, png_head, tiff_value
 __all__ = ()
 
 HEAD_SIZE = 1 << 16
-"""Bytes of a file that :func:`still_codec` may want.
+"""Bytes of a file that :func:`still_codec` may need.
 
-It is an ``acTL`` chunk behind a large colour profile that takes so many; every other format is
-known from the first 32."""
+Only an ``acTL`` chunk after a large colour profile needs so many; all other formats are known from
+the first 32."""
 
 WITHOUT_SIGNATURE = frozenset(
     {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
 )
-"""Decoders of images that can only be known by the name of their file."""
+"""Decoders of images that can be told only by the name of their file."""
 
-# Decoders that FFmpeg's demuxer of such files is named after: "png_pipe".
+# Decoders with the same name as FFmpeg's demuxer of such files, which appends "_pipe".
 _NAMED_ALIKE = (
     "bmp dds dpx exr jpegls pam pbm pfm pgm pgmyuv phm png ppm qoi sgi sunrast tiff webp".split()
 )
@@ -43,36 +43,36 @@ STILL_FORMATS: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("targa", "tga"), "targa")
     | {"jls": "jpegls", "tif": "tiff"}
 )
-"""Names of formats to decoders: FFmpeg's own (``"png_pipe"``) and everyday ones (``"jpeg"``).
+"""Decoders by name of format: FFmpeg's names (``"png_pipe"``) and common ones (``"jpeg"``).
 
-A name that the user gives overrules the signature. TGA has none and must be named."""
+A format given by the user takes precedence over the signature. TGA has none and must be named."""
 
 ERR_DETECT: Mapping[str, str] = MappingProxyType(
     {"apng": "explode", "jpegls": "explode", "mjpeg": "explode", "png": "explode"}
 )
-"""Decoder to the ``err_detect`` under which it notices most damage and refuses no whole file.
+"""By decoder: the ``err_detect`` that detects most damage without refusing undamaged files.
 
-Absent decoders are best left at FFmpeg's default: WebP, BMP, GIF, JPEG 2000, QOI, TGA, PNM, EXR and
-AV1 notice the same damage with any value, and TIFF with ``explode`` refuses whole files for tags it
-does not know. ``crccheck`` adds nothing: PNG compares its checksums under ``explode`` too."""
+For other decoders, FFmpeg's default is best: WebP, BMP, GIF, JPEG 2000, QOI, TGA, PNM, EXR and AV1
+detect the same damage with any value, and TIFF with ``explode`` refuses undamaged files with unknown
+tags. ``crccheck`` adds nothing: PNG compares its checksums with ``explode``, too."""
 
 
 def still_codec(head: Bytes) -> str | None:
-    """Name the decoder of FFmpeg that takes a whole file of this kind as one packet.
+    """Return FFmpeg's decoder that takes the whole file as one packet.
 
     An animated WebP is told by the animation flag of its ``VP8X`` chunk, an animated PNG by an
     ``acTL`` chunk before its pixels.
 
     Args:
-        head: The first :data:`HEAD_SIZE` bytes of the file, or all of it. Fewer will do for
-            anything but PNG, 32 at least. Not copied.
+        head: The first :data:`HEAD_SIZE` bytes of the file, or all of it. Except for PNG, the first
+            32 bytes suffice. Not copied.
 
     Returns:
-        The decoder's name, such as ``"mjpeg"`` or ``"png"``; ``None`` where a container must be
-        opened: GIF, AVIF, HEIC, Motion JPEG 2000, animations, and whatever is not known here.
+        The decoder's name, such as ``"mjpeg"`` or ``"png"``; ``None`` if a container must be opened:
+        GIF, AVIF, HEIC, Motion JPEG 2000, animations, and unknown formats.
 
     Raises:
-        TypeError: ``head`` is no contiguous buffer.
+        TypeError: ``head`` is not a contiguous buffer.
     """
     view = memoryview(head).cast("B")
     if found := _SIGNATURE.match(view):
@@ -86,13 +86,13 @@ _AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 
 
 def container_still(head: Bytes) -> str | None:
-    """Tell images that FFmpeg reads from a container.
+    """Return the kind of an image that FFmpeg reads from a container.
 
     Args:
-        head: The first bytes of the file, 12 at least.
+        head: The first bytes of the file, at least 12.
 
     Returns:
-        ``"gif"``, or ``"avif"`` for AVIF and HEIC; ``None`` for all else.
+        ``"gif"``, or ``"avif"`` for AVIF and HEIC; ``None`` for other files.
     """
     if head[:4] == b"GIF8":
         return "gif"
@@ -104,19 +104,19 @@ def _jp2_codec(view: memoryview) -> str | None:
 
 
 def _png_codec(view: memoryview) -> str | None:
-    # An animation says so before its first pixels.
+    # An animation has an acTL chunk before its first pixels.
     return None if b"acTL" in png_head(view) else "png"
 
 
 def _webp_codec(view: memoryview) -> str | None:
-    # WAV and AVI are RIFF files as well.
+    # WAV and AVI are RIFF files, too.
     return (
         "webp" if bytes(view[8:12]) == b"WEBP" and not still_faults.is_animated_webp(view) else None
     )
 
 
 def _bmp_codec(view: memoryview) -> str | None:
-    # Two letters are a weak signature; the size of the second header confirms it.
+    # Two letters are a weak signature, so the size of the second header is checked, too.
     return "bmp" if len(view) > 18 and 12 <= int.from_bytes(view[14:18], "little") <= 255 else None
 
 
@@ -127,24 +127,24 @@ def _sgi_codec(view: memoryview) -> str | None:
 
 
 _PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
-# By the byte behind the P. Formats in text (1 to 3) have the decoders of those in binary (4 to 6).
+# By the byte after the P. Text formats (1 to 3) have the decoders of the binary ones (4 to 6).
 _PNM_DECODERS = dict(
     zip(b"1234567FHfh", "pbm pgm ppm pbm pgm ppm pam pfm phm pfm phm".split(), strict=True)
 )
 
 
 def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
-    """Say why FFmpeg must not read an image.
+    """Return why FFmpeg must not read an image.
 
     Args:
-        data: The whole file; of animated PNG and WebP the first 64 KiB will do. Not copied.
-        decoder: FFmpeg's decoder for it, by which TGA is known: it has no signature.
+        data: The whole file; for animated PNG and WebP the first 64 KiB suffice. Not copied.
+        decoder: FFmpeg's decoder for it. Needed for TGA, which has no signature.
 
     Returns:
-        What is special about the file, such as ``"TIFF of tiles"``; ``None``: FFmpeg reads it well.
+        What is special about the file, such as ``"a TIFF of tiles"``; ``None``: FFmpeg reads it correctly.
 
     Raises:
-        TypeError: ``data`` is no contiguous buffer.
+        TypeError: ``data`` is not a contiguous buffer.
     """
     view = memoryview(data).cast("B")
     if decoder == "targa":
@@ -159,7 +159,7 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
 
 
 def pillow_video_reason(head: Bytes) -> str | None:
-    """Say why FFmpeg must not read a file as a video; ``None``: it may."""
+    """Return why FFmpeg must not read a file as a video; ``None``: it may."""
     reason = pillow_reason(head)
     return reason if reason is not None and not reason.endswith(still_faults.BESIDE) else None
 
@@ -196,7 +196,7 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
 _SIGNATURE = re.compile(b"|".join(map(re.escape, _SIGNATURES)))
 
 
-# What FFmpeg does not know, or cannot tell from audio.
+# Formats that FFmpeg does not know, or confuses with audio.
 _UNREAD = {
     b"GIF8": "a GIF",
     b"\xff\x0a": "a JPEG XL",
@@ -208,7 +208,7 @@ _UNREAD = {
 
 
 def unread_kind(head: Bytes) -> str | None:
-    """What the first bytes of a file say that FFmpeg has failed to open."""
+    """Return the kind of a file that FFmpeg has failed to open, from its first bytes."""
     begin = bytes(head[:12])
     return next((name for start, name in _UNREAD.items() if begin.startswith(start)), None)
 
@@ -219,11 +219,11 @@ _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([1-8])""
 
 
 def first_orientation(blocks: Iterable[tuple[bool, Bytes]]) -> int:
-    """The orientation that the metadata of a file state, 1 to 8; 1 where they do not, or are broken.
+    """Return the orientation in the metadata of a file, 1 to 8; 1 if there is none, or it is damaged.
 
     Args:
-        blocks: In the order of the file, whether it is XMP, and a block of Exif or XMP. XMP counts where Exif
-            does not speak of the orientation.
+        blocks: Blocks in the order of the file, each with whether it is XMP, else Exif. XMP is used only if
+            no Exif block states an orientation.
     """
     xmp: Bytes = b""
     for is_xmp, block in blocks:
@@ -236,19 +236,19 @@ def first_orientation(blocks: Iterable[tuple[bool, Bytes]]) -> int:
 
 
 def _exif_orientation(block: memoryview) -> int | None:
-    """What a block of Exif says, which is a TIFF file; ``None`` if it does not speak of the orientation."""
-    # JPEG puts six bytes before the TIFF header; so do some writers of PNG and WebP.
+    """Return the orientation in an Exif block, which is a TIFF file; ``None`` if it states none."""
+    # JPEG has six bytes before the TIFF header, and so do some PNG and WebP files.
     view = block[6:] if bytes(block[:6]) == b"Exif\0\0" else block
     try:
         found = tiff_value(view, _ORIENTATION_TAG)
     except struct.error:
         return 1
-    # Some writers put 0 for an unknown orientation.
+    # Some writers use 0 for an unknown orientation.
     return found if found is None or 1 <= found <= 8 else 1
 
 
 def jpeg_metadata(segment: memoryview) -> list[tuple[bool, Bytes]]:
-    """The block that an APP1 segment holds, as :func:`first_orientation` takes it, if it is one."""
+    """Return the Exif or XMP block of an APP1 segment, if any, for :func:`first_orientation`."""
     begin = bytes(segment[: len(_XMP_SIGNATURE)])
     is_known = begin == _XMP_SIGNATURE or begin.startswith(b"Exif\0\0")
     return [(begin == _XMP_SIGNATURE, segment)] if is_known else []
@@ -259,8 +259,8 @@ def jpeg_metadata(segment: memoryview) -> list[tuple[bool, Bytes]]:
 _SOF0, _SOF1, _SOF2, _DHT, _DQT, _DRI = 0xC0, 0xC1, 0xC2, 0xC4, 0xDB, 0xDD
 _APP0, _APP14, _COM = 0xE0, 0xEE, 0xFE
 
-# Segments of applications in which FFmpeg's decoder finds nothing that it heeds or remembers. Others can
-# change how it reads this image and the next (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
+# Application segments that FFmpeg's decoder ignores. Others can change how it decodes this image and the next
+# (AVI1, LJIF, colr, xfrm, mjpg, _JPS).
 _KNOWN = {
     0xE0: (b"JFIF\0", b"JFXX\0"),
     0xE1: (b"Exif\0", b"http:/"),
@@ -269,12 +269,12 @@ _KNOWN = {
     0xED: (b"Photoshop ",),
     0xEE: (b"Adobe",),
 }
-# Comments by which FFmpeg takes the image for upside down, of limited range, or one of several.
+# Comments that make FFmpeg treat the image as upside down, limited range, or one of several.
 _TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
 
 _YCC = 1  # Adobe's number for YCbCr
 _YCC_IDS = (b"\1\2\3", b"\0\1\2")
-# By samples across and down of luma and of both chroma; the last two are as FFmpeg's encoder writes them.
+# Pixel formats by sampling factors of luma and both chroma; the last two are written by FFmpeg's encoder.
 _SAMPLINGS = {
     bytes.fromhex(numbers): f"yuvj{name}p"
     for numbers, name in (
@@ -285,17 +285,17 @@ _SAMPLINGS = {
 
 
 class JpegHead(NamedTuple):
-    """Content of the segments before the coded data.
+    """Contents of the segments before the coded data.
 
     Attributes:
-        orientation: The number of Exif, 1 to 8.
-        width: Of the coded image.
-        height: Of the coded image.
-        pix_fmt: What FFmpeg's decoder gives; ``None``: it is neither gray nor as ``is_ycc`` says.
-        is_ycc: It is an 8-bit YCbCr image, baseline or progressive, with no segment that one decoder
-            heeds and another does not: all give the same image.
-        stands_alone: Besides, it is one baseline scan and brings every table that it names: a decoder that
-            has read others before gives what a fresh one gives, and is left as it was.
+        orientation: Exif orientation, 1 to 8.
+        width: Width of the coded image.
+        height: Height of the coded image.
+        pix_fmt: Pixel format of FFmpeg's decoder; ``None`` if it is neither gray nor ``is_ycc``.
+        is_ycc: The image is 8-bit YCbCr, baseline or progressive, without segments that decoders interpret
+            differently, so that all decoders give the same image.
+        stands_alone: In addition, it is a single baseline scan with all tables that it uses, so that the
+            state of a decoder neither affects the image nor is changed by it.
     """
 
     orientation: int
@@ -307,16 +307,16 @@ class JpegHead(NamedTuple):
 
 
 def read_jpeg_head(data: Bytes) -> JpegHead | None:
-    """Read the segments of a JPEG up to its first scan. Nothing is copied but tables.
+    """Read the segments of a JPEG up to its first scan. Only tables are copied.
 
     Returns:
-        ``None`` where the data is no JPEG whose segments follow each other without a gap, up to a scan.
+        The contents; ``None`` if the data is not a JPEG with contiguous segments up to a scan.
 
     Raises:
-        TypeError: ``data`` is no contiguous buffer.
+        TypeError: ``data`` is not a contiguous buffer.
     """
     try:
-        # Python reads single bytes of a bytes object quicker than of a view.
+        # Indexing a bytes object is faster than indexing a view.
         return _read_jpeg_head(data if isinstance(data, bytes) else memoryview(data).cast("B"))
     except IndexError:
         return None
@@ -344,7 +344,7 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
             ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
             if marker == JPEG_APP1:
                 metadata += jpeg_metadata(memoryview(data)[start:end])
-        # Arithmetic coding, lossless frames and the like are left to FFmpeg.
+        # Arithmetic coding, lossless frames and the like: FFmpeg decides.
         elif marker != _DRI:
             return None
     if len(frame) < 6:
@@ -363,7 +363,7 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
 
 
 def _is_ordinary(marker: int, begin: bytes) -> bool:
-    """Whether a segment of an application, or a comment, that begins so leaves FFmpeg's decoder alone."""
+    """Whether FFmpeg's decoder ignores an application segment or a comment that begins so."""
     if marker == _COM:
         return not begin.startswith(_TELLING)
     if not begin.startswith(_KNOWN.get(marker, ())):
@@ -371,51 +371,51 @@ def _is_ordinary(marker: int, begin: bytes) -> bool:
     return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
 
 
-# Most cameras and programs write the same parts of a header again and again.
+# A cache, because cameras and programs write the same parts of a header again and again.
 _remembered = lru_cache(maxsize=256)
 
 
 @_remembered
 def _format_of(frame: bytes) -> str | None:
-    """Pixel format by a frame header without its size, of 8-bit gray, or of YCbCr in a usual sampling."""
+    """Return the pixel format of a frame header without size: 8-bit gray, or YCbCr with usual sampling."""
     if frame[:2] == b"\x08\x01":
         return "gray"
     is_ycc = len(frame) == 11 and frame[:2] == b"\x08\x03" and frame[2::3] in _YCC_IDS
     return _SAMPLINGS.get(frame[3::3]) if is_ycc else None
 
 
-# Tables as bits of a number: those of Huffman codes by their class and number, 0x00 to 0x1F, and above them
-# those of quantisation.
+# Sets of tables are bit masks: bits 0 to 31 are Huffman tables by class and number, the bits above them are
+# quantisation tables.
 _QUANTISATION = 32
 
 
 @_remembered
 def _defined(marker: int, body: bytes) -> int:
-    """The tables that a segment defines; none if they do not fill it."""
+    """Return the tables that a segment defines; none if they do not fill it exactly."""
     position = tables = 0
     while position < len(body):
         kind = body[position]
         if marker == _DQT:
             tables |= 1 << _QUANTISATION + (kind & 15)
-            # A number, then 64 values of two bytes or one.
+            # The number of the table, then 64 values of one or two bytes.
             position += 129 if kind >> 4 else 65
         else:
             tables |= 1 << (kind & 31)
-            # A number, sixteen counts of codes by length, and a value for each code.
+            # The number of the table, sixteen counts of codes by length, and a value for each code.
             position += 17 + sum(body[position + 1 : position + 17])
     return tables if position == len(body) else 0
 
 
 @_remembered
 def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
-    """Whether the scan has all three components, in one go, and their tables were defined."""
-    # All 64 coefficients at full precision: a progressive scan has other numbers at its end.
+    """Whether the scan has all three components completely, and their tables were defined."""
+    # The end of the scan header: all 64 coefficients at full precision, unlike a progressive scan.
     if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":
         return False
     named = 0
     for number in frame[4::3]:
         named |= 1 << _QUANTISATION + (number & 15)
     for number in scan[2:7:2]:
-        # Tables of AC coefficients are of class 1, which is bit 4.
+        # AC tables have class 1, which is bit 4.
         named |= 1 << (number >> 4) | 1 << (16 | number & 15)
     return named & ~tables == 0 and scan[1:6:2] == frame[2::3]

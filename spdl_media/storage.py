@@ -1,4 +1,4 @@
-"""Host memory that is allocated once and used again, but never while something still looks at it."""
+"""Host memory that is allocated once and reused, but never while an array still uses it."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ __all__ = ("CPUStorage", "StorageInUseWarning", "StoragePool", "cpu_storage")
 
 OnExhausted: TypeAlias = Literal["allocate", "wait", "raise"]
 
-# JAX shares memory only from 64 bytes on, and so do the widest vector loads.
+# JAX shares only memory that is aligned to 64 bytes, and the widest vector loads need that, too.
 ALIGNMENT = 64
 
-# Bytes from which on memory on its way to a device is not pinned.
+# Memory for transfers that is larger than this is not pinned.
 _LARGE = 64 << 20
 
-# Seconds after which a thread that waits looks for blocks in garbage.
+# Seconds that a thread waits for a block before it runs the garbage collector.
 _PATIENCE = 1.0
 
 
 class StorageInUseWarning(UserWarning):
-    """A storage was asked for while earlier buffers still used it, so fresh memory was taken."""
+    """Earlier buffers still used a storage, so new memory was allocated."""
 
 
 def _allocate(size: int, pin_with: str | None) -> Bytes:
-    """Memory that starts on 64 bytes. The array keeps its owner alive, and so does each array over it."""
+    """Allocate memory aligned to 64 bytes. The array and all its views keep the owner of the memory alive."""
     return _pinned(size, pin_with) if pin_with else _pageable(size)
 
 
-# glibc gives larger blocks back to the system when they are freed, and the system clears them anew: 8% of the
-# CPU that 64 images of 224x224 take as floats. The last one, up to a size, is kept for the next buffer.
+# glibc returns blocks above 32 MiB to the system when they are freed, and the system has to clear them again:
+# 8% of the CPU time for 64 images of 224x224 as floats. So the last one, up to a limit, is kept and reused.
 _GIVEN_BACK, _MOST_KEPT = 32 << 20, 256 << 20
 _kept: deque[Bytes] = deque(maxlen=1)
 
@@ -70,7 +70,7 @@ def _fresh(size: int) -> Bytes:
 
 
 def _pinned(size: int, package: str) -> Bytes:
-    # Pinned memory starts on a page, so it needs no alignment.
+    # Pinned memory is aligned to pages.
     try:
         if package == "torch":
             torch = require("torch", "pinned memory")
@@ -91,7 +91,7 @@ _warned_pageable = False
 
 
 def _pin_or_warn(*, pin_memory: bool) -> str | None:
-    """The package that pins memory; ``None``: the memory is pageable."""
+    """Return the package that pins memory; ``None`` if the memory is pageable."""
     global _warned_pageable  # noqa: PLW0603  # one warning a process, as PyTorch has it
     if not pin_memory:
         return None
@@ -112,25 +112,25 @@ def _check_fork() -> None:
 
 
 class StoragePool:
-    """Blocks of host memory that are leased to buffers and come back when their last array is gone.
+    """Blocks of host memory that are leased to buffers, and free again when their last array is gone.
 
-    :meth:`CPUBuffer.release` gives a block back early. Memory in reference cycles comes back when Python's
-    garbage collector finds them; it is asked to before the pool grows or raises, and after a second's wait.
+    :meth:`CPUBuffer.release` returns a block early. Blocks in reference cycles are returned when Python's
+    garbage collector runs; the pool runs it before it grows or raises, and after waiting for a second.
 
     Args:
-        size: Bytes of a block.
+        size: Size of a block in bytes.
         count: Number of blocks.
-        pin_memory: As in :func:`cpu_storage`.
-        on_exhausted: When all blocks are in use: ``"allocate"`` one more for good, with one warning,
-            ``"wait"`` for one (threads that each keep a buffer while they wait for another may wait for
-            ever), or ``"raise"`` a RuntimeError.
-        timeout: Seconds to wait at most with ``"wait"``; then a TimeoutError. ``None``: for ever.
+        pin_memory: Pin the memory, as for :func:`cpu_storage`.
+        on_exhausted: What to do if all blocks are in use: ``"allocate"`` another block permanently, with
+            one warning; ``"wait"`` for a block (threads that hold a buffer while they wait for another can
+            deadlock); or ``"raise"`` a RuntimeError.
+        timeout: Seconds to wait at most with ``"wait"``, before a TimeoutError. ``None`` waits forever.
 
     Raises:
-        TypeError: ``size`` or ``count`` is not a whole number, or ``timeout`` no number.
+        TypeError: ``size`` or ``count`` is not an integer, or ``timeout`` is not a number.
         ValueError: ``size`` or ``count`` is not positive, ``timeout`` is negative or given without
-            ``"wait"``, or ``on_exhausted`` is none of the three.
-        TransferError: As for :func:`cpu_storage`.
+            ``"wait"``, or ``on_exhausted`` is unknown.
+        TransferError: The memory cannot be pinned, as for :func:`cpu_storage`.
 
     Thread safety: safe.
     """
@@ -153,7 +153,7 @@ class StoragePool:
             )
         self._on_exhausted = on_exhausted
         self._timeout = seconds
-        # Between two waits the garbage collector looks for blocks. It costs more than most waits are long.
+        # Two waits, with the garbage collector in between, because it takes longer than most waits.
         first = min(seconds, _PATIENCE) if on_exhausted == "wait" else 0.0
         rest = min(seconds - first, threading.TIMEOUT_MAX) if on_exhausted == "wait" else 0.0
         self._waits: tuple[float, ...] = (first, rest)
@@ -162,29 +162,29 @@ class StoragePool:
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
         self._lock = threading.Lock()
         self._warned = False
-        # Weak, so that the free blocks go with the storage even while arrays live over others.
+        # A weak reference, so that the free blocks go with the storage even while arrays use other blocks.
         self._give_back = partial(_give_back, weakref.ref(self))
-        # A token for each free block. Finalizers return blocks at any moment in any thread, even while it is
-        # inside ``get`` or ``put``, where a lock would wait for itself. SimpleQueue allows that.
+        # A token for each free block. Finalizers return blocks at any time in any thread, even inside ``get``
+        # or ``put`` of the same thread, where a lock would deadlock. SimpleQueue is reentrant.
         self._tokens: SimpleQueue[None] = SimpleQueue()
-        # A stack: blocks that are never needed are never touched, and take no pages of the system.
+        # A stack, so that blocks that are never needed stay untouched and take no memory.
         self._free: deque[Bytes] = deque()
         for _ in range(self._count):
             self._put(_allocate(self._size, self._pin_with))
 
     @property
     def count(self) -> int:
-        """Number of blocks, those added by ``on_exhausted="allocate"`` included."""
+        """Number of blocks, including those added by ``on_exhausted="allocate"``."""
         return self._count
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses at this moment."""
+        """Number of blocks that are free now."""
         return self._tokens.qsize()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block."""
+        """Size of a block in bytes."""
         return self._size
 
     @property
@@ -193,28 +193,28 @@ class StoragePool:
         return self._pin_with is not None
 
     def acquire(self, nbytes: int) -> Bytes:
-        """Take a block.
+        """Lease a block.
 
         Returns:
-            The whole block, of ``nbytes`` or more. It is in use while this array or any view of it lives.
+            The whole block, at least ``nbytes``. It is in use while this array or any view of it exists.
 
         Raises:
-            StorageTooSmallError: ``nbytes`` is more than a block has.
-            RuntimeError: A pool has no free block, with ``on_exhausted="raise"``.
-            TimeoutError: A pool had none for ``timeout`` seconds, with ``on_exhausted="wait"``.
-            TransferError: It is pinned, and this process was forked from one that had used CUDA; or one block
-                more cannot be pinned.
+            StorageTooSmallError: ``nbytes`` exceeds the size of a block.
+            RuntimeError: No block is free, with ``on_exhausted="raise"``.
+            TimeoutError: No block was free for ``timeout`` seconds, with ``on_exhausted="wait"``.
+            TransferError: The memory is pinned, and this process was forked from one that had used CUDA; or
+                another block cannot be pinned.
         """
         if nbytes > self._size:
             raise StorageTooSmallError(
                 f"the result takes {nbytes} bytes, but the storage has {self._size}. Make it that large"
             )
         if self._pin_with:
-            _check_fork()  # a child may find other memory, or none, at a pinned address
+            _check_fork()  # in a forked child, a pinned address may be other memory, or none
         for attempt, seconds in enumerate(self._waits):
             if attempt:
-                # Blocks in reference cycles are free, too, once the garbage collector has found them; and
-                # threads that all wait make nothing, so nothing else would start it.
+                # Free blocks in reference cycles. If all threads wait, nothing else would start the garbage
+                # collector.
                 gc.collect()
             with suppress(Empty):
                 self._tokens.get(timeout=seconds)
@@ -222,7 +222,7 @@ class StoragePool:
         return self._exhausted()
 
     def _leased(self, block: Bytes) -> Bytes:
-        # The array holds the lease, and so does each view of it.
+        # The array and all its views hold the lease.
         return np.asarray(Lease(block, self._give_back, block))
 
     def _put(self, block: Bytes) -> None:
@@ -230,7 +230,7 @@ class StoragePool:
         self._tokens.put(None)
 
     def _exhausted(self) -> Bytes:
-        """Do what is to be done where no block came free: raise, or allocate another one."""
+        """Raise or allocate another block, as ``on_exhausted`` tells, after no block became free."""
         if self._on_exhausted == "wait":
             raise TimeoutError(
                 f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
@@ -241,7 +241,7 @@ class StoragePool:
                 f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
                 "more blocks, or let it wait: on_exhausted='wait'"
             )
-        # Leased before the warning, which may be an error: then the block is free, and not lost.
+        # Leased before the warning, which may be raised as an error: the block then becomes free.
         memory = self._leased(_allocate(self._size, self._pin_with))
         with self._lock:
             self._count += 1
@@ -269,7 +269,7 @@ def _give_back(storage: weakref.ref[StoragePool], block: Bytes) -> None:
 
 
 class CPUStorage(StoragePool):
-    """One block of host memory for buffers that do not live at the same time. See :func:`cpu_storage`.
+    """One block of host memory for buffers that are used one at a time. See :func:`cpu_storage`.
 
     Thread safety: safe.
     """
@@ -293,21 +293,20 @@ def cpu_storage(
     size: SupportsIndex,
     pin_memory: bool = True,  # noqa: FBT001, FBT002  # as SPDL has it
 ) -> CPUStorage:
-    """Allocate host memory once, for :func:`~spdl_media.convert_frames` to fill again and again.
+    """Allocate host memory once, which :func:`~spdl_media.convert_frames` and others fill repeatedly.
 
-    A block that an earlier buffer still uses is never overwritten: fresh memory of the same kind is taken
+    A block that an earlier buffer still uses is never overwritten: new memory of the same kind is allocated
     instead, with one :class:`StorageInUseWarning`.
 
     Args:
-        size: Bytes.
-        pin_memory: Pin the memory, so that a copy to a GPU runs in the background. Without CUDA: pageable
-            memory and one warning.
+        size: Size in bytes.
+        pin_memory: Pin the memory, so that copies to a GPU are asynchronous. Without CUDA, the memory is
+            pageable, with one warning.
 
     Raises:
-        TypeError: ``size`` is not a whole number.
+        TypeError: ``size`` is not an integer.
         ValueError: ``size`` is not positive.
-        TransferError: So much memory cannot be pinned, or none in this process, which was forked from one
-            that had used CUDA.
+        TransferError: The memory cannot be pinned, or this process was forked from one that had used CUDA.
 
     Thread safety: safe.
     """
@@ -315,18 +314,18 @@ def cpu_storage(
 
 
 class PinnedMemory:
-    """Fresh memory of any size, each time, on its way to a device.
+    """Newly allocated memory of any size, for transfers to a device.
 
-    It is pinned, but for large blocks, which are copied in pieces: PyTorch and CuPy round pinned memory up to
-    powers of two, and keep what they have for the next call.
+    Memory is pinned, except large blocks, which are copied in pieces: PyTorch and CuPy round pinned memory up
+    to powers of two and never free it.
     """
 
     def acquire(self, nbytes: int) -> Bytes:
-        """A block of ``nbytes`` or more.
+        """Allocate at least ``nbytes``.
 
         Raises:
-            TransferError: So much memory cannot be pinned, or none in this process, which was forked from
-                one that had used CUDA.
+            TransferError: The memory cannot be pinned, or this process was forked from one that had used
+                CUDA.
         """
         package = _pin_or_warn(pin_memory=True)
         return _allocate(nbytes, package if nbytes <= _LARGE else None)
@@ -336,18 +335,18 @@ Storage: TypeAlias = StoragePool | PinnedMemory
 
 
 def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Bytes:
-    """At least ``nbytes`` for a buffer, from the storage or, without one, fresh and pageable.
+    """Return at least ``nbytes`` for a buffer, from the storage or, without one, new and pageable.
 
-    In a process that makes batches for another one, fresh memory may be what they share.
+    In a process that makes batches for another one, new memory may be a block that both share.
 
     Args:
-        nbytes: What is needed.
-        storage: Where it comes from.
-        spare: Bytes that fresh memory may have beyond that. They are hardly touched.
+        nbytes: Size in bytes that is needed.
+        storage: Storage to lease from.
+        spare: Additional bytes of new memory, which are hardly touched.
 
     Raises:
-        TypeError: ``storage`` is none.
-        StorageTooSmallError: It has fewer bytes.
+        TypeError: ``storage`` is not a storage.
+        StorageTooSmallError: The storage has fewer bytes.
     """
     if storage is None:
         shared = None if ring.sender is None else ring.sender.offer(nbytes, spare)
@@ -361,10 +360,10 @@ def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Byt
 
 
 def new_array(shape: Shape, dtype: str, storage: Storage | None) -> Array:
-    """An array in memory of the storage or, without one, in fresh memory; its values are not set.
+    """Return an uninitialised array in memory of the storage or, without one, in new memory.
 
     Raises:
-        StorageTooSmallError: It does not fit into the storage.
+        StorageTooSmallError: The array does not fit into the storage.
     """
     nbytes = prod(shape) * np.dtype(dtype).itemsize
     return lease_memory(nbytes, storage)[:nbytes].view(dtype).reshape(shape)

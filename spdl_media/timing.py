@@ -1,7 +1,7 @@
-"""Time windows and time bases, in Fractions: the one place where units change.
+"""Exact time windows and conversions between seconds, ticks and samples.
 
-Second 0 is the start time of the container, one zero for all of its streams, so that audio and
-video stay aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
+Second 0 is the start time of the container, for all of its streams, so that audio and video stay
+aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 
 Seconds: TypeAlias = float | int | Decimal | Fraction | str
-"""A time as users write it: ``1.5``, ``"1.5"``, ``Decimal("1.5")``, ``Fraction(3, 2)``."""
+"""A time in seconds: ``1.5``, ``"1.5"``, ``Decimal("1.5")``, ``Fraction(3, 2)``."""
 
 Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 """A half-open window ``(start, end)`` in seconds; ``None`` (or infinity) leaves a side open."""
@@ -24,12 +24,11 @@ Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
 Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
 
 
-# Of a ratio of FFmpeg's; and of one that is near any float of a usual rate.
+# Limit of the terms of FFmpeg's ratios; denominator of the ratio nearest to a float that exceeds them.
 _MAX_TERM, _MAX_DENOMINATOR = 2**31 - 1, 100_000
 
-# Times closer than this are one. A moment that users compute in floats, as start + duration or by adding up,
-# lies a few of their last places beside the exact one: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s
-# apart.
+# Times closer than this are equal. A time that users compute in floats, as start + duration or by a sum, has
+# rounding errors: 1e-11 s after a day. Samples at 192 kHz are 5e-6 s apart.
 _PARTS = 10**10
 _TOLERANCE = Fraction(1, _PARTS)
 _TOLERANCE_AS_FLOAT = float(_TOLERANCE)
@@ -39,7 +38,7 @@ _TOLERANCE_AS_FLOAT = float(_TOLERANCE)
 class Window:
     """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side.
 
-    A time less than 1e-10 s before a bound counts as at the bound, so that bounds may come from floats.
+    A time less than 1e-10 s before a bound counts as equal to it, so that bounds may be computed in floats.
     """
 
     start: Fraction | None = None
@@ -52,15 +51,15 @@ class Window:
             )
 
     def __contains__(self, seconds: Fraction) -> bool:
-        # In floats, which compare faster than fractions. Up to a day their error is below the
-        # tolerance.
+        # In floats, which compare faster than fractions. Their error is below the tolerance for times up
+        # to a day.
         time = float(seconds) + _TOLERANCE_AS_FLOAT
         return (self.start is None or float(self.start) <= time) and (
             self.end is None or time < float(self.end)
         )
 
     def __bool__(self) -> bool:
-        """False for the window that holds everything."""
+        """False for the window without bounds."""
         return self.start is not None or self.end is not None
 
     def __str__(self) -> str:
@@ -71,11 +70,11 @@ class Window:
     def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[float, float]:
         """Convert the window to FFmpeg's timestamps ``(first, stop)``; an open side is an infinity.
 
-        A timestamp lies in the window if ``first <= pts < stop``. Loops compare these whole numbers:
-        a comparison of fractions takes longer than all else that is done for a packet.
+        A timestamp lies in the window if ``first <= pts < stop``. Loops compare these integers, because
+        comparing fractions takes longer than all other work for a packet.
 
         Args:
-            time_base: Seconds in one unit of the timestamps.
+            time_base: Seconds per tick of the timestamps.
             zero: Second 0 of the container on FFmpeg's clock.
         """
         first, stop = (
@@ -88,33 +87,32 @@ class Window:
         )
 
     def samples(self, sample_rate: int) -> tuple[int, int | None]:
-        """The samples ``(first, stop)`` whose times lie in the window.
+        """Convert the window to samples ``(first, stop)``; ``stop`` is ``None`` for an open end.
 
-        Sample ``k`` stands at ``k / sample_rate``, so the first one inside is ``ceil(start *
-        rate)`` and the first one past it ``ceil(end * rate)``; windows that touch share no sample
-        and lose none.
+        Sample ``k`` is at ``k / sample_rate``, so the first one in the window is ``ceil(start * rate)``
+        and the first one after it ``ceil(end * rate)``. Adjacent windows share no sample and lose none.
         """
         first = 0 if self.start is None else _first_sample(self.start, sample_rate)
         return first, None if self.end is None else _first_sample(self.end, sample_rate)
 
 
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
-    """The first sample at or after a time."""
-    # In whole numbers, which take a fifth of the time of fractions.
+    """Return the first sample at or after a time."""
+    # In integers, which take a fifth of the time of fractions.
     time, units = seconds.as_integer_ratio()
     return max(0, -((units - time * _PARTS) * sample_rate // (units * _PARTS)))
 
 
 def parse_window(timestamp: Timestamp | Window | None) -> Window:
-    """Read a window as users write it.
+    """Convert a user's window.
 
-    Floats are taken at their shortest decimal form, so ``0.1`` means a tenth and not the binary
-    number a little above it; otherwise a window that ends at frame 3 of a 10 fps video would hold
+    Floats are converted by their shortest decimal form, so ``0.1`` means a tenth and not the binary
+    number slightly above it; otherwise a window that ends at frame 3 of a 10 fps video would contain
     frame 3.
 
     Raises:
-        TypeError: Not a pair of numbers.
-        ValueError: A side is no number, or the window ends before it starts or is empty.
+        TypeError: ``timestamp`` is not a pair of numbers.
+        ValueError: A side is not a number, or the window ends before it starts or is empty.
     """
     if timestamp is None:
         return Window()
@@ -138,10 +136,10 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
 
 
 def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
-    """Read a frame rate, or another ratio of this name.
+    """Convert a frame rate, or another ratio with the given name in errors.
 
     Raises:
-        ValueError: It is no number, or not positive.
+        ValueError: The value is not a number, or not positive.
     """
     try:
         # By its text, so that 29.97 is 2997/100 and not the nearest binary number.
@@ -151,7 +149,7 @@ def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
         raise ValueError(
             f"{name} must be a number, 'numerator/denominator' or a pair of int, not {value!r}"
         ) from error
-    # FFmpeg's terms have 31 bits, and those of the text of 30000 / 1001 more.
+    # FFmpeg's terms have 31 bits, but those of the decimal text of 30000 / 1001 have more.
     if max(rate.as_integer_ratio()) > _MAX_TERM:
         rate = rate.limit_denominator(_MAX_DENOMINATOR)
     if not 0 < rate.numerator <= _MAX_TERM:
@@ -161,10 +159,10 @@ def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
 
 
 def clip_window(start: Seconds, duration: Seconds) -> Window:
-    """The window that begins at a time and lasts so long.
+    """Return the window of a start and a duration.
 
     Raises:
-        TypeError: Not numbers.
+        TypeError: An argument is not a number.
         ValueError: ``start`` is not finite, or ``duration`` is not positive and finite.
     """
     begin = parse_window((start, None)).start
@@ -178,14 +176,14 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
 
 
 def tick_at(seconds: Fraction, time_base: Fraction, zero: Fraction) -> int:
-    """The last timestamp of FFmpeg that is not later than a time on the container's clock."""
+    """Return FFmpeg's last timestamp that is not later than a time on the container's clock."""
     ticks, divisor = _ratio(seconds, 1, time_base, zero)
     return ticks // divisor
 
 
 def _ratio(seconds: Fraction, sign: int, time_base: Fraction, zero: Fraction) -> tuple[int, int]:
-    """A time on FFmpeg's clock in ticks, later or earlier by the tolerance: numerator and denominator."""
-    # In whole numbers, which take a fifth of the time of fractions.
+    """Return numerator and denominator of a time in FFmpeg's ticks, shifted by ``sign`` tolerances."""
+    # In integers, which take a fifth of the time of fractions.
     time, units = seconds.as_integer_ratio()
     start, parts = zero.as_integer_ratio()
     length, a_second = time_base.as_integer_ratio()
@@ -196,11 +194,11 @@ def _ratio(seconds: Fraction, sign: int, time_base: Fraction, zero: Fraction) ->
 
 
 def parse_time(time: Seconds) -> Fraction:
-    """Read one time.
+    """Convert a user's time.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not finite.
+        TypeError: The time is not a number.
+        ValueError: The time is not finite.
     """
     seconds = _parse_seconds(time, time)
     if isinstance(seconds, float):
@@ -209,8 +207,8 @@ def parse_time(time: Seconds) -> Fraction:
 
 
 def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
-    """Read one side of a window; a float is an infinity."""
-    # True is an int in Python, but no time.
+    """Convert one side of a window; the result is a float only if it is infinite."""
+    # bool is a subclass of int, but not a time.
     if isinstance(value, bool) or not (
         isinstance(value, int | float | Decimal | Fraction | str) or hasattr(value, "__float__")
     ):
@@ -220,10 +218,10 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
         )
     try:
         number = float(value)
-        if math.isinf(number):  # also what is too large for a float: no file lasts that long
+        if math.isinf(number):  # including numbers too large for a float: no file lasts that long
             return number
-        # By the shortest decimal form, so that 0.1 is a tenth and not the binary number a little
-        # above it, also in NumPy's single precision. Decimal reads text in a third of the time.
+        # By the shortest decimal form, so that 0.1 is a tenth and not the binary number slightly above
+        # it, also for NumPy's float32. Decimal parses text in a third of the time.
         return Fraction(value if isinstance(value, int | Fraction) else Decimal(str(value)))
     except (ValueError, ArithmeticError) as error:
         raise ValueError(
@@ -232,25 +230,25 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
 
 
 def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
-    """Place a timestamp of FFmpeg on the container's clock."""
+    """Convert FFmpeg's timestamp to seconds on the container's clock."""
     return pts * time_base - zero
 
 
 def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -> int:
-    """The sample that a timestamp of FFmpeg means, on the container's clock.
+    """Convert FFmpeg's timestamp to the nearest sample on the container's clock.
 
     Args:
         pts: The timestamp.
-        time_base: Seconds in one unit of it: a Fraction, or PyAV's own rational.
+        time_base: Seconds per tick of it: a Fraction, or PyAV's own rational.
         zero: Second 0 of the container on FFmpeg's clock.
-        sample_rate: Samples of one channel in a second.
+        sample_rate: Samples per second and channel.
     """
-    # In whole numbers: fractions take as long as a small audio frame takes to filter.
+    # In integers: fractions would take as long as filtering a small audio frame.
     ticks: int = (
         pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
     )
     divisor: int = time_base.denominator * zero.denominator
-    # Halves go up, whatever the sign: not round(), which takes them to the even side.
+    # Halves are rounded up, whatever the sign, unlike round(), which rounds them to even.
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)
 
 
@@ -258,23 +256,23 @@ T = TypeVar("T")
 
 
 class ConstantRate(Generic[T]):
-    """Says what is shown at each of the moments ``start + k / rate`` of a window.
+    """Resamples frames to a constant rate: selects the frame that is shown at each ``start + k / rate``.
 
-    A frame is shown from its own time until that of the next one. Moments before the first frame have none.
-    Where the window has no start, moments count from the first frame.
+    A frame is shown from its own time until that of the next frame. There is no output before the first
+    frame. If the window has no start, ``start`` is the time of the first frame.
 
     Args:
-        rate: Moments in a second.
-        window: Where they lie.
-        time_base: Seconds in one unit of the frames' timestamps.
+        rate: Output frames per second.
+        window: Window of the output times.
+        time_base: Seconds per tick of the input timestamps.
         zero: Second 0 of the container on FFmpeg's clock.
 
     Attributes:
-        time_base: Seconds in one unit of the moments' timestamps.
+        time_base: Seconds per tick of the output timestamps.
     """
 
     def __init__(self, rate: Fraction, window: Window, time_base: Fraction, zero: Fraction) -> None:
-        # The rate and the file's own times are whole in it, and so are starts of some decimal places.
+        # The rate and the input times are exact in this unit, and so are starts with some decimal places.
         unit = math.lcm(rate.numerator, time_base.denominator)
         while 10 * unit < 2**31:  # FFmpeg's AVRational is a pair of signed 32-bit numbers
             unit *= 10
@@ -288,9 +286,9 @@ class ConstantRate(Generic[T]):
             self._place(window.start + zero)
 
     def _place(self, start: Fraction) -> None:
-        """Take the time of moment 0, on FFmpeg's clock."""
+        """Set the time of output frame 0, on FFmpeg's clock."""
         self._is_placed = True
-        # In whole numbers: fractions would cost as much as all else that is done for a frame.
+        # In integers: fractions would take as long as all other work for a frame.
         shift = (start + _TOLERANCE) * self._rate
         self._to_number = _whole(self._source_base * self._rate, -shift)
         self._to_pts = _whole(1 / (self._rate * self.time_base), start / self.time_base)
@@ -298,19 +296,19 @@ class ConstantRate(Generic[T]):
             self._stop = math.ceil((self._window.end + self._zero) * self._rate - shift)
 
     def push(self, frame: T, pts: int, duration: int) -> Iterator[tuple[T, int]]:
-        """The moments of the frame before this one: that frame, and the timestamp of the moment."""
+        """Add a frame. Yield the previous frame once for each output time, with the output timestamp."""
         if not self._is_placed:
             self._place(pts * self._source_base)
         yield from self._until(self._number(pts))
         self._shown, self._end = frame, pts + max(duration, 1)
 
     def flush(self, *, goes_on: bool) -> Iterator[tuple[T, int]]:
-        """The moments of the last frame; ``goes_on``: more follow behind the end of the window."""
+        """Yield the output of the last frame; ``goes_on``: more frames follow after the end of the window."""
         if self._shown is not None:
             yield from self._until(self._stop if goes_on else self._number(self._end))
 
     def _number(self, pts: int) -> int:
-        """The first moment at or after a timestamp."""
+        """Return the number of the first output frame at or after a timestamp."""
         factor, offset, divisor = self._to_number
         return -((-offset - pts * factor) // divisor)
 
@@ -319,11 +317,11 @@ class ConstantRate(Generic[T]):
         if self._shown is not None:
             factor, offset, divisor = self._to_pts
             for moment in range(begin, min(number, self._stop)):
-                # Rounded to the nearest, where the unit is not fine enough.
+                # Rounded to nearest, in case the unit is not fine enough.
                 yield self._shown, (2 * (moment * factor + offset) + divisor) // (2 * divisor)
 
 
 def _whole(factor: Fraction, offset: Fraction) -> tuple[int, int, int]:
-    """Whole numbers ``(a, b, c)`` so that ``(a * x + b) / c`` is ``factor * x + offset``."""
+    """Return integers ``(a, b, c)`` such that ``(a * x + b) / c`` is ``factor * x + offset``."""
     divisor = math.lcm(factor.denominator, offset.denominator)
     return int(factor * divisor), int(offset * divisor), divisor
