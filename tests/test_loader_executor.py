@@ -10,8 +10,19 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
+from loader_functions import (
+    Dataset,
+    Negative,
+    augment,
+    exit_at_three,
+    meet,
+    openmp_threads,
+    pid_of,
+    set_torch_threads,
+    sums_of,
+    torch_threads,
+)
 
 import spdl_media as sm
 from spdl_media.dataloader import sample_rng
@@ -27,44 +38,6 @@ from spdl_media.source import DistributedRandomSampler, MapIterator
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 POOL = ProcessPoolExecutorConfig(max_workers=2)
-
-
-class Dataset:
-    """Map-style; one of its items cannot be read."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, key: int) -> int:
-        if key == 13:
-            raise OSError(f"unreadable {key}")
-        return 10 * key
-
-
-def augment(value: int, rng: np.random.Generator) -> tuple[int, int, int]:
-    if value == 50:
-        raise ValueError(f"no {value}")
-    return value, int(rng.integers(2**40)), os.getpid()
-
-
-class Negative:
-    """A function that is false: its table of special cases is empty."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def __call__(self, item: Any) -> Any:
-        return -item if isinstance(item, int) else [-one for one in item]
-
-
-def pid_of(item: int) -> int | None:
-    return None if item == 3 else os.getpid()
-
-
-def exit_at_three(item: int) -> int:
-    if item == 3:
-        os._exit(7)
-    return item
 
 
 def make_loader(**options: Any) -> sm.DataLoader:
@@ -124,13 +97,6 @@ def test_a_worker_that_dies_costs_one_item() -> None:
     assert isinstance(loader.failures[0].exception, WorkerDied)
 
 
-def meet(item: int, rng: np.random.Generator) -> dict[str, Any] | None:
-    if item == 5:
-        raise ValueError(f"no {item}")
-    noise = rng.integers(256, size=(20, 300), dtype=np.uint8)
-    return {"item": item, "noise": noise, "pid": os.getpid()}
-
-
 def make_parallel(**options: Any) -> sm.DataLoader:
     source = MapIterator(range(40), DistributedRandomSampler(40, rank=0, world_size=1, seed=5))
     arguments = {"batch_size": 4, "seed": 3, "output_order": "input", "to": "numpy"}
@@ -168,12 +134,6 @@ def test_processes_of_threads_give_what_threads_do() -> None:
         assert [plain(batch) for batch in resumed] == expected[4:]
 
 
-def sums_of(items: list[int]) -> tuple[int, int]:
-    if 7 in items:
-        raise LookupError("no 7")
-    return sum(items), os.getpid()
-
-
 def test_processes_run_the_aggregator_where_nothing_else_is_to_run() -> None:
     loader = sm.DataLoader(
         range(12), batch_size=3, aggregator=sums_of, num_processes=1, output_order="input"
@@ -192,22 +152,6 @@ def test_a_process_of_threads_that_dies_costs_the_items_it_has() -> None:
     # Of the two threads, one has the item that ends the process.
     assert 1 <= loader.failure_counts["exit_at_three"] == 6 - len(found) <= 2
     assert all(isinstance(failure.exception, WorkerDied) for failure in loader.failures)
-
-
-def torch_threads(_: int) -> int:
-    import torch
-
-    return int(torch.get_num_threads())
-
-
-def set_torch_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
-
-
-def openmp_threads(_: int) -> str | None:
-    return os.environ.get("OMP_NUM_THREADS")
 
 
 # A fork has torch when it begins; what is spawned imports it in the function.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_functions import die_at_three, double, sleep_if_zero, twice
 
 from spdl_media.pipeline import (
     FailureRecord,
@@ -34,21 +34,8 @@ from spdl_media.pipeline import (
 )
 
 
-def double(item: int) -> int:
-    return 2 * item
-
-
-def die_at_three(item: int) -> int:
-    return item if item != 3 else os._exit(1)
-
-
 def fail(item: int) -> int:
     raise LookupError(f"no item {item}")
-
-
-def twice(item: int) -> Iterator[int]:
-    yield item
-    yield item
 
 
 def source(number: int = 10) -> PipelineBuilder[Any]:
@@ -203,14 +190,6 @@ def test_a_timeout_in_a_process_kills_its_worker(tmp_path: Path) -> None:
     with pipeline.auto_stop():
         assert list(pipeline) == [1]
     assert [type(record.exception) for record in pipeline.failures] == [TimeoutError]
-
-
-def sleep_if_zero(item: int) -> int:
-    import time
-
-    if item == 0:
-        time.sleep(1000)
-    return item
 
 
 def test_threads_of_a_stage_are_initialized() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from left_behind import WAIT, segments, wait_until
+from resisting import Numbers, resist, rows_of, same, wait_for_ever, wait_if_negative
 
 import spdl_media as sm
 from spdl_media.pipeline import (
@@ -24,41 +22,9 @@ from spdl_media.pipeline import (
     PipelineStopped,
     ProcessPoolExecutorConfig,
     iterate_in_subprocess,
-    shared_empty,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-def resist() -> None:
-    """Keep this process from ending by itself, and from ending by SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=threading.Event().wait).start()
-
-
-def same(item: Any) -> Any:
-    return item
-
-
-def wait_for_ever(path: str) -> None:
-    Path(path).touch()
-    threading.Event().wait()
-
-
-def wait_if_negative(number: int) -> int:
-    if number < 0:
-        threading.Event().wait()
-    return number
-
-
-class Numbers:
-    def __init__(self, end: int = 3) -> None:
-        self.end = end
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(3)
-        if self.end < 0:
-            threading.Event().wait()
 
 
 def test_workers_that_resist_end_with_their_epoch() -> None:
@@ -100,12 +66,6 @@ def test_an_iterable_that_resists_ends_with_its_iterator(end: int) -> None:
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         start = time.monotonic()
     assert time.monotonic() - start < 5
-
-
-def rows_of(number: int) -> Any:
-    rows = shared_empty((100, 1000))
-    rows[:] = number
-    return rows
 
 
 def of_loader() -> Any:
@@ -158,7 +118,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = {folders!r}
 from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig, iterate_in_subprocess
-from test_left_behind import Numbers, resist, same
+from resisting import Numbers, resist, same
 
 if __name__ == "__main__":
     if sys.argv[1] == "iterable":

@@ -21,6 +21,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_functions import (
+    Dataset,
+    die,
+    die_at_start,
+    die_if_negative,
+    drawn,
+    fail,
+    fail_to_start,
+    fail_unpicklably,
+    fan_out,
+    leave,
+    make_lock,
+    make_rows,
+    meet,
+    pid_of_worker,
+    recall,
+    remember,
+    sleep_unless_zero,
+    square,
+    wait_for_file,
+)
 
 import spdl_media
 from spdl_media.pipeline import (
@@ -40,99 +61,6 @@ from spdl_media.ring import Ring
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 WAIT = 30  # seconds; no test should take as long
-
-
-class UnpicklableError(Exception):
-    def __init__(self, first: int, second: int) -> None:
-        super().__init__(f"{first} and {second}")
-
-
-def square(number: int) -> int:
-    return number * number
-
-
-def pid_of_worker(_: object) -> int:
-    return os.getpid()
-
-
-def die(how: str) -> None:
-    if how == "exit":
-        os._exit(3)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_if_negative(number: int) -> int:
-    return number if number >= 0 else os._exit(3)
-
-
-def fail(number: int) -> None:
-    raise ValueError(f"no {number}")
-
-
-def fail_unpicklably(_: int) -> None:
-    raise UnpicklableError(1, 2)
-
-
-def leave(_: int) -> None:
-    sys.exit(4)
-
-
-def make_lock(_: int) -> object:
-    return threading.Lock()
-
-
-def wait_for_file(path: str) -> int:
-    """Create a file to show that the call has begun, then run longer than any test."""
-    Path(path).touch()
-    time.sleep(1000)
-    return 0
-
-
-def sleep_unless_zero(seconds: int) -> int:
-    time.sleep(seconds)
-    return seconds
-
-
-def remember(value: int) -> None:
-    global remembered  # noqa: PLW0603  # as initializers do
-    remembered = value
-
-
-def recall(_: int) -> int:
-    return remembered
-
-
-meeting = threading.Barrier(3)
-
-
-def meet(_: object) -> int:
-    meeting.wait()
-    return os.getpid()
-
-
-def make_rows(number: int) -> Any:
-    return np.full(10_000, number, np.uint8)
-
-
-def fail_to_start() -> None:
-    raise LookupError("no licence")
-
-
-def die_at_start() -> None:
-    os._exit(5)
-
-
-class Dataset:
-    """Counts how often it is pickled."""
-
-    num_pickled = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        type(self).num_pickled += 1
-        return {}
-
-    def load(self, number: int) -> int:
-        return -number
 
 
 def wait_until_made(path: Path) -> None:
@@ -516,10 +444,6 @@ def test_a_blocked_worker_ends_with_its_interpreter(end: str, code: int, tmp_pat
         time.sleep(0.01)
 
 
-def fan_out(item: int) -> Iterator[int]:
-    yield from (item, item)
-
-
 def test_generators_end_with_a_callers_pool_that_is_shut_down() -> None:
     """Their calls wait behind a call of another user of the pool, and are cancelled."""
     gate = threading.Event()
@@ -542,10 +466,6 @@ def test_generators_end_with_a_callers_pool_that_cannot_start() -> None:
         builder = PipelineBuilder().add_source([1]).pipe(fan_out, executor=executor)
         with pytest.raises(PipelineFailure, match="ThreadPoolExecutor of stage 'fan_out' takes no"):
             list(builder.build().get_iterator(timeout=10))
-
-
-def drawn(_: int) -> tuple[int, float]:
-    return os.getpid(), float(np.random.rand())  # noqa: NPY002  # the global ones are meant
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
