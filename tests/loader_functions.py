@@ -1,4 +1,4 @@
-"""What tests of a DataLoader's processes run there. These import this module alone, and no pytest."""
+"""Functions that tests run in processes of a DataLoader, which so need not import pytest."""
 
 from __future__ import annotations
 

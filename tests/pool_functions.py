@@ -1,4 +1,4 @@
-"""What the workers of pools run in tests. They import this module alone, and no pytest."""
+"""Functions that tests run in workers of pools, which so need not import pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes that tests use in other processes, which import this module and not pytest."""
+"""Iterables and functions that tests run in another process, which so need not import pytest."""
 
 from __future__ import annotations
 

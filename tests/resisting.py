@@ -1,4 +1,4 @@
-"""Functions of processes that do not end by themselves. These import this module alone, and no pytest."""
+"""Functions that test_left_behind runs in other processes, which so need not import pytest."""
 
 from __future__ import annotations
 
