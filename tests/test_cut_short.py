@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +175,7 @@ def test_cut_between_two_units_is_not_noticed(name: str) -> None:
     assert 0 < len(decode(name, data[:end])) < len(decode(name, data))
 
 
+@cache
 def ends_of_units(name: str) -> list[int]:
     """Where Ogg pages, the last transport packets of pictures, or frames of sound end."""
     data = container(name)

@@ -421,7 +421,7 @@ FILES = (
 )
 
 
-@pytest.fixture(params=FILES)
+@pytest.fixture(scope="module", params=FILES)
 def files(request: pytest.FixtureRequest) -> list[bytes]:
     """JPEGs of one kind that decode."""
     kind = request.param
