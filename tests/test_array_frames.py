@@ -1,4 +1,4 @@
-"""Arrays become frames that hold the same numbers, over the same memory where FFmpeg can."""
+"""frames_from_array: frames have the values of the array, and share its memory if FFmpeg allows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spdl_media.image_frames import av_frames
 
 Array = npt.NDArray[Any]
 
-# Format, shape of a video of three frames, dtype, and whether frames share its memory.
+# Format, shape of a video of three frames, dtype, and which frames share its memory.
 FORMATS: list[tuple[str, tuple[int, ...], str, bool]] = [
     ("rgb24", (3, 46, 64, 3), "uint8", True),
     ("bgra", (3, 46, 64, 4), "uint8", True),
@@ -39,7 +39,7 @@ FORMATS: list[tuple[str, tuple[int, ...], str, bool]] = [
 
 
 def shared_frames(frames: sm.VideoFrames, array: Array) -> list[bool]:
-    """Which of the frames lie in the memory of an array."""
+    """Return for each frame whether it shares the memory of an array."""
     start = array.__array_interface__["data"][0]
     stop = start + array.nbytes
     return [
@@ -57,7 +57,7 @@ def test_frames_hold_the_numbers_and_where_possible_the_memory_of_the_array(
     assert isinstance(frames, sm.VideoFrames)
     assert np.array_equal(sm.convert_frames(frames).array, array)
     assert (frames.pts, frames.timestamps) == ((7, 8, 9), (7 / 25, 8 / 25, 9 / 25))
-    # A frame that ends where a page of memory does is copied.
+    # A frame that ends at the end of a memory page is copied.
     assert any(shared_frames(frames, array)) == shared
     image = sm.frames_from_array(array[1], pix_fmt)
     assert isinstance(image, sm.ImageFrames)
@@ -121,7 +121,7 @@ def test_arrays_that_cannot_be_shared_are_copied(rng: np.random.Generator) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
 def test_nothing_is_read_behind_the_last_page_of_an_array() -> None:
-    """FFmpeg's SIMD code reads past rows; the array ends where no memory follows."""
+    """FFmpeg's SIMD code reads beyond the end of rows; no memory follows this array."""
     page, size = mmap.PAGESIZE, 4 * 48 * 64 * 3
     memory = mmap.mmap(-1, (size // page + 2) * page)
     whole = np.frombuffer(memory, np.uint8)

@@ -1,4 +1,4 @@
-"""Buffers as arrays of NumPy, PyTorch, JAX and Numba: the same memory, for as long as anyone looks."""
+"""Buffers as arrays of NumPy, PyTorch, JAX and Numba share memory, which lives as long as any of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def library(name: str) -> ModuleType:
 
 
 def place(array: Any) -> int:
-    """Where the memory of an array of any library begins."""
+    """Return the address of an array of any library."""
     for name in ("data_ptr", "unsafe_buffer_pointer"):
         if hasattr(array, name):
             return int(getattr(array, name)())
@@ -175,7 +175,7 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("name", ["torch", "jax", "numpy"])
 def test_all_of_a_batch_is_converted(name: str) -> None:
-    """The containers stay, and so does what is no buffer; JAX gets labels of its own 32 bits."""
+    """Containers and other values stay; JAX gets labels as its default 32-bit integers."""
     library(name)
     image, labels = sm.convert_frames([rgb(8, 6, 7)] * 2), sm.convert_array([3, 5])
     clip = sm.Clip(image, image, (0.0, 0.5), 0.25, 8000)

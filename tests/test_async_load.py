@@ -1,4 +1,4 @@
-"""The awaitable forms: the same results, in threads, and nothing more once they are cancelled."""
+"""The asynchronous functions: the same results, in threads, and no further work after a cancellation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_clip() -> None:
 
 
 class Noting(ThreadPoolExecutor):
-    """An executor that counts what it was given."""
+    """An executor that counts submitted calls."""
 
     count = 0
 
@@ -100,7 +100,7 @@ def test_errors_come_through() -> None:
 
 
 class Gate(io.BytesIO):
-    """A picture that is read once somebody opens the gate, and tells when it is asked for."""
+    """An image whose read blocks until a gate is opened, and which reports when it is read."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)

@@ -1,4 +1,4 @@
-"""Sound stands at its exact sample behind filters, too, also where files count in coarse ticks."""
+"""Audio keeps its exact sample positions, also after filters and in files with coarse time bases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from audio_oracle import clip, samples_of
 import spdl_media as sm
 from spdl_media.frames import AudioChunk
 
-# Ticks of a millisecond, of a 90000th of a second behind a start of its own, and of a sample.
+# Time bases: a millisecond, 1/90000 s with a start offset, and a sample.
 FILES = [
     ("flac", "matroska", 8000),
     ("flac", "matroska", 44100),
@@ -49,7 +49,7 @@ def test_another_rate_begins_at_the_same_time(packets_of: Any, factor: Fraction)
     plain = sm.decode_packets(packets, None)
     rate = int(plain.sample_rate * factor)
     frames = sm.decode_packets(packets, sm.get_audio_filter_desc(sample_rate=rate))
-    # The nearest sample of the new rate, which has its own places.
+    # The nearest sample position of the new rate.
     assert abs(frames.timestamp - plain.timestamp) <= 0.5 / rate + 1e-9
 
 
@@ -80,12 +80,12 @@ def test_graphs_over_decoded_sound(packets_of: Any, declared: bool, decoded: str
     assert result.first_sample == frames.first_sample + 77
     assert result.timestamps[0] == result.first_sample / result.sample_rate
     np.testing.assert_array_equal(samples_of(result), samples_of(frames)[:, 77:])
-    # Frames are shared: what was given is as it was.
+    # Frames are shared, so the input must be unchanged.
     assert before == (frames.pts, frames.time_base, [id(chunk.frame) for chunk in frames.chunks])
 
 
 def test_a_declared_time_base_is_kept() -> None:
-    """Ticks of a millisecond, as the text says: no finer place can be told."""
+    """The declared time base is a millisecond, so no finer position can be expressed."""
     data = clip("flac", "flac", 48000, 3)
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(Fraction(1, 3), None)), None)
     graph = sm.FilterGraph(
@@ -100,7 +100,7 @@ def test_a_declared_time_base_is_kept() -> None:
 
 @pytest.mark.parametrize("unit", ["", "time_base=1/8e3:"])
 def test_a_unit_that_the_text_does_not_say_plainly(unit: str) -> None:
-    """FFmpeg's own is the sample, and expressions are its to evaluate."""
+    """The default of FFmpeg is a sample, and only FFmpeg evaluates expressions."""
     frames = sm.decode_packets(
         sm.demux_audio(clip("flac", "flac", 8000, 1), timestamp=(Fraction(1, 3), None)), None
     )
@@ -114,7 +114,7 @@ def test_a_unit_that_the_text_does_not_say_plainly(unit: str) -> None:
 
 
 def test_sound_of_two_files_in_one_input() -> None:
-    """They count in ticks of their own, and the graph in one kind."""
+    """The files have different time bases, but the graph has only one."""
     first, second = (
         sm.decode_packets(sm.demux_audio(clip("pcm_s16le", format, 8000, 1)), None)
         for format in ("wav", "matroska")

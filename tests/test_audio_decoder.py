@@ -1,4 +1,4 @@
-"""Streams of sound in chunks of exact length equal the decode of the whole."""
+"""AudioDecoder: chunks of exact length equal the decode of the whole stream."""
 
 from __future__ import annotations
 

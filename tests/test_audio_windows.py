@@ -1,4 +1,4 @@
-"""``sample_windows``: random windows of one length, from what the header says."""
+"""``sample_windows``: random windows of one length, drawn from the metadata of the header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no media, claims too much, or is asked for in vain: the right error, soon, and with a remedy."""
+"""Sources that are not media, have false headers, or lack what is requested raise the right error."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_no_permission(tmp_path: Path) -> None:
                 reader(path)
             assert caught.value.errno == errno.EACCES
         return
-    # The superuser may read everything: ask as nobody, in a process of its own.
+    # The superuser may read everything, so test as user nobody in a new process.
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o755)
     code = (
@@ -178,7 +178,7 @@ def test_header_that_claims_too_much_read_as_video(name: str) -> None:
 
 
 def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
-    """In a process of its own that may have 1 GiB more than it starts with."""
+    """Run in a new process that may allocate 1 GiB."""
     pytest.importorskip("resource")
     for name in HUGE:
         (tmp_path / f"{name}.dat").write_bytes(HUGE[name]())
@@ -190,7 +190,7 @@ def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
         "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.dat')):\n"
         "    read_everything(path.read_bytes(), path.stem)\n"
         "    read_everything(path, path.stem)\n"
-        # Not ru_maxrss, in which the process that started this one counts.
+        # Not ru_maxrss, which includes the process that started this one.
         "status = pathlib.Path('/proc/self/status').read_text()\n"
         "print(status.partition('VmHWM:')[2].split()[0])\n"
     )
@@ -261,7 +261,7 @@ def test_unknown_names_are_refused_before_anything_is_opened() -> None:
 
 
 def hostile() -> Iterator[bytes]:
-    """Heads of real files with noise in them: far into parsers, and then astray."""
+    """Yield headers of real files with noise, which parsers read for a while before they fail."""
     rng = np.random.default_rng(21)
     for data in [*map(made, STILLS), *map(container, CONTAINERS)]:
         for share in (0.02, 0.2):
@@ -304,7 +304,7 @@ def test_errors_leak_nothing(tmp_path: Path) -> None:
     for _ in range(6):
         round()
     assert open_files() == fds
-    # Some 500 failures a MiB of growth; one leaked decoder or packet a failure is far more.
+    # Allow 1 MiB of growth per 500 failures; a leaked decoder or packet per failure would be far more.
     assert resident() - memory < 24 << 20
 
 

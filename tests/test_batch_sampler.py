@@ -1,4 +1,4 @@
-"""``BatchByLength``: little padding, limits that hold, equal ranks, and an exact resume."""
+"""``BatchByLength``: little padding, enforced limits, equal numbers of batches per rank, exact resume."""
 
 from __future__ import annotations
 

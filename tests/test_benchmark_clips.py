@@ -1,4 +1,5 @@
-"""The benchmark of clips runs: in a moment, on a made video, without peers. No figure is judged here."""
+"""The benchmark of clips runs, in short, on a made video, without other libraries. Figures are not
+checked."""
 
 from __future__ import annotations
 

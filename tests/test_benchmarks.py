@@ -1,4 +1,4 @@
-"""The benchmarks run: in a moment, on made media, without peers. No figure is judged here."""
+"""The benchmarks run, in short, on made media, without other libraries. Figures are not checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three smooth pictures of two sizes, and a file that is none."""
+    """A folder with three smooth images of two sizes, and a file that is not an image."""
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for index, (width, height) in enumerate([(64, 48), (48, 64), (64, 48)]):

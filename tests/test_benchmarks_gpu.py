@@ -1,4 +1,4 @@
-"""The benchmark of the GPU path, without one: what each cell calls, what is counted, what is written."""
+"""The benchmark of the GPU path on stand-ins: the calls of each cell, the counts, and the written figures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TINY = ("--rounds", "2", "--seconds", "0.01", "--batch", "2", "--size", "32", "-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three smooth pictures of two sizes."""
+    """A folder with three smooth images of two sizes."""
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for index, (width, height) in enumerate([(64, 48), (48, 64), (64, 48)]):
@@ -100,11 +100,11 @@ def test_with_a_gpu_every_cell_of_ours_is_measured(
     assert {"CPU + transfer", "video: CPU + transfer", *COPIES} <= set(document["results"])
 
 
-# --- all of it, on a device that is not there
+# --- the whole program, on a stand-in device
 
 
 class Cudart:
-    """NVIDIA's runtime library on the same device."""
+    """A stand-in for NVIDIA's runtime library on the same device."""
 
     def __init__(self, card: Card) -> None:
         self._card, self.copied = card, 0
@@ -136,7 +136,7 @@ class Cudart:
 
 
 class Machine:
-    """A GPU, on which every decoder is the CPU's."""
+    """A stand-in GPU, whose decoders are those of the CPU."""
 
     def __init__(self, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, Any, Any]] = []
@@ -311,7 +311,7 @@ def test_a_counting_thread_is_set_beside_each_cell(gpu: ModuleType) -> None:
 
     cells = {"hold": cell_of(gpu, load=hold), "rest": cell_of(gpu, load=rest)}
     assert gpu.measure(cells, 3, 0.1, counting=True) == {}
-    # Other processes slow the counting thread down as well, but hardly in each round.
+    # Other processes may slow the counting thread down as well, but not in each round.
     held, rested = cells["hold"].counted, cells["rest"].counted
     assert min(held) < max(rested)
     assert gpu.summary(cells)["rest"]["counted"]["lowest"] == min(rested)
@@ -381,7 +381,7 @@ def test_a_cell_that_fails_in_a_round_costs_the_others_nothing(
 
 
 class WorksAhead:
-    """A DataLoader whose workers have always made some batches more than were asked for."""
+    """A DataLoader whose workers are always some batches ahead of the consumer."""
 
     def __init__(self, sampler: Any, ahead: int) -> None:
         self.sampler, self.ahead = sampler, ahead
@@ -400,7 +400,7 @@ class WorksAhead:
 
 
 def test_what_a_loader_has_made_ahead_is_not_counted(gpu: ModuleType) -> None:
-    """Nor do its workers go on while the next cell is measured."""
+    """Its workers also stop before the next cell is measured."""
     sampler = gpu.Endless([[b""] * 3, [b""]])
     loader = WorksAhead(sampler, 4)
     rounds = gpu.Rounds(loader, sampler, loader.ahead)

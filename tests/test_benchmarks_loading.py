@@ -1,4 +1,4 @@
-"""The benchmarks of loading run: in a moment, on made media. No figure is judged here."""
+"""The benchmarks of loading run, in short, on made media. Figures are not checked."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures of one gray each, of two sizes, and a file that is none."""
+    """A folder with three gray images of two sizes, and a file that is not an image."""
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for index, (width, height) in enumerate([(64, 48), (48, 64), (64, 48)]):
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["figures", "processes", "memory", "loaders"])
 def shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """One module of the folder of benchmarks, imported as the scripts do."""
+    """Import a module of the benchmarks as the scripts do."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     before = set(sys.modules)
     yield importlib.import_module(request.param)
@@ -74,7 +74,7 @@ def only(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("shared", [name], indirect=True)
 
 
-# What each loader gives.
+# Batches of each loader.
 
 SHOW = """
 import json, pathlib, sys
@@ -104,7 +104,7 @@ def check_batches(name: str, folder: Path, arrays: str) -> None:
         assert np.abs(grays - (60 * np.asarray(places) + 40)).max() <= 3
     flat = [label for places in labels for label in places]
     assert sorted(flat) == [0, 0, 0, 1, 1, 2, 2]
-    if name != "SPDL, DataLoader":  # which gives batches as they are done
+    if name != "SPDL, DataLoader":  # which gives batches in order of completion
         assert flat == [0, 1, 2, 0, 1, 2, 0]
 
 
@@ -207,7 +207,7 @@ def test_memory_exits_with_what_it_found(folder: Path, tmp_path: Path) -> None:
     assert all(size > 1 for _, size in row["sizes"])
     assert row["flat"] is True
     assert done.stdout.splitlines()[1].split()[0::5] == ["spdl_media", "yes"]
-    # Nothing is as flat as this.
+    # No real process meets this limit.
     assert run(*command, "--tolerance", "-1", status=1).stdout.splitlines()[1].endswith("no")
 
 
@@ -223,13 +223,13 @@ def test_memory_sees_what_grows(shared: ModuleType) -> None:
     steps = range(10, 1001, 10)
     filling = [(count, 50 + min(count, 100) / 10) for count in steps]
     assert shared.judge(filling, settle=100, tolerance=0)["flat"] is True
-    # 5 KiB a picture, from 195 pictures of window 1 to 945 of the last one.
+    # 5 KiB per image, from 195 images in window 1 to 945 in the last one.
     leaking = [(count, 50 + count * 5 / 1024) for count in steps]
     verdict = shared.judge(leaking, settle=100, tolerance=3.9)
     assert verdict["flat"] is False
     assert verdict["rise_mib"] == pytest.approx(800 * 5 / 1024)
     assert shared.judge(leaking, settle=100, tolerance=4.0)["flat"] is True
-    # A hump of one window that is gone at the end is no flat line; a single high sample is.
+    # A whole window that is higher counts as growth, even if it is gone at the end; a single sample does not.
     hump = [(count, 60 + 5 * (400 < count <= 500)) for count in steps]
     assert shared.judge(hump, settle=100, tolerance=4)["flat"] is False
     peak = [(count, 60 + 5 * (count == 400)) for count in steps]
@@ -242,7 +242,7 @@ def test_memory_sees_what_grows(shared: ModuleType) -> None:
     }
 
 
-# What they share.
+# Shared modules.
 
 FAMILY = """
 import json, os, subprocess, sys, time
@@ -276,7 +276,7 @@ def test_memory_of_all_processes_is_counted(
         looked.touch()
         return mib
 
-    # The process ends behind the first look, however busy the machine is.
+    # The process ends after the first look, even on a busy machine.
     real = shared.family_mib
     monkeypatch.setattr(shared, "family_mib", look)
     options = {"looked": str(looked)}

@@ -1,4 +1,5 @@
-"""The benchmark of recipes runs: in a moment, on made media, without peers. No figure is judged here."""
+"""The benchmark of recipes runs, in short, on made media, without other libraries. Figures are not
+checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bitstream filters rewrite packets as FFmpeg's own tools do, and leave what they are given alone."""
+"""Bitstream filters rewrite packets as FFmpeg's own tools do, and do not modify their input."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_commas_in_quotes_do_not_part_filters() -> None:
     assert len(chopped) == len(packets) - 1
     assert len(sm.decode_packets(chopped, filter_desc=None)) > 0
     whole = sm.decode_packets(packets, filter_desc=None)
-    # What is missing is a gap, and what follows stays in its place.
+    # Missing packets are a gap, and later packets keep their times.
     late = sm.decode_packets(chopped, filter_desc=None)
     np.testing.assert_array_equal(samples_of(late)[:, -1152:], samples_of(whole)[:, -1152:])
 

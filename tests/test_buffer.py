@@ -1,4 +1,4 @@
-"""Buffers: what they tell, who shares their memory, and what they keep alive."""
+"""Buffers: their attributes, sharing of their memory, and lifetimes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_array_outlives_buffer_frames_and_packets() -> None:
 
 
 def _alive() -> int:
-    """Packets and frames that somebody holds: those of FFmpeg take no weak references."""
+    """Count packets and frames that are alive; those of FFmpeg do not support weak references."""
     kinds = (sm.VideoPackets, sm.VideoFrames, av.Packet, av.VideoFrame)
     return sum(type(one) in kinds for one in gc.get_objects())
 

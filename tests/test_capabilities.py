@@ -1,4 +1,4 @@
-"""What can be used of a GPU, with each part there or missing by itself."""
+"""cuda_capabilities, with each part present or missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAYS = {
 
 
 class Driver:
-    """libcuda with so many devices."""
+    """A stand-in for libcuda with a number of devices."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
@@ -48,7 +48,7 @@ class Driver:
 
 
 class Machine:
-    """One on which everything is there, until it is taken away."""
+    """A stand-in for a machine that has all parts, until a test removes some."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.card = Card(devices=2)
@@ -193,7 +193,7 @@ def test_misuse() -> None:
 
 
 def test_here_every_part_has_an_answer() -> None:
-    """Without stand-ins, whatever this machine has."""
+    """Without stand-ins, on any machine."""
     found = sm.cuda_capabilities()
     assert tuple(found.parts) == PARTS
     for one in (*(getattr(found, name) for name in NEEDS), *found.parts.values()):
@@ -208,7 +208,7 @@ def test_on_a_real_gpu_copies_are_possible() -> None:
     assert found.transfer
 
 
-# --- who else has started the driver
+# --- a driver that other libraries have initialised
 
 
 @pytest.mark.parametrize(("status", "is_up"), [(0, True), (3, False), (100, True)])

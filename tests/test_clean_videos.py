@@ -65,7 +65,7 @@ def test_damaged_videos_are_named_and_the_others_described(tmp_path: Path) -> No
     assert found == list(range(0, 65, 10))
     sheet = sm.load_image(result / "sheet.jpg").array
     assert sheet.shape == (2 * 108, 5 * 192, 3)
-    # A frame of 4:3 stands in the middle of its place.
+    # A 4:3 frame is in the middle of its tile.
     assert frame_index(np.ascontiguousarray(sheet[108:, 192 + 24 : 384 - 24])) == 60
     piece = sm.load_video(result / "piece.mp4").array
     assert [frame_index(one) for one in piece] == list(range(25, 55))

@@ -1,4 +1,4 @@
-"""The command spdl-media, run as its users run it: in a pipe, in a terminal, on bad input."""
+"""The command spdl-media as users run it: in a pipe, in a terminal, and with bad input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spdl_media.testing import index_frames, make_tone, make_video
 CHECKOUT = Path(__file__).resolve().parent.parent
 MEDIA = CHECKOUT / "samples" / "media"
 COMMAND = [sys.executable, "-m", "spdl_media"]
-# The package of this checkout, installed or not; colours and widths as they come.
+# Use the package of this checkout, and no settings of colours and widths from the environment.
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")},
     "PYTHONPATH": str(CHECKOUT),
@@ -62,7 +62,7 @@ def show(*arguments: object, cwd: Path, columns: int, status: int) -> Terminal:
 
 @pytest.fixture(scope="module")
 def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with most of what folders have, below the folder that is returned."""
+    """Return a folder that contains a folder with all kinds of odd entries."""
     top = tmp_path_factory.mktemp("odd")
     folder, outside = top / "data", top / "outside"
     (folder / "sub").mkdir(parents=True)
@@ -70,7 +70,7 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photo = (MEDIA / "technician.jpg").read_bytes()
     for name in ("data/sub/good.jpg", "data/sub/copy.png", "outside/other.jpg"):
         (top / name).write_bytes(photo)
-    # A line break, no UTF-8, what rich takes for markup, a code for the terminal.
+    # Names with a line break, invalid UTF-8, rich markup, and a terminal control code.
     Path(os.fsdecode(os.fsencode(folder) + b"/[red]\xff\n\x1b[2J.jpg")).write_bytes(photo[:9000])
     (folder / "empty.mp4").touch()
     (folder / "notes.txt").write_text("no media")
@@ -92,7 +92,7 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-# Kind, name below the folder, and what the reason says.
+# Kind, name relative to the folder, and a part of the reason.
 FOUND = [
     ("damaged", b"[red]\xff\n\x1b[2J.jpg", "the mjpeg data is cut short"),
     ("damaged", b"empty.mp4", r"the source is empty \(0 bytes\)"),
@@ -110,7 +110,7 @@ FOUND = [
 
 def check_rows(rows: list[dict[str, str]]) -> None:
     found = {(row["kind"], os.fsencode(row["path"])): row["reason"] for row in rows}
-    # Through which of two links a folder is found is the file system's affair.
+    # Which of two links leads to a folder depends on the file system.
     found = {key: value for key, value in found.items() if b"other.jpg" not in key[1]}
     if duplicate := found.pop(("duplicate", b"data/sub/copy.png"), None):
         assert "other.jpg" in duplicate
@@ -150,7 +150,7 @@ def test_check_in_a_terminal(odd_folder: Path, columns: int) -> None:
     terminal = show("check", "data", cwd=odd_folder, columns=columns, status=1)
     lines = terminal.lines()
     joined = " ".join(" ".join(lines).split())
-    # Nothing of the progress is left, and nothing of what folds is lost.
+    # The progress bar is gone, and no text is lost by wrapping.
     assert joined.startswith("damaged: data/[red]\\xff\\n\\x1b[2J.jpg: the mjpeg data is cut short")
     assert " bad " not in joined
     assert "a link to a folder that it lies in; not followed" in joined
@@ -166,7 +166,7 @@ def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
         with Path("/dev/full").open("wb") as full:
             _, errors = run(*arguments, cwd=odd_folder, status=2, stdout=full)
         assert re.fullmatch(r"spdl-media: .*: No space left on device.*\n", errors)
-    # An hour's results are not lost with the file.
+    # The results, which may have taken hours, are still printed.
     output, errors = run("check", "data", "--json", "-o", "/dev/full", cwd=odd_folder, status=2)
     assert errors == "spdl-media: /dev/full: No space left on device. Free some space\n"
     assert output.startswith(b"damaged: data/")
@@ -174,8 +174,8 @@ def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
     assert "/dev/full cannot be used: database or disk is full. Free some space" in errors
 
 
-# Runs commands, as nobody where it is root, who may read everything. What is imported meanwhile must be there
-# before: Python itself may lie where nobody may read.
+# Runs commands as user nobody if the tests run as root, who may read everything. All modules are imported
+# before, because nobody may not be allowed to read Python's own files.
 AS_NOBODY = """
 import json, os, pwd, sys
 from spdl_media.cli import main
@@ -319,7 +319,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     count = 1500
     photo = (MEDIA / "technician.jpg").read_bytes()
     for number in range(count):
-        # Of one size, and no two alike: what stands behind the end of a JPEG is left alone.
+        # Files of one size, but all different: data after the end of a JPEG is ignored.
         (folder / f"{number}.jpg").write_bytes(photo + number.to_bytes(4, "big"))
     command = [*COMMAND, "check", folder, "--state", state, "--threads", 1]
     terminal = Terminal(command, 80, ENVIRONMENT)
@@ -331,7 +331,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     assert 0 < left < count
     assert "Run it again to go on" in text
 
-    # What is known is taken from the state, even where it is no longer true: size and time are the same.
+    # Known results are taken from the state, even if they are outdated, because size and time are unchanged.
     (checked,) = map(int, re.findall(r"(\d[\d,]*) files in", text.replace(",", "")))
     assert checked == count - left
     import sqlite3
@@ -350,7 +350,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     output, _ = run("check", folder, "--state", state, "--json", cwd=tmp_path, status=1)
     report = json.loads(output)
     assert (report["sound"], report["damaged"], report["unchecked"]) == (count - 2, 1, 0)
-    assert report["duplicate"] == 0  # both are of zeros now, and only one was read again
+    assert report["duplicate"] == 0  # both are zeros now, but only one was read again
     assert report["files"][0]["path"] == str(folder / paths[1])
 
 
@@ -376,7 +376,7 @@ def test_results_are_saved_while_a_long_file_is_decoded(
     was_saved = threading.Event()
 
     def decode(path: Path) -> tuple[str, None]:
-        # The long one ends when the result of the other one is safe.
+        # The long file ends when the result of the other one has been saved.
         is_sound = path.name == "short" or was_saved.wait(60)
         return "sound" if is_sound else "damaged", None
 
@@ -416,14 +416,14 @@ def test_memory_of_a_check_does_not_grow_with_the_folder(tmp_path: Path) -> None
         folder = tmp_path / str(count)
         folder.mkdir()
         for number in range(count):
-            # Each is damaged: the report is as long as can be.
+            # All files are damaged, so the report has the maximum length.
             (folder / f"{number:0100}.jpg").touch()
         command = [sys.executable, "-c", program, "check", folder, "-o", tmp_path / "report.json"]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))
         report = json.loads((tmp_path / "report.json").read_bytes())
         assert report["damaged"] == len(report["files"]) == count
-    # Their names alone are 4 MB, and would be some 10 MB in Python.
+    # The names alone are 4 MB, and would take some 10 MB as Python objects.
     assert peaks[1] - peaks[0] < 6000
 
 
@@ -463,14 +463,14 @@ def test_doctor(capfd: pytest.CaptureFixture[str]) -> None:
     assert rows["numpy"]["found"] == np.__version__
     assert {row["status"] for row in rows.values()} <= {"ok", "optional", "note"}
     for row in rows.values():
-        # A package that is not there has the line that gets it.
+        # A missing package is shown with the command that installs it.
         assert "not installed;" not in row["found"] or row["fix"].startswith("pip install")
     capabilities = sm.cuda_capabilities()
     assert (rows["nvdec"]["status"] == "ok") == bool(capabilities.nvdec)
     # In a narrow terminal, and with few files allowed.
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
-        # Which takes seconds, and was looked at above.
+        # This takes seconds, and was tested above.
         "from spdl_media.cli import main, show; show._cuda = lambda: (); sys.exit(main(['doctor']))"
     )
     terminal = Terminal([sys.executable, "-c", program], 40, ENVIRONMENT)
@@ -502,7 +502,7 @@ def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         assert rows.min() >= 180 - 21
         assert columns.max() < 3 * (9 * 4 + 1)
         labels.append(cell[-21:, :111, 0])
-    # Of 0:00:01.0 and 0:00:03.2 the first six characters are alike, and the seventh is not.
+    # The texts 0:00:01.0 and 0:00:03.2 agree in the first six characters, and differ in the seventh.
     alike = (labels[0] == labels[1]).all(axis=0)
     assert alike[: 6 * 12].all()
     assert not alike[6 * 12 : 7 * 12].all()
@@ -518,7 +518,7 @@ def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def reached(rate_of: Callable[[Setting], float], cores: int) -> float:
-    """What the setting that the search finds has of the best one of a grid, where measuring is 3 % off."""
+    """Return the rate of the found setting relative to the best of a grid, with 3 % noise in measurements."""
     noise = np.random.default_rng(cores)
 
     def run(setting: Setting) -> Measured:
@@ -535,13 +535,13 @@ def reached(rate_of: Callable[[Setting], float], cores: int) -> float:
 @pytest.mark.parametrize("cores", [1, 2, 4, 6, 8, 16, 24, 48])
 def test_settings_are_within_a_tenth_of_the_best_of_a_grid(cores: int) -> None:
     def decoding(setting: Setting) -> float:
-        """Uses all cores; more threads disturb each other, and processes copy their results."""
+        """Work that uses all cores; more threads disturb each other, and processes copy their results."""
         busy = min(setting.number, cores)
         crowd = max(0, setting.number - cores)
         return 300 * busy / (1 + 0.004 * crowd) * (0.8 if setting.is_processes else 1)
 
     def computing(setting: Setting) -> float:
-        """Holds the interpreter's lock."""
+        """Work that holds the GIL."""
         return (
             100 * min(setting.number, cores) if setting.is_processes else 110 - setting.number / 2
         )
@@ -560,7 +560,7 @@ def test_bench_of_a_function_that_waits(
     (tmp_path / "data").mkdir()
     for name in ("a.jpg", "b.jpg", "c.jpg", "c.wav"):
         (tmp_path / "data" / name).write_bytes(b"any")
-    # What cannot be pickled is measured in threads alone.
+    # A function that cannot be pickled is measured only in threads.
     (tmp_path / "far_storage.py").write_text(
         "import time, numpy as np\nload = lambda path: time.sleep(0.01) or np.zeros(4, np.uint8)\n"
     )
@@ -580,7 +580,7 @@ def test_bench_of_a_function_that_waits(
     )
     (number,) = map(int, re.findall(r"num_threads=(\d+),", output))
     assert number > 4
-    # The call stands there as it is to be used.
+    # The printed code is complete.
     code = output[output.index("import spdl_media") : output.index("Chart: ")]
     names: dict[str, Any] = {}
     exec(code.replace("[...]", "['data/a.jpg'] * 6"), names)  # noqa: S102  # what users copy

@@ -1,4 +1,4 @@
-"""A decoder made from a codec's values is the one that the stream itself has; options are checked."""
+"""A decoder made from codec parameters equals the decoder of the stream itself; options are checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import spdl_media as sm
 from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
 from spdl_media.testing import index_planes, make_audio, make_image, make_tone, make_video
 
-# What an open stream's decoder knows beside the names; FFmpeg has no other way to tell in Python.
+# Parameters of an open stream's decoder, which PyAV does not expose otherwise.
 VIDEO_FACTS = (
     "name", "width", "height", "pix_fmt", "extradata", "codec_tag", "bits_per_coded_sample",
     "sample_aspect_ratio", "reorder_depth", "color_range", "colorspace", "color_primaries",
@@ -37,7 +37,7 @@ def _stream_planes(data: bytes) -> list[bytes]:
 
 
 def _rows(frames: sm.VideoFrames) -> list[bytes]:
-    """The planes of all frames, without the padding of their rows."""
+    """Return the planes of all frames, without the padding of rows."""
     return [plane.tobytes() for frame in frames for plane in frame.planes]
 
 
@@ -236,10 +236,11 @@ def test_codecs_are_values(h264: bytes) -> None:
 
 
 def test_monkeys_audio_opens() -> None:
-    """A file of one frame that says it is silence, as no encoder of FFmpeg's makes it."""
-    # Version, compression, flags (peak level, seek table), channels, rate; bytes of WAV before and behind.
+    """The file has one frame of silence, and is written by hand, because FFmpeg has no encoder."""
+    # Version, compression, flags (peak level, seek table), channels, rate; sizes of the WAV header and
+    # trailer.
     head = struct.pack("<4sHHHHIII", b"MAC ", 3960, 2000, 0x16, 2, 44100, 0, 0)
-    # Frames, samples of the last one, peak, size and place of the seek table; a checksum whose highest bit
+    # Frames, samples of the last frame, peak, size and offset of the seek table; a checksum whose highest bit
     # says that flags follow; both channels are silent.
     rest = struct.pack("<IIIII", 1, 4410, 0, 1, 44) + struct.pack("<II", 1 << 31, 3) + bytes(12)
     sound = sm.load_audio(head + rest)

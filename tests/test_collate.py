@@ -1,4 +1,4 @@
-"""``collate``: the structure of the items, with buffers in place of values."""
+"""``collate``: a batch has the structure of the items, with buffers instead of values."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_arrays_of_different_lengths_are_padded() -> None:
     assert isinstance(padded, sm.Padded)
     assert values(padded.data).tolist() == [[1, 2, 3, 0, 0], [1, 0, 0, 0, 0], [1, 2, 3, 4, 5]]
     assert (values(padded.lengths).tolist(), values(padded.lengths).dtype) == ([3, 1, 5], np.int64)
-    # The structure does not depend on whether they differ.
+    # The structure does not depend on whether the lengths differ.
     assert isinstance(sm.collate(tokens[:1] * 2, pad=True), sm.Padded)
 
 

@@ -1,4 +1,4 @@
-"""Flat colours come out as the colours they are, whatever matrix and range the file states."""
+"""Flat colours are decoded to the right RGB values, for all matrices and ranges that a file may state."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from effort import each
 import spdl_media as sm
 from spdl_media.testing import make_image, make_video
 
-# Weights of red and blue in luma, from the standards' own text.
+# Weights of red and blue in luma, from the texts of the standards.
 WEIGHTS = {"bt709": (0.2126, 0.0722), "smpte170m": (0.299, 0.114), "bt470bg": (0.299, 0.114)}
 KINDS = list(itertools.product(("bt709", "smpte170m"), (False, True)))
 COLORS = list(itertools.product((0, 90, 255), repeat=3))
-# What users ask for, and the levels that a flat colour may be off.
+# Options of users, and the allowed difference of a flat colour in levels.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "same size": ({}, 1),
     "accurate": ({"quality": "accurate"}, 1),
@@ -30,7 +30,7 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "planar": ({"pix_fmt": "gbrp", "layout": "NHWC"}, 1),
     "channels first": ({"width": 32, "height": 24, "layout": "NCHW"}, 1),
     "deep": ({"pix_fmt": "rgb48"}, 1.5),
-    # Without accurate rounding, which may be 2.7 off in a component.
+    # Without accurate rounding, a component may differ by 2.7.
     "fast": ({"width": 32, "height": 24, "quality": "fast"}, 3),
 }
 
@@ -46,7 +46,7 @@ def to_yuv(rgb: tuple[int, ...], matrix: str, full: bool) -> tuple[int, int, int
 
 
 def to_rgb(yuv: tuple[int, int, int], matrix: str, full: bool) -> np.ndarray:
-    """What the numbers of a picture mean, which rounding has moved a little from where they came from."""
+    """Convert stored YUV values, which were rounded, to RGB by the standard."""
     red, blue = WEIGHTS[matrix]
     luma, chroma, start = (255, 255, 0) if full else (219, 224, 16)
     y, u, v = (yuv[0] - start) / luma, (yuv[1] - 128) / chroma, (yuv[2] - 128) / chroma
@@ -67,7 +67,7 @@ def flat_video(matrix: str, full: bool, size: tuple[int, int], *, stated: bool =
 
 
 def pixels(way: str, buffer: sm.CPUBuffer) -> np.ndarray:
-    """As (N, H, W, 3) in R, G, B of 0 to 255."""
+    """Return the pixels as ``(N, H, W, 3)``, R, G and B from 0 to 255."""
     array = np.asarray(buffer)
     options = WAYS[way][0]
     if options.get("layout") == "NCHW":
@@ -85,7 +85,7 @@ def test_matrix_and_range_of_a_video(
     way: str, matrix: str, full: bool, size: tuple[int, int]
 ) -> None:
     options, allowed = WAYS[way]
-    if way == "same size":  # FFmpeg's own conversion, which rounds less exactly
+    if way == "same size":  # FFmpeg's own conversion rounds less exactly
         allowed = 3
     got = pixels(way, sm.load_video(flat_video(matrix, full, size), **options))
     if options.get("scale_mode", "pad") == "pad":  # 64x48 and 63x47 differ in shape
@@ -104,7 +104,7 @@ def test_what_is_not_stated_is_bt601_of_limited_range() -> None:
 
 
 def test_frames_of_a_video_are_what_the_default_conversion_gives() -> None:
-    """``"auto"`` and ``"fast"`` at the video's own size, bit for bit; odd sizes, too."""
+    """Quality ``"auto"`` and ``"fast"`` at the video's own size, bit for bit, also for odd sizes."""
     for size in ((64, 48), (63, 47)):
         data = flat_video("bt709", False, size)
         wanted = np.asarray(sm.load_video(data, filter_desc="format=rgb24"))
@@ -123,7 +123,7 @@ def test_the_matrices_and_ranges_of_these_tests_are_told_apart() -> None:
 
 @pytest.mark.parametrize(("matrix", "full"), KINDS)
 def test_it_is_what_the_accurate_scaler_gives(matrix: str, full: bool) -> None:
-    """The reference is swscale itself, told matrix and range by hand, and no line of ours."""
+    """The reference is swscale itself, with matrix and range set by hand, without this library's code."""
     accurate = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
     got = np.asarray(sm.load_video(flat_video(matrix, full, (64, 48)), quality="accurate"))
     for picture, color in zip(got, COLORS, strict=True):
@@ -162,7 +162,7 @@ def test_jpeg_is_what_pillow_gives(subsampling: int, size: tuple[int, int], way:
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12", "yuv444p"])
 @pytest.mark.parametrize("layout", [None, "planes"])
 def test_pictures_whose_numbers_mean_other_colours_do_not_mix(pix_fmt: str, layout: Any) -> None:
-    """JPEG is of full range, and what is made from RGB of limited: white is 255 and 235."""
+    """JPEG has full range, and YUV made from RGB has limited range: white is 255 and 235."""
     white = np.full((48, 64, 3), 255, np.uint8)
     sources = [make_image(white, codec="mjpeg"), make_image(white)]
     desc = sm.get_video_filter_desc(pix_fmt=pix_fmt)
@@ -204,7 +204,7 @@ GRAY = (93, 93, 93)
 
 
 def saved(kind: str) -> tuple[bytes, tuple[int, int, int]]:
-    """One flat colour as such a file, and the colour that it holds."""
+    """Make a file of one flat colour; return it with the colour that it contains."""
     if kind.startswith("limited"):
         matrix = kind.removeprefix("limited ")
         video = make_video([flat(to_yuv(FLAT, matrix, False), 64, 48)], pix_fmt="yuv420p")
@@ -231,7 +231,7 @@ def saved(kind: str) -> tuple[bytes, tuple[int, int, int]]:
     }[kind]
     color = GRAY if mode == "L" else FLAT
     picture = image.new("RGB", (64, 48), color)
-    # An own palette: the common one has other colours, and dithers.
+    # With a palette of its own, because the common palette has other colours and dithers.
     converted = picture.quantize(2) if mode == "P" else picture.convert(mode)
     target = io.BytesIO()
     converted.save(target, format, **options)
@@ -264,7 +264,7 @@ YUV_WAYS: dict[str, dict[str, Any]] = {
 
 
 def planes_of(pix_fmt: str, array: np.ndarray) -> list[np.ndarray]:
-    """The three planes of one picture, each at the size of its own."""
+    """Return the three planes of one image, each in its own size."""
     if pix_fmt.startswith("yuv444"):
         return [plane / (4 if plane.dtype == np.uint16 else 1) for plane in array]
     rows = array.shape[1] * 2 // 3
@@ -305,7 +305,7 @@ def check_yuv(kind: str, way: str, pix_fmt: str) -> None:
         assert border == [0, 128, 128]
 
 
-# Each by another route: without a graph and with one, and with what is done before.
+# Different routes: without a filter graph, with one, and with operations before it.
 FAST_WAYS: dict[str, dict[str, Any]] = {
     "padded": {"width": 40, "height": 40},
     "cropped": {"width": 40, "height": 40, "scale_mode": "crop"},
@@ -335,7 +335,7 @@ def test_colours_of_the_fast_quality_whatever_the_file(kind: str) -> None:
         got = np.asarray(sm.load_image_batch([source], **quality, **options))[0]
         got = got[..., ::-1] if way == "bgr24" else got
         middle = got[got.shape[0] // 4 : -(got.shape[0] // 4), 2:-2].astype(int)
-        # Without accurate rounding; 16 bits are dithered, and JPEG in CMYK is a level off by itself.
+        # Without accurate rounding; 16 bits are dithered, and JPEG in CMYK itself differs by a level.
         if (farthest := np.abs(middle - color).max()) > 4:
             failed[way] = farthest
     assert not failed
@@ -358,7 +358,7 @@ def test_a_folder_from_the_wild_makes_one_yuv_batch(pix_fmt: str, crops: Any) ->
 
 
 def test_rgb_and_gray_are_what_they_were() -> None:
-    """The rule is for YUV alone."""
+    """The rule applies only to YUV."""
     source, _ = saved("JPEG")
     for options in ({}, {"pix_fmt": "gray"}, {"width": 32, "height": 32, "pix_fmt": "gbrp"}):
         desc = sm.get_video_filter_desc(
@@ -403,7 +403,7 @@ def test_clips_of_two_matrices_do_not_mix_unless_in_rgb() -> None:
         sm.convert_frames([sm.decode_packets(clip, None) for clip in clips])
     one, other = np.asarray(sm.convert_frames([sm.decode_packets(clip) for clip in clips]))
     assert np.abs(one.astype(int) - other).max() <= 2
-    # What says nothing is BT.601, which has two names.
+    # Unspecified means BT.601, which has two names.
     same = [flat_video("smpte170m", False, (64, 48), stated=stated) for stated in (True, False)]
     same.append(flat_video("bt470bg", False, (64, 48)))
     frames = [sm.decode_packets(sm.demux_video(clip), None) for clip in same]

@@ -1,4 +1,4 @@
-"""Options: checked when they are made, frozen, and picklable."""
+"""Configs are checked when they are made, frozen, and picklable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures into arrays: one copy, nothing beside it, and errors that say which frames do not fit."""
+"""convert_frames of images and videos: one copy without further allocations; errors name the frames."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_frames_of_files_are_what_the_files_hold(clip: bytes) -> None:
 
 @pytest.mark.parametrize("empty", ["video", "audio"])
 def test_a_stream_without_a_frame_is_told(empty: str) -> None:
-    """A fragmented MP4 of two tracks, one of which has no packets."""
+    """The file is a fragmented MP4 with two tracks, one of which has no packets."""
     file = io.BytesIO()
     options = {"movflags": "empty_moov+default_base_moof"}
     with av.open(file, "w", format="mp4", options=options) as muxer:
@@ -118,7 +118,7 @@ def test_nothing_but_the_storage_is_allocated(pix_fmt: str, layout: Any, how: st
 
 
 def test_the_gil_is_free_while_planes_are_copied() -> None:
-    """With no switch by time, another thread runs only where the GIL is let go."""
+    """With a long switch interval, another thread runs only when the GIL is released."""
     frame = sm.ImageFrames((av.VideoFrame(4096, 4096, "gray"),))
     storage = sm.cpu_storage(4096 * 4096, pin_memory=False)
     running, count = True, 0
@@ -127,7 +127,7 @@ def test_the_gil_is_free_while_planes_are_copied() -> None:
         nonlocal count
         while running:
             count += 1
-            time.sleep(0.0001)  # 0 would take the GIL back before the other thread wakes
+            time.sleep(0.0001)  # with 0, it would take the GIL back at once
 
     thread = threading.Thread(target=run)
     interval = sys.getswitchinterval()
@@ -156,7 +156,7 @@ def test_threads_convert_at_the_same_time() -> None:
             array = sm.to_numpy(sm.convert_frames(frames, pool))
             if not (array == value).all():
                 wrong.append(value)
-            del array  # or all would keep one block each and wait for another
+            del array  # otherwise each thread would keep one block and wait for another
 
     threads = [threading.Thread(target=run, args=(value,)) for value in range(8)]
     for thread in threads:
@@ -303,7 +303,7 @@ def test_sound_takes_no_memory_beside_the_storage() -> None:
 
 
 def test_frames_of_different_streams() -> None:
-    """Two streams of one file may differ in all that one array must share."""
+    """Two streams of one file may differ in every property that an array needs."""
     small, large = index_planes(4, 64, 48), index_planes(4, 32, 24)
     tracks = [VideoTrack(frames=one, codec="libx265") for one in (small, large)]
     movie = make_media(tracks, format="matroska")

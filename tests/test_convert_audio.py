@@ -1,4 +1,4 @@
-"""Sound and labels into arrays: every sample format, lengths that differ, numbers that must not be cut."""
+"""convert_frames of audio, and labels as arrays: all sample formats, different lengths, exact numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMATS = {
     "flt": np.float32,
     "dbl": np.float64,
 }
-# PyAV makes no frames of 64-bit integers; the filter graph does.
+# PyAV cannot make frames of 64-bit integers, but a filter graph can.
 MADE = [name for name in FORMATS if name != "s64"]
 
 
@@ -248,7 +248,7 @@ def test_what_is_no_number(values: Any, message: str) -> None:
     ],
 )
 def test_integers_stay_integers(values: Any, dtype: Any) -> None:
-    """NumPy makes floats of integers of which some need uint64 and others are int64."""
+    """NumPy alone converts integers to floats if some need uint64 and others are negative."""
     buffer = sm.convert_array(values, dtype=dtype)
     assert buffer.dtype == np.uint64
     assert buffer.array.tolist() == [np.asarray(v, object).tolist() for v in values]

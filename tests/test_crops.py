@@ -1,4 +1,4 @@
-"""Crops and flips cut the upright picture exactly; the boxes have torchvision's distribution."""
+"""Crops and flips are exact in the upright image, and random boxes have torchvision's distribution."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_planes_of_420_are_cut_at_odd_places_too(
         step = 2 if index else 1
         part = plane[y // step :, x // step :][: -(-h // step), : -(-w // step)]
         np.testing.assert_array_equal(cut, part[:, ::-1] if flip else part)
-    # What the batch scales is the same picture, on its short way and on that of the graph.
+    # The batch scales the same crop, with and without a filter graph.
     size: dict[str, Any] = {"width": 16, "height": 12, "scale_mode": None}
     batch = sm.load_image_batch([jpeg], crops=[box], flips=[flip], **size)
     filters = sm.get_video_filter_desc(scale_width=16, scale_height=12, scale_mode=None)
@@ -84,7 +84,7 @@ def test_without_a_filter_cut_pictures_are_upright(media_dir) -> None:
     turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
     upright = sm.decode_packets(sm.demux_image(turned), "null")
     whole = (0, 0, upright.width, upright.height)
-    # All of them, or it would be left to chance which pictures have one size.
+    # All images are cropped; otherwise the sizes would depend on chance.
     for crops in (None, [None, None], [whole, None]):
         for flips in (None, [False, False], [True, False]):
             if crops or flips:
@@ -199,7 +199,7 @@ def test_one_seed_gives_the_same_boxes() -> None:
 
 
 def reference_boxes(size: tuple[int, int], count: int, rng: np.random.Generator) -> np.ndarray:
-    """The published procedure, drawn for all boxes at once: scale 0.08 to 1, ratio 3/4 to 4/3."""
+    """Draw boxes by the published procedure, all at once: scale 0.08 to 1, ratio 3/4 to 4/3."""
     width, height = size
     result = np.zeros((count, 4), int)
     todo = np.arange(count)
@@ -220,8 +220,8 @@ def test_boxes_have_the_usual_distribution(size: tuple[int, int], rng: np.random
     count = 20_000
     boxes = np.array([sm.RandomResizedCrop()(size, rng) for _ in range(count)])
     expected = reference_boxes(size, count, rng)
-    # Largest distance of the empirical distributions (Kolmogorov and Smirnov); chance exceeds 0.02 once
-    # in ten thousand runs, and the seed is fixed.
+    # Maximum distance of the empirical distributions (Kolmogorov-Smirnov). By chance, it exceeds 0.02 once in
+    # ten thousand runs, and the seed is fixed.
     for field in range(4):
         grid = np.unique(np.concatenate([boxes[:, field], expected[:, field]]))
         ours, theirs = (
@@ -274,7 +274,7 @@ def test_random_boxes_load() -> None:
 
 @pytest.mark.parametrize("mode", ["pad", "crop", None])
 def test_scale_mode_is_that_of_the_cut_picture(mode: Any) -> None:
-    """The box is twice as wide as high, and white; what else there is would show."""
+    """The box is twice as wide as high, and white; pixels outside of it would be visible."""
     picture = np.zeros((40, 60, 3), np.uint8)
     picture[10:20, 20:40] = 255
     (row,) = np.asarray(
@@ -312,7 +312,7 @@ SMALL: dict[str, Any] = {"width": 12, "height": 12, "scale_mode": None}
 
 
 class Stream(io.RawIOBase):
-    """What cannot seek cannot be read twice."""
+    """A source that cannot seek, and so can be read only once."""
 
     def __init__(self, data: bytes) -> None:
         self._data = io.BytesIO(data)
@@ -432,7 +432,8 @@ def test_the_loader_hands_its_generator_to_a_partial_load() -> None:
 @pytest.mark.parametrize(
     ("size", "box"),
     [
-        # Resized to 341x256, from 58 to 282 across: 85.04 to 413.49, and from 16 to 240 down.
+        # Resized to 341x256, the crop is 58 to 282 horizontally (85.04 to 413.49 in the image), 16 to 240
+        # vertically.
         ((500, 375), (85, 23, 328, 329)),
         ((375, 500), (23, 85, 329, 328)),
         ((256, 256), (16, 16, 224, 224)),
@@ -452,7 +453,7 @@ def test_the_middle_is_that_of_pillow() -> None:
     expected = np.asarray(resized.crop((58, 16, 58 + 224, 16 + 224))).astype(int)
     crop = sm.ResizeCenterCrop(256, 224)
     got = sm.load_image(make_image(picture), crops=crop, width=224, height=224, scale_mode=None)
-    # Half a pixel of the image is a quarter of a level here.
+    # Half a pixel of the image is a difference of a quarter of a level here.
     assert np.abs(np.asarray(got) - expected).max() <= 1
 
 

@@ -1,4 +1,4 @@
-"""Buffers on a device: what they say of themselves, and who waits for what when they are taken."""
+"""Buffers on a device: their attributes, and the waits between streams when other libraries take them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def card() -> Iterator[Card]:
     found = Card(devices=2)
     found.runs_by_itself = False
     yield found
-    found.run()  # or threads would wait for what stands there
+    found.run()  # otherwise threads would wait for queued work
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def library(request: pytest.FixtureRequest) -> Any:
 
 
 def there(values: Any, device: int = 1, **about: Any) -> sm.CUDABuffer:
-    """A buffer whose copy stands on a stream."""
+    """Make a device buffer whose copy is still queued on a stream."""
     source = sm.CPUBuffer(np.array(values), **about)
     return sm.transfer_buffer(source, cuda_config=sm.cuda_config(device, stream=COPYING))
 
@@ -136,7 +136,7 @@ def test_the_memory_lives_as_long_as_an_array_over_it(card: Card, library: Any) 
     del buffer
     gc.collect()
     card.run()
-    there(np.full(4, 9))  # would take the memory
+    there(np.full(4, 9))  # would reuse the memory
     card.run()
     assert list((ctypes.c_int64 * 4).from_address(address)) == [0, 1, 2, 3]
     del taker
@@ -157,7 +157,7 @@ def test_a_taker_by_dlpack_has_its_stream_wait(
     assert buffer.__dlpack_device__() == (2, 1)
     given = buffer.__dlpack__(stream=stream, max_version=(1, 0), dl_device=(2, 1), copy=False)
     assert logged(card, f"wait on stream {waits:#x} of device 1") == 1
-    # What owns the memory must not make the wrong stream wait in addition.
+    # The owner of the memory must not make another stream wait in addition.
     assert getattr(given, "exports", [-1]) == [-1]
 
 
@@ -168,7 +168,7 @@ def test_nobody_waits_who_need_not(card: Card, library: Any, stream: int) -> Non
 
 
 def test_a_ready_array_is_its_owners_to_hand_over(card: Card) -> None:
-    # As of DALI, which is done when it returns.
+    # As an array of DALI, which is complete when DALI returns.
     owner = DeviceArray(card, 0, np.arange(3), None)
     buffer = sm.CUDABuffer(owner, (3,), np.int64, 0)
     buffer.__dlpack__(stream=SIDE)
@@ -198,17 +198,17 @@ def test_what_dlpack_does_not_give(
         there([1]).__dlpack__(**options)
 
 
-# --- of DALI, which knows no streams but its own
+# --- memory of DALI, which knows only its own stream
 
 
 @pytest.fixture
 def driver(card: Card) -> Driver:
-    FakeTorch(card)  # which brings the card's driver
+    FakeTorch(card)  # importing it installs the card's driver
     return card.driver
 
 
 def of_dali(card: Card, values: np.ndarray) -> Any:
-    """An array whose memory is given again in the order of its stream."""
+    """Make an array whose memory is reused in the order of its stream."""
     address = card.allocate(values.nbytes, 1, COPYING)
     memory = np.frombuffer((ctypes.c_uint8 * values.nbytes).from_address(address), values.dtype)
     memory[:] = values
@@ -344,7 +344,7 @@ def test_memory_waits_for_the_streams_that_read_it(card: Card, library: Any) -> 
     card.stream(1, SIDE).put("read", read)
     del buffer
     gc.collect()
-    again = there(np.full(4, 9))  # behind it on the same stream
+    again = there(np.full(4, 9))  # after it on the same stream
     card.stream(1, COPYING).run()  # as far as it can get, before the other one
     card.run()
     assert seen == [[0, 1, 2, 3]]

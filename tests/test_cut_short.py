@@ -1,4 +1,4 @@
-"""Files that end too early: no partial result is taken for a whole one."""
+"""Truncated files: a partial result is never returned as a complete one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spdl_media.packets import av_packets
 from spdl_media.parts import missing_end
 from spdl_media.testing import index_frames, make_audio, make_image, make_video
 
-# What each container of the table in docs/damage.md notices.
+# The truncations that are detected in each container, as in the table of docs/damage.md.
 ALWAYS = [
     name
     for name in CONTAINERS
@@ -74,7 +74,7 @@ def same_or_error(
         is_path = isinstance(source, Path)
         assert error.source == (str(source) if is_path else f"bytes of length {size}")
         return
-    # The last bytes of a TIFF and the footer of a TGA hold no pixels.
+    # The last bytes of a TIFF and the footer of a TGA contain no pixels.
     assert name in ("tiff", "tga"), f"{size} of {len(made(name))} bytes pass"
     assert size > len(made(name)) - 30
     assert got == whole
@@ -140,14 +140,14 @@ def test_cut_is_always_noticed(name: str, tmp_path: Path) -> None:
                 count = len(decode(name, source))
             except (sm.DecodeError, sm.DemuxError):
                 continue
-            # The index behind the frames of an AVI may be missing: all frames are there.
+            # The index after the frames of an AVI may be missing: all frames are there.
             assert name == "avi", f"{size} of {len(data)}"
             assert count == total
 
 
 @pytest.mark.parametrize("name", ["mp4, index in front", "matroska", "wav", "flac", "caf"])
 def test_cut_between_two_packets_is_noticed(name: str) -> None:
-    """No packet is damaged then: only the sizes that the file states tell."""
+    """No packet is damaged then; only the sizes in the file show it."""
     kind, data = CONTAINERS[name][0], container(name)
     spans = packet_spans(data, kind)
     for _, end in (spans[len(spans) // 3], spans[-2]):
@@ -169,7 +169,7 @@ def test_cut_within_a_unit_is_noticed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ogg, opus", "mpeg-ts", "mp3", "adts"])
 def test_cut_between_two_units_is_not_noticed(name: str) -> None:
-    """Known, and in the table: nothing in the file tells."""
+    """A documented limit: nothing in the file shows the truncation."""
     data, ends = container(name), ends_of_units(name)
     end = ends[len(ends) // 2]
     assert 0 < len(decode(name, data[:end])) < len(decode(name, data))
@@ -177,7 +177,7 @@ def test_cut_between_two_units_is_not_noticed(name: str) -> None:
 
 @cache
 def ends_of_units(name: str) -> list[int]:
-    """Where Ogg pages, the last transport packets of pictures, or frames of sound end."""
+    """Return the ends of Ogg pages, of the last transport packets of frames, or of audio frames."""
     data = container(name)
     if name.startswith("ogg"):
         return [n for n in range(1, len(data)) if data[n : n + 4] == b"OggS"][2:]
@@ -210,7 +210,7 @@ def test_message_says_how_much_is_missing() -> None:
 
 
 def test_index_cut_at_its_end_does_not_pass_for_an_empty_track() -> None:
-    # FFmpeg gives a stream without a single packet, and no error.
+    # FFmpeg returns a stream without packets, and no error.
     data = make_audio(sound(), RATE, codec="pcm_s16le", format="mov")[:-3]
     with pytest.raises(sm.DecodeError, match="the box moov should end"):
         decode_audio(data)
@@ -256,7 +256,7 @@ def test_stream_cut_short_gives_its_frames_and_then_the_error(name: str) -> None
     kept = len(decode(name, data, on_corrupt="keep"))
     assert kept == sum(len(frames) for frames in stream(data, on_corrupt="keep"))
     count = 0
-    with pytest.raises(sm.DecodeError, match="cut short"):  # noqa: PT012  # what came before counts
+    with pytest.raises(sm.DecodeError, match="cut short"):  # noqa: PT012  # earlier frames count, too
         for frames in stream(data):
             count += len(frames)
     assert count == kept
@@ -275,7 +275,7 @@ def stream(data: bytes, **options: object) -> Iterator[sm.VideoFrames | sm.Audio
 
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
 def test_wav_of_unknown_size_is_whole(size: int) -> None:
-    """Programs that write to a pipe cannot go back to fill the size in."""
+    """A program that writes to a pipe cannot go back to fill in the size."""
     data = bytearray(make_audio(sound(), RATE))
     place = data.index(b"data") + 4
     data[place : place + 4] = size.to_bytes(4, "little")
@@ -304,7 +304,7 @@ def test_missing_end_survives_hostile_sizes() -> None:
 
 
 def test_avi_of_many_tiny_forms_is_walked_once() -> None:
-    """Each form was walked on its own, to the end of the file: minutes for a megabyte."""
+    """A regression: each RIFF form was walked to the end of the file, which took minutes per megabyte."""
     form = b"RIFF" + struct.pack("<I", 4) + b"AVI "
     reads = 0
     data = form * 50_000
@@ -329,7 +329,7 @@ def test_what_follows_the_last_form_of_an_avi_is_no_part_of_it(rest: bytes) -> N
 
 
 def test_an_mp4_whose_mdat_states_too_much_is_whole_if_its_packets_are_there() -> None:
-    """Writers that count the eight bytes of its header twice."""
+    """Some writers count the eight bytes of its header twice."""
     data = bytearray(container("mp4, index in front"))
     start = data.index(b"mdat") - 4
     assert struct.unpack_from(">I", data, start)[0] == len(data) - start

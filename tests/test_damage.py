@@ -1,4 +1,4 @@
-"""What is noticed of damage, cell by cell of the tables in docs/damage.md, and what comes out then."""
+"""Detection of damage as in the tables of docs/damage.md, and the results of damaged files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = {"one bit": flipped, "32 bytes": overwritten}
 
 @cache
 def table() -> dict[tuple[str, str], str]:
-    """The cells of the table of flipped bits, by format or codec and kind of damage."""
+    """Return the cells of the table of flipped bits, by format or codec and kind of damage."""
     text = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w ]+?) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
     return {
@@ -70,7 +70,7 @@ def test_damage_is_noticed_as_the_page_says(name: str, kind: str) -> None:
 
 
 def damage_in(name: str, packet: int, kind: str = "video") -> bytes:
-    """The file with one bit flipped in the middle of one packet."""
+    """Return the file with one flipped bit in the middle of one packet."""
     data = bytearray(made(name))
     start, end = packet_spans(made(name), kind)[packet]
     data[(start + end) // 2] ^= 4
@@ -78,7 +78,7 @@ def damage_in(name: str, packet: int, kind: str = "video") -> bytes:
 
 
 def test_ffv1_checksum_marks_the_frame_that_fails_it() -> None:
-    # FFmpeg logs it and goes on with the pixels of the frame before.
+    # FFmpeg logs it and continues with the pixels of the frame before.
     damaged = damage_in("ffv1", 5)
     with pytest.raises(
         sm.DecodeError, match=r"damaged ffv1 data at 0\.500 s \(packet 5\)"
@@ -100,13 +100,13 @@ def test_hashes_of_hevc_mark_the_picture_that_fails_them() -> None:
     kept = decode_video(damaged, on_corrupt="keep")
     assert len(kept) == 24
     assert kept.is_corrupt[0]
-    # Those that are predicted from it fail as well, up to the next key frame.
+    # Pictures that are predicted from it fail as well, up to the next key frame.
     assert not any(kept.is_corrupt[8:])
 
 
 @pytest.mark.parametrize("codec", ["libopus", "flac"])
 def test_damaged_page_of_an_ogg_is_no_gap_in_silence(codec: str) -> None:
-    """FFmpeg drops such a page and goes on."""
+    """FFmpeg drops such a page silently and continues."""
     whole = make_audio(sound(), RATE, codec=codec, format="ogg")
     total = len(decode_audio(whole))
     for place in (len(whole) * 2 // 5, len(whole) * 3 // 4):
@@ -156,7 +156,7 @@ def test_damaged_sound_is_dropped_and_counted(name: str) -> None:
 
 
 def test_keep_gives_a_damaged_still_marked() -> None:
-    name = "jpeg"  # FFmpeg gives nothing of a PNG that fails its checksum
+    name = "jpeg"  # FFmpeg decodes nothing of a PNG with a wrong checksum
     damaged = next(data for data in overwritten(name) if is_noticed(name, data))
     whole = decode_still(made(name))
     kept = decode_still(damaged, on_corrupt="keep")
@@ -164,4 +164,4 @@ def test_keep_gives_a_damaged_still_marked() -> None:
     assert (kept.width, kept.height) == (whole.width, whole.height)
     assert not whole.is_corrupt
     with pytest.raises(sm.DecodeError):
-        decode_still(damaged, on_corrupt="drop")  # there is nothing left to give
+        decode_still(damaged, on_corrupt="drop")  # no pixels are left

@@ -1,4 +1,4 @@
-"""Stages on a Dask cluster of two processes that are killed, closed, and given what cannot be sent."""
+"""Stages on a Dask cluster of two processes: deaths, closed clients, and items that cannot be sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spdl_media.testing import make_image
 distributed = pytest.importorskip("distributed")
 psutil = pytest.importorskip("psutil")
 
-# Each test waits for processes that another machine would start in a second.
+# Each test waits for processes to start, which is slow on a busy machine.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
 
 
@@ -43,13 +43,13 @@ def workers() -> set[Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    # It logs whole tracebacks of what the tests provoke.
+    # Dask logs long tracebacks of the errors that the tests provoke.
     logging.disable(logging.ERROR)
     before = workers()
     with local_cluster(2) as cluster:
         yield cluster
     logging.disable(logging.NOTSET)
-    # None is left, those included that took the place of others.
+    # No process is left, including replacements.
     assert psutil.wait_procs(workers() - before, timeout=30)[1] == []
 
 
@@ -87,7 +87,7 @@ def read_nowhere() -> None:
 
 
 class OfAnotherMachine:
-    """Its pickle can be written there, and not be read here."""
+    """An object that can be pickled on the cluster, but not unpickled here."""
 
     def __reduce__(self) -> Any:
         return read_nowhere, ()
@@ -111,7 +111,7 @@ def note(path: Path) -> int:
 
 
 class Decoder:
-    """Keeps what it opens when it is first called, as models and readers do."""
+    """A callable that opens something at its first call and keeps it, like a model or a reader."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -139,7 +139,7 @@ def test_a_worker_killed_in_the_middle_costs_no_item(executor: Executor) -> None
 def test_an_item_that_ends_its_workers_fails_alone(
     executor: Executor, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By default an item may take four workers with it, which are seconds each.
+    # By default, Dask retries an item until four workers have died, which takes seconds each.
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
     pipeline = on(executor, end_at_7, range(20), concurrency=1)
     with pipeline.auto_stop():
@@ -274,7 +274,7 @@ def test_a_cluster_that_does_not_answer_is_told_before_any_item(
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    # Bound, and not listened at: nobody else gets it meanwhile.
+    # Bound but not listened on, so that no other program can take the port.
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -59,7 +59,7 @@ async def arange(stop: int) -> AsyncIterator[int]:
 
 
 class Numbers:
-    """Like ``range``, but can only be read from its start."""
+    """Like ``range``, but it can only be iterated from its start."""
 
     def __init__(self, stop: int) -> None:
         self.stop = stop
@@ -157,7 +157,7 @@ def test_without_preprocessor() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_aggregators_keep_the_order(is_async: bool) -> None:
-    """The first batch is held back until the second one is done."""
+    """The first batch is delayed until the second one is done."""
     second_is_done = threading.Event()
 
     def aggregate(samples: list[int]) -> int:
@@ -256,10 +256,10 @@ class TestEpochs:
         assert [list(loader), list(loader)] == epochs[:2]
         loader.set_epoch(5)
         assert (loader.epoch, list(loader)) == (5, epochs[5])
-        # Set at the sampler, as PyTorch's users do.
+        # Set at the sampler, as users of PyTorch do.
         shared.set_epoch(3)
         assert (loader.epoch, list(loader), loader.epoch) == (3, epochs[3], 4)
-        # Begun before, so it goes on from there.
+        # Begun before, so it continues from there.
         shared.set_epoch(2)
         assert list(DataLoader(shared, output_order="input")) == epochs[2]
 
@@ -288,7 +288,7 @@ class TestEpochs:
         for epoch in (0, 2):
             shared.set_epoch(epoch)
             assert list(loader) == expected[epoch]
-        # Where it is already, so nothing was chosen; but the loader hears of it.
+        # The epoch is the current one, so nothing changes, but the loader must notice the call.
         shared.set_epoch(2)
         assert loader.epoch == 3
         loader.set_epoch(2)
@@ -400,12 +400,12 @@ class TestStopping:
         next(iterator)
         until_still(lambda: made)
         del iterator
-        # One that was taken, the buffer, and what the stage holds: its concurrency and one that waits.
+        # One batch that was taken, the buffer, and those in the stage: its concurrency and one that waits.
         assert made <= 1 + 3 + 2 + 1
 
 
 def until_still(value: Callable[[], int]) -> None:
-    """Wait until a value is above zero and has not changed for some turns of all threads."""
+    """Wait until a value is above zero and has stopped changing."""
     still, last = 0, 0
     while still < 20:
         time.sleep(0.001)
@@ -414,7 +414,7 @@ def until_still(value: Callable[[], int]) -> None:
 
 
 def retried(iterator: Iterator[Any]) -> Iterator[Any]:
-    """A busy machine may take longer than the short timeout of the test."""
+    """Retry after a TimeoutError: on a busy machine, the short timeout of the test may expire."""
     while True:
         try:
             yield next(iterator)
@@ -599,7 +599,7 @@ class TestChance:
         assert list(DataLoader([1], preprocessor=functools.partial(draw, rng=7))) == [(1, 7)]
 
     def test_never_changes(self) -> None:
-        """Written down once: what a training draws must not change with a release."""
+        """Fixed expected values: random numbers of a training must not change with a release."""
         raw = [int(sample_rng(*key).bit_generator.random_raw()) for key in KEYS]
         assert raw == RAW
 
@@ -886,7 +886,7 @@ class TestTasks:
 
     @pytest.mark.parametrize("timeout", [None, 0.01])
     def test_it_goes_on_after_a_timeout(self, timeout: float | None) -> None:
-        """The loader's own, and one of the caller's, which cancels the call."""
+        """With the loader's own timeout, and with one of the caller, which cancels the call."""
         gate = threading.Event()
 
         def wait(item: int) -> int:

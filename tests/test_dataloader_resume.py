@@ -1,4 +1,4 @@
-"""A DataLoader goes on where another one was stopped: nothing twice, nothing left out."""
+"""A DataLoader continues where another one was stopped: no sample is repeated or lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_LIMIT = float("inf")
 
 
 class Rereadable:
-    """Can only be read from its start, as often as wanted."""
+    """Can be iterated any number of times, but only from its start."""
 
     def __init__(self, items: list[int]) -> None:
         self.items = items
@@ -58,7 +58,7 @@ class RereadableAsync(Rereadable):
 
 
 class Stateful(Rereadable):
-    """Knows where it is, as the datasets of torchdata do, and counts what it reads."""
+    """Knows its position, like the datasets of torchdata, and counts the items that are read."""
 
     def __init__(self, items: list[int]) -> None:
         super().__init__(items)
@@ -114,7 +114,7 @@ async def coroutine(item: int) -> tuple[int, int] | None:
 
 
 def generator(item: int) -> Iterator[tuple[int, int] | None]:
-    """Several samples, of which some are dropped, and failures behind some of them."""
+    """Yield several samples, some of which are dropped, and fail after some of them."""
     for offset in range(num_samples(item)):
         yield None if (item + offset) % 5 == 1 else (item, offset)
     check(item)
@@ -135,12 +135,12 @@ PREPROCESSORS = {
 
 
 def samples_of(preprocessor: str, items: list[int]) -> list[tuple[int, int]]:
-    """The model: what the items give, one after the other."""
+    """Return the samples of the items, one after the other: the expected result."""
     samples: list[tuple[int, int] | None] = []
     for item in items:
         values = generator(item) if "generator" in preprocessor else map(function, [item])
         with contextlib.suppress(ValueError):
-            # What came before a failure is kept.
+            # Samples before a failure are kept.
             for sample in values:
                 samples.append(sample)  # noqa: PERF402
     return [sample for sample in samples if sample is not None]
@@ -251,7 +251,7 @@ def test_the_next_epoch_follows_the_rest() -> None:
     assert first + list(resumed) == epochs[1]
     assert (resumed.epoch, source.epoch) == (2, 2)
     assert [list(resumed), list(resumed)] == epochs[2:4]
-    # Broken off: the next iteration of the same loader is the next epoch all the same.
+    # After a break, the next iteration of the same loader is still the next epoch.
     assert list(itertools.islice(loader, 2)) == epochs[2][:2]
     assert list(loader) == epochs[3]
 
@@ -292,7 +292,7 @@ def test_an_item_in_the_middle_of_its_samples() -> None:
 
 
 def test_what_overtook_others_is_not_made_again() -> None:
-    """The first item is under way while the others are handed out."""
+    """The first item is still being processed while the others are delivered."""
     proceed = threading.Event()
 
     def slow(item: int) -> int:
@@ -348,7 +348,7 @@ def test_a_source_with_state_is_asked_for_it() -> None:
     resumed = DataLoader(source, output_order="input")
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert first + list(resumed) == list(range(1000))
-    # At most as many are read again as lie between two copies of the state.
+    # At most the items between two copies of the state are read again.
     assert source.num_read <= 300 + 16
     assert list(resumed) == list(range(1000))
 
@@ -394,7 +394,7 @@ def test_chance_is_that_of_the_item() -> None:
     loader = DataLoader(range(20), preprocessor=draw, seed=9, output_order="input")
     loader.set_epoch(2)
     first = list(itertools.islice(loader, 8))
-    # The seed goes along with the state.
+    # The seed is part of the state.
     resumed = DataLoader(range(20), preprocessor=draw, output_order="input")
     resumed.load_state_dict(loader.state_dict())
     expected = [int(sample_rng(9, 2, position).integers(2**60)) for position in range(20)]
@@ -464,7 +464,7 @@ def test_what_failed_by_whatever_error_is_not_made_again(place: str, fn: Any) ->
 
 @pytest.mark.parametrize("is_generator", [False, True])
 def test_what_a_failed_run_cancels_is_made_again(is_generator: bool) -> None:
-    """A run that ends because of another item's failure cancels the calls that are under way."""
+    """When the failure of another item ends a run, calls that are under way are cancelled."""
     others = asyncio.Event()
     was_cancelled = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a saved state holds: which items are done, down to the samples of one item."""
+"""Saved states: the items that are done, and the samples of partly done items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = 30
 
 
 def runs(numbers: Iterable[int]) -> list[list[int]]:
-    """The model: maximal runs of numbers without a gap."""
+    """Return the maximal runs of consecutive numbers: the expected result."""
     found = set(numbers)
     starts = sorted(number for number in found if number - 1 not in found)
     stops = sorted(number + 1 for number in found if number + 1 not in found)
@@ -53,7 +53,7 @@ def test_items_fill_the_gaps(done: set[int], count: int, epoch: int) -> None:
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     rest = [number for number in range(N) if number not in done]
-    # Not beyond the end, at which the state is that of the next epoch.
+    # Not beyond the end, where the state is that of the next epoch.
     count = min(count, len(rest))
     iterator = iter(loader)
     assert list(itertools.islice(iterator, count)) == rest[:count]
@@ -68,7 +68,7 @@ COUNTS = st.lists(st.integers(0, 4), min_size=N, max_size=N)
 @settings(max_examples=examples(60))
 @given(COUNTS, st.sets(st.tuples(st.integers(0, N - 1), st.integers(0, 3))), st.integers(0, 60))
 def test_samples_fill_the_gaps(counts: list[int], told: set[tuple[int, int]], taken: int) -> None:
-    """An item is done when all its samples are; until then, the state names those that are."""
+    """An item is done when all its samples are done; until then, the state lists the done ones."""
 
     def make(item: int) -> Iterator[tuple[int, int]]:
         return ((item, offset) for offset in range(counts[item]))

@@ -1,4 +1,4 @@
-"""Ranks of gloo, as torchrun starts them: an epoch is shared out, stopped, and gone on with by more ranks."""
+"""Ranks with the gloo backend, as torchrun starts them: an epoch is stopped and continued by more ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
-# Steps wait for all ranks, so a rank with a batch more would never end.
+# Each step waits for all ranks, so a rank with one more batch would never end.
 RANK = """
     import itertools, json, pathlib, sys
     import torch
@@ -49,7 +49,7 @@ RANK = """
 
 
 def run(folder: Path, world_size: int, stop_after: int) -> list[Any]:
-    """By rank, the items of each epoch."""
+    """Run the ranks; return the items of each epoch by rank."""
     script = folder / "rank.py"
     script.write_text(textwrap.dedent(RANK))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -79,12 +79,13 @@ def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
     assert all(len(rank) == 1 for rank in three)
     before = [item for rank in two for item, _ in rank[1]]
     after = [item for rank in three for item, _ in rank[0]]
-    # 19 are left, and two come again, so that the ranks stay in step.
+    # 19 items are left, and two are repeated, so that all ranks have equally many.
     assert [len(rank[0]) for rank in three] == [7, 7, 7]
     assert len(set(before)) == 12
     assert not set(before) & set(after)
     assert len(set(after)) == 19
-    # Random numbers belong to the place in the epoch, and no two places, of what comes again too, share any.
+    # Random numbers depend on the position in the epoch, so no two positions share any, repeated ones
+    # included.
     second = [number for rank in (*two, *three) for _, number in rank[-1]]
     assert len(set(second)) == 33
 

@@ -1,4 +1,4 @@
-"""Damage, gaps and changes in sound: what is missing is said, and what is there stays in its place."""
+"""Damage, gaps and changes in audio: missing parts are reported, and the rest keeps its position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _without(packets: AudioPackets, *missing: int) -> AudioPackets:
 
 
 def _hit(data: bytes, place: float, count: int = 40) -> bytes:
-    """The same bytes with some of them flipped, from about ``place`` of the file on."""
+    """Return the bytes with some of them inverted, at about the part ``place`` of the file."""
     damaged = bytearray(data)
     first = int(len(data) * place)
     for k in range(first, first + count):
@@ -36,7 +36,7 @@ def test_a_gap_shifts_nothing(codec: str, format: str) -> None:
     packets = sm.demux_audio(clip(codec, format))
     step = len(sm.decode_packets(packets[10:11], filter_desc=None))
     if codec == "libopus":
-        step = 960  # a decoder that starts here leaves its delay out
+        step = 960  # a decoder that starts here drops its delay
     gap = _without(packets, 20, 21).with_metadata(window=sm.timing.parse_window((1.5, 1.6)))
     whole = packets.with_metadata(window=sm.timing.parse_window((1.5, 1.6)))
     a, b = (sm.decode_packets(p, filter_desc=None) for p in (whole, gap))
@@ -96,7 +96,7 @@ def test_damage_inside_the_window_is_always_met(format: str) -> None:
 
 
 def _concatenated(first: Any, second: Any) -> bytes:
-    """Two streams of ADTS after each other; such files come from radio streams."""
+    """Join two ADTS streams; such files come from radio streams."""
     return b"".join(
         make_audio(samples, rate, codec="aac", format="adts") for samples, rate in (first, second)
     )

@@ -1,4 +1,4 @@
-"""Decoding video: whole windows, chunks of exact length, no more than is needed."""
+"""Decoding video: complete windows, chunks of exact length, and no unnecessary work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import spdl_media as sm
 
-# Which packets a window gives to the decoder shows nowhere else but in the time it takes.
+# Private: which packets are decoded for a window is visible otherwise only in the time.
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
@@ -44,7 +44,7 @@ def clip() -> bytes:
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
-    """The pts of every packet that the decoder is given."""
+    """Return a list to which the pts of each decoded packet is added."""
     given: list[int | None] = []
     decode = PictureDecoder.decode
 
@@ -211,7 +211,7 @@ def test_a_decoder_serves_another_stream_after_flush(clip: bytes) -> None:
 
 
 def test_windows_one_after_the_other_do_not_cut_each_other(clip: bytes) -> None:
-    """The frames held back belong to the window before, whose end is not that of the next one."""
+    """Frames that the decoder still holds belong to the window before and are cut at its end."""
     with sm.Demuxer(clip) as demuxer:
         decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=None)
         windows = ((0.3, 0.9), (2.1, 2.5), (2.5, 2.8), (0, 0.2))
@@ -257,7 +257,7 @@ def test_damage_is_said_once_and_the_rest_can_be_had(clip: bytes) -> None:
     with pytest.raises(sm.DecodeError, match="packet 20"):
         list(decoder.decode(damaged))
     rest = [*decoder.decode(packets[:0]), *decoder.flush()]
-    # The frames of the packets before the damage are not lost, nor those after it.
+    # Neither frames before the damage nor those after it are lost.
     assert set(range(16)) | set(range(24, 40)) <= set(joined(rest))
 
 
@@ -295,7 +295,7 @@ def test_a_stream_cut_in_mid_group_counts_what_it_skips() -> None:
 
 
 def test_timestamps_survive_two_clocks() -> None:
-    """``frames.pts`` are FFmpeg's; ``timestamps`` count from the container's start."""
+    """``frames.pts`` are FFmpeg's; ``timestamps`` are relative to the container's start."""
     track = VideoTrack(frames=FRAMES, codec="libx264", pts=[100 + k for k in range(40)], gop_size=8)
     packets = sm.demux_video(make_media([track], format="mpegts"), timestamp=(1, 1.2))
     frames = sm.decode_packets(packets, None)
@@ -331,7 +331,7 @@ def test_two_threads_in_one_decoder(clip: bytes) -> None:
 
 
 def test_reserved_numbers_of_colours_mean_nothing() -> None:
-    """Encoders of ProRes write 0 for colours that they do not know."""
+    """ProRes encoders write the reserved number 0 for unknown colours."""
     pictures = [
         tuple(np.uint16(4) * planes[0] for _ in range(3)) for planes in index_planes(3, 64, 48)
     ]

@@ -1,4 +1,4 @@
-"""One picture from containers: videos, animations, AVIF, and tiles that are refused."""
+"""One image from containers: videos, animations, AVIF, and grids of tiles."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_an_avif_sequence_gives_its_first_picture() -> None:
 
 @pytest.mark.parametrize("columns", [2, 4])
 def test_a_grid_of_tiles_is_joined_by_pillow(columns: int) -> None:
-    """FFmpeg shows each tile as a stream, and one tile must not pass for the image."""
+    """FFmpeg presents each tile as a stream, but one tile is not the whole image."""
     data = make_grid(index_frames(1, 256, 128)[0], columns)
     with av.open(io.BytesIO(data)) as file:
         assert len(file.streams.video) == columns, "as FFmpeg shows it today"
     tiles = [sm.decode_packets(sm.demux_video(data, stream_index=i)) for i in range(columns)]
     joined = np.concatenate([tile[0].planes[0] for tile in tiles], axis=1)
-    # Chroma is scaled another way.
+    # Chroma is scaled differently.
     assert np.abs(sm.load_image(data).array.astype(int) - joined).mean() < 3
     assert np.abs(sm.load_video(data).array[0].astype(int) - joined).mean() < 3
     assert (sm.probe(data).video.width, sm.probe(data).is_still) == (256, True)  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def test_pictures_in_a_file_of_sound_and_video() -> None:
 
 
 class Pipe(io.RawIOBase):
-    """Bytes that can be read once, and not sought."""
+    """A source that can be read only once and cannot seek."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)

@@ -1,4 +1,4 @@
-"""Stills opened as videos: every read of a Demuxer gives the whole file, whichever came before."""
+"""Still images opened as videos: every read of a Demuxer gives the whole file, in any order of reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import spdl_media as sm
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_image, make_video
 
-# Noise, so that the file is longer than the piece by which FFmpeg recognizes it: a JPEG whose end it has
-# not seen, and what has no signature, are opened by their name, which is another way.
+# Noise, so that the file is longer than the part by which FFmpeg recognizes it. A JPEG whose end it has not
+# seen is opened by its name, like formats without a signature, which takes another path.
 RGB = np.random.default_rng(3).integers(0, 256, (78, 104, 3), dtype=np.uint8)
 
-# Encoder and the end of the file's name. Each file is one packet.
+# Encoder and suffix of the file. Each file is one packet.
 STILLS: dict[str, str] = dict(
     pair.split("/")  # type: ignore[misc]  # into two
     for pair in """
@@ -40,7 +40,7 @@ PIX_FMTS = {
     "dpx": "rgb24",
     "pcx": "rgb24",
 }
-# FFmpeg has no demuxer that knows these by their content.
+# FFmpeg has no demuxer that recognizes these by their content.
 BY_NAME_ONLY = {"targa", "pam"}
 
 
@@ -88,13 +88,13 @@ def source(kind: str, data: bytes, suffix: str, folder: Path) -> Any:
 
 
 def in_every_order(src: Any) -> dict[str, bytes]:
-    """Check that each read gives the same after any other as it gives first; give what that is."""
+    """Check that each read gives the same first and after any other read; return the results by read."""
     first = {}
     for name, read in READS.items():
         with sm.Demuxer(src) as demuxer:
             first[name] = read(demuxer)
     pairs = list(itertools.product(READS, repeat=2))
-    # Those of a file are opened anew for each pair, the others for all pairs that begin alike.
+    # Files are opened again for each pair of reads, other sources for all pairs with the same first read.
     size = 1 if isinstance(src, Path) else len(READS)
     for start in range(0, len(pairs), size):
         some = pairs[start : start + size]

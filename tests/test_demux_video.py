@@ -1,4 +1,4 @@
-"""Demuxing video: which stream, from which sources, how opened, and what packets say."""
+"""Demuxing video: selection of streams, kinds of sources, options, and times of packets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def indices(frames: sm.VideoFrames) -> list[int]:
 
 @pytest.fixture(scope="module")
 def two_pictures() -> bytes:
-    """Stream 0: sound. Stream 1: 20 small frames. Stream 2: 30 larger ones, a key frame each 5."""
+    """Stream 0: audio. Stream 1: 20 small frames. Stream 2: 30 larger frames, a key frame every 5."""
     small = VideoTrack(frames=index_planes(20, 32, 24), codec="libx265")
     large = VideoTrack(frames=index_planes(30, 64, 48), codec="libx265", gop_size=5, max_b_frames=2)
     sound = AudioTrack(samples=index_samples(144000), codec="aac")
@@ -36,7 +36,7 @@ def two_pictures() -> bytes:
 
 
 class Pipe(io.RawIOBase):
-    """Bytes that can be read once, and not sought."""
+    """A source that can be read only once and cannot seek."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)

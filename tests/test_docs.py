@@ -1,4 +1,4 @@
-"""The examples of the documentation, run as they stand."""
+"""The examples of the documentation run as they are printed, and its links and tables are right."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "howto").glob("*.md"))]
 MEDIA = ROOT / "samples" / "media"
 
-# A block of code, and the mark before it that keeps it from being run, or says which packages it needs.
+# A block of code, and an optional mark before it that excludes it, or names the packages that it needs.
 BLOCK = re.compile(
     r"^(?:<!-- (?:no-run: (?P<reason>[^\n]+)|needs: (?P<packages>\w+(?: \w+)*)) -->\n\n?)?"
     r"```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-# A print on a line of its own, with what it prints behind it.
+# A print on its own line, followed by the printed text as a comment.
 PRINTED = re.compile(r"^ *print\(.*\)  # (?P<text>.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
 class Block(NamedTuple):
-    """A block of code that is to be run."""
+    """A block of code to run."""
 
     line: int
     code: str
@@ -55,7 +55,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run(block: Block, names: dict[str, object], page: str) -> None:
-    """Run a block; lines of an error are those of the page."""
+    """Run a block. Line numbers of errors are those of the page."""
     code = compile("\n" * block.line + block.code, page, "exec", dont_inherit=True)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -67,7 +67,7 @@ def run(block: Block, names: dict[str, object], page: str) -> None:
 
 @pytest.fixture
 def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the files that the examples read."""
+    """Change to a folder with the files that the examples read, and return it."""
     shutil.copy(MEDIA / "nasa_13013.mp4", tmp_path / "clip.mp4")
     shutil.copy(MEDIA / "technician_turned.jpg", tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ NEEDED = sorted(
 def test_examples_beside_other_packages_run_where_they_are(
     page: Path, packages: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Otherwise it asks the network for a later release of itself.
+    # Otherwise it looks for a later release of itself on the network.
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     needed = packages.split()
     for package in needed:
@@ -117,7 +117,7 @@ def test_examples_beside_other_packages_run_where_they_are(
 def test_the_readme_passes_strict_type_checks(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     first, *others = (block.code for block in blocks(ROOT / "README.md"))
-    # The first one stands alone, and the others go on with each other's names.
+    # The first block is independent; the others use names of the blocks before.
     for number, code in enumerate((first, "".join(others))):
         page = tmp_path / f"readme_{number}.py"
         page.write_text(code, encoding="utf-8")
@@ -134,7 +134,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The places of a page that links may name, as GitHub makes them of headings."""
+    """Return the anchors of a page, as GitHub makes them from headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -153,7 +153,7 @@ def test_links_name_headings_that_there_are(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_fence_is_seen(page: Path) -> None:
-    """A block that the pattern above misses would never be run."""
+    """A block that the pattern above does not match would never be run."""
     text = page.read_text(encoding="utf-8")
     assert text.count("```python") == len(BLOCK.findall(text))
     assert text.count("```") % 2 == 0

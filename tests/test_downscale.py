@@ -1,4 +1,4 @@
-"""``decode_config(downscale="dct")``: near the whole decode where it is used, and equal to it elsewhere."""
+"""``decode_config(downscale="dct")``: close to the full decode where it is used, otherwise equal to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import spdl_media as sm
 
-# Spied on: whether a JPEG was shrunk while decoded shows in the time alone, and in rounding.
+# Private: that a JPEG was downscaled during decoding is visible otherwise only in time and rounding.
 from spdl_media import image_decoder
 from spdl_media.operations import ScaleAlgo
 from spdl_media.testing import make_image
@@ -19,7 +19,7 @@ DCT = sm.decode_config(downscale="dct")
 
 
 def picture(width: int, height: int) -> np.ndarray:
-    """Smooth, and different at every place and in every direction."""
+    """Make a smooth image that differs at every position and in every direction."""
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     channels = (255 * x, 255 * y * y, 127 + 120 * np.sin(9 * x + 5 * y))
     return np.stack(channels, axis=-1).astype(np.uint8)
@@ -31,7 +31,7 @@ def jpeg(width: int, height: int, pix_fmt: str = "yuvj420p") -> bytes:
 
 
 def turned(data: bytes, orientation: int) -> bytes:
-    """With the orientation written into it."""
+    """Add an orientation to a JPEG."""
     block = b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\x01\3\0\1\0\0\0" + bytes([orientation, 0, 0, 0])
     return data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
 
@@ -41,7 +41,7 @@ LARGE = jpeg(640, 512)
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Sizes of the pictures that were shrunk while they were decoded."""
+    """Return a list of the sizes of images that were downscaled during decoding."""
     pytest.importorskip("simplejpeg")
     sizes: list[tuple[int, int]] = []
     decode = image_decoder._decode_small
@@ -62,7 +62,7 @@ def load(data: bytes, config: sm.DecodeConfig | None = None, **options: Any) -> 
 
 
 def difference(data: bytes, **options: Any) -> float:
-    """Mean absolute difference from the whole decode, in levels."""
+    """Return the mean absolute difference from the full decode, in levels."""
     small, whole = load(data, DCT, **options), load(data, **options)
     assert small.shape == whole.shape
     return float(np.abs(small.astype(int) - whole).mean())
@@ -102,7 +102,7 @@ def test_orientation_crops_and_flips(
     data = turned(LARGE, orientation)
     assert difference(data, crops=[box], flips=[flip]) <= 1
     assert len(used) == 1
-    # A sixteenth of a turn wrong would be tens of levels.
+    # A wrong orientation would be a difference of tens of levels.
     assert difference(data, crops=[box], flips=[flip]) < 0.1 * float(
         np.abs(load(data, flips=[flip]).astype(int) - load(data, flips=[not flip])).mean()
     )
@@ -260,6 +260,6 @@ def test_odd_files(media_dir: Any, used: list[tuple[int, int]]) -> None:
                 load(path, DCT, width=32, height=32)
             continue
         small = load(path, DCT, width=32, height=32)
-        # At this size there is nothing but edges.
+        # At this size, the image consists of edges only.
         assert np.abs(small.astype(int) - whole).mean() <= 2, path.name
     assert used

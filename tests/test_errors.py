@@ -1,4 +1,4 @@
-"""Errors: what they are, what they say, and that they survive a change of process whole."""
+"""Errors: their base classes and messages, and that pickling keeps all their fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spdl_media.errors import (
     WriteError,
 )
 
-# One of each class, with every field set to something that is not its default.
+# One error of each class, with all fields set to non-default values.
 SAMPLES = {
     MediaError: MediaError("no idea", source="a.mp4"),
     SourceError: SourceError("no such file", source="a.mp4", errno=errno.ENOENT),
@@ -107,7 +107,7 @@ def test_comes_back_whole_from_another_process(
     with pytest.raises(kind) as caught:
         process.submit(_raise, kind.__name__).result(timeout=100)
     assert _same(caught.value, SAMPLES[kind])
-    # The pool lives on: an error that cannot be unpickled would have broken it.
+    # The pool still works: an error that cannot be unpickled would have broken it.
     assert process.submit(abs, -1).result(timeout=100) == 1
 
 

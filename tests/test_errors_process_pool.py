@@ -1,4 +1,4 @@
-"""Errors of real calls in other processes: each class comes back whole, and the pool lives on."""
+"""Errors of real calls in other processes: all fields come back, and the pool still works."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_comes_back_whole(call: object, process: ProcessPoolExecutor, tmp_path: 
     assert there.value.args == here.value.args
     for field in FIELDS:
         assert getattr(there.value, field, None) == getattr(here.value, field, None), field
-    # A storage does not know whose frames it is too small for, nor a device or encoder whose arrays it gets.
+    # A storage does not know the source of its frames, and neither does a device or an encoder.
     without_source = sm.StorageTooSmallError | sm.TransferError | sm.EncodeError
     assert there.value.source or isinstance(there.value, without_source)
     assert process.submit(abs, -1).result(timeout=100) == 1

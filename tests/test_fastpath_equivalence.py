@@ -1,4 +1,4 @@
-"""Each fast path equals the plain one, bit for bit or within its bound."""
+"""Each fast path equals the general path, bit for bit or within its bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import spdl_media as sm
 
-# Whether a picture takes a graph is what these tests are about, and no public function says it.
+# Private: these tests are about whether an image uses a filter graph, which no public function shows.
 from spdl_media import fast_images, get_video_filter_desc, image_decoder
 from spdl_media.errors import FilterError
 from spdl_media.fast_images import fast_chain, without_graph
@@ -40,7 +40,7 @@ SIDES = st.integers(2, 70)
 
 
 def noise(pix_fmt: str, width: int, height: int, seed: int = 0) -> av.VideoFrame:
-    """A picture of random bytes, valid in the format."""
+    """Make an image of random values that are valid in the format."""
     rng = np.random.default_rng(seed)
     frame = av.VideoFrame(width, height, pix_fmt)
     for plane in frame.planes:
@@ -60,7 +60,7 @@ def through_graph(desc: str, frame: av.VideoFrame) -> av.VideoFrame:
 
 
 def cut(desc: str, box: Any, *, mirror: bool = False) -> FilterDesc:
-    """The same filters after a box is cut out and mirrored."""
+    """Return the same filters after a crop and an optional mirror."""
     ops = picture_ops(desc)
     assert ops is not None
     return FilterDesc(replace(ops, box=box, mirror=mirror))
@@ -75,7 +75,7 @@ def facts(frame: av.VideoFrame) -> tuple[Any, ...]:
 
 
 def scaled_alone(desc: str | None, frame: av.VideoFrame) -> av.VideoFrame | None:
-    """What the scaler alone makes of a frame that is given away."""
+    """Convert a frame, which is given away, by the scaler without a graph; ``None`` if it needs a graph."""
     ops = picture_ops(desc)
     assert ops is not None, desc
     assert fast_chain(ops.uncut) is not None, desc
@@ -91,8 +91,8 @@ def assert_same(desc: str | None, frame: av.VideoFrame) -> None:
 
 
 def is_same(desc: str | None, frame: av.VideoFrame) -> bool:
-    """Whether the scaler alone takes the frame; then it gives what the graph gives."""
-    # The graph runs first: the scaler alone may write to the frame's fields for a while.
+    """Return whether the scaler alone converts the frame, and check that the result equals the graph's."""
+    # The graph runs first, because the scaler may temporarily write to the frame's fields.
     wanted, got = through_graph(f"{desc}", frame), scaled_alone(desc, frame)
     if got is None:
         return False
@@ -160,7 +160,7 @@ def test_yuv_without_a_graph(
     crop: int | None,
     seed: int,
 ) -> None:
-    """Stills that keep their planes, with the colours of JPEG, as ``load_image`` asks for them."""
+    """Stills as YUV with the colours of JPEG, as ``load_image`` converts them."""
     if not any(to):  # odd sizes are made whole first: tests/test_odd_sizes.py
         size = 2 * size[0], 2 * size[1]
     frame = noise(source, *size, seed)
@@ -330,7 +330,7 @@ def test_an_edited_text_is_a_graph() -> None:
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p", "nv12", "yuva420p", "yuv420p10le"])
 def test_video_formats_take_a_graph(pix_fmt: str) -> None:
-    # Where their chroma samples stand is a field of the frame, which only the scale filter reads.
+    # The chroma location is a field of the frame, which only the scale filter reads.
     for quality in ("accurate", "auto", "fast"):
         desc = get_video_filter_desc(quality=quality)  # type: ignore[arg-type]
         assert not accepts(desc, av.VideoFrame(16, 16, pix_fmt))
@@ -364,7 +364,7 @@ def test_scalers_are_kept_for_some_sizes_only() -> None:
 
 @pytest.fixture
 def scalers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Any]:
-    """The scalers that are alive, of those that threads make from now on."""
+    """Return a set of the living scalers, of those that threads make from now on."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
     class Counted:
@@ -380,7 +380,7 @@ def scalers(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Any]:
 def test_a_thread_keeps_a_bounded_number_of_scalers_over_all_targets(
     scalers: weakref.WeakSet[Any],
 ) -> None:
-    """Training at several scales has a chain for each."""
+    """A training with several scales needs scalers for each."""
     counts = []
     for side in range(20, 60):
         desc = get_video_filter_desc(scale_width=side, scale_height=side, scale_mode=None) or ""
@@ -407,7 +407,7 @@ def test_a_thread_that_ends_leaves_no_scalers(
     assert (during, len(scalers)) == ([2], 0)
 
 
-# From here on, whole files: made ones and, where they are at hand, photographs.
+# From here on, whole files: made ones and, if available, photographs.
 
 FILES = (
     "noise 4:2:0",
@@ -487,7 +487,7 @@ def test_a_decoder_that_stays_open(files: list[bytes]) -> None:
 
 
 def test_scaling_in_two_steps(files: list[bytes]) -> None:
-    """Against swscale's most exact way in one step: one level, in a few values."""
+    """Compared with swscale's most exact single step: one level, in a few values."""
     flags = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
     flags |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
     for data in files:
@@ -508,7 +508,7 @@ def test_the_whole_way_is_that_through_a_graph(files: list[bytes]) -> None:
     for data in files:
         for options in ({}, {"quality": "fast"}, {"scale_mode": "crop"}):
             desc = get_video_filter_desc(scale_width=64, scale_height=48, **options)
-            # "copy" does nothing, but it takes a graph.
+            # "copy" does nothing, but needs a graph.
             plain, graph = (
                 np.asarray(sm.convert_frames(sm.decode_packets(sm.demux_image(data), text)))
                 for text in (desc, f"copy,{desc}")
@@ -519,7 +519,7 @@ def test_the_whole_way_is_that_through_a_graph(files: list[bytes]) -> None:
 def test_decoding_at_less_than_the_size(
     files: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one level for photographs; noise has nothing but the frequencies that are left out."""
+    """Within one level for photographs; noise consists of the frequencies that are dropped."""
     pytest.importorskip("simplejpeg")
     used = []
     run = image_decoder._decode_small

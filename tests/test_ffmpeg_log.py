@@ -1,4 +1,4 @@
-"""FFmpeg's own lines: kept off stderr, let through on request, quoted in the error that they belong to."""
+"""FFmpeg's log messages: not on stderr by default, shown on request, and quoted in the error they explain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from damage import container, flipped, overwritten
 
 import spdl_media as sm
 
-# Lines of two steps of one call: an error of the public functions shows those of one step alone.
+# Private: an error of the public functions shows only the messages of one step of a call.
 from spdl_media._ffmpeg import describe, ffmpeg_log
 
 READ_ALL = (
@@ -56,7 +56,7 @@ def run(folder: Path, setup: str = "") -> subprocess.CompletedProcess[str]:
     return done
 
 
-# Where one file that makes FFmpeg say something is enough.
+# For tests in which one file with messages is enough.
 FFV1 = "files = [path for path in files if path.name.startswith('ffv1')]\n"
 
 
@@ -76,7 +76,7 @@ def test_nothing_reaches_stderr(damaged_files: Path) -> None:
 
 
 def test_nothing_reaches_stderr_when_threads_decode(damaged_files: Path) -> None:
-    """FFmpeg's own threads log too, and no call of ours is above them."""
+    """FFmpeg's own threads log as well, outside of any call of this library."""
     setup = (
         "import damage\n"
         "make = sm.decode_config\n"
@@ -109,7 +109,7 @@ ABANDON = (
 
 
 def test_decoders_with_threads_can_be_left_half_way(damaged_files: Path) -> None:
-    """A thread of FFmpeg's that logs waits for the GIL; who frees its decoder must not hold it."""
+    """A logging FFmpeg thread waits for the GIL, so the GIL must be released while its decoder is freed."""
     done = run_code(ABANDON, damaged_files, 40 if effort.LONG else 10)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -186,7 +186,7 @@ def failure(name: str) -> str:
 
 
 def test_errors_quote_the_last_line_of_their_own_call() -> None:
-    """Also while other threads fail in other ways."""
+    """Also while other threads fail with other errors."""
     alone = {name: failure(name) for name in FAILURES}
     assert "(moov atom not found)" in alone["mov"]
     assert "(inflate returned error" in alone["png"]
@@ -212,7 +212,7 @@ def test_lines_since_a_mark_are_those_of_one_step_and_thread() -> None:
 
 
 def is_heard() -> bool:
-    """Whether PyAV takes the GIL for what FFmpeg says."""
+    """Whether PyAV takes the GIL for FFmpeg's messages."""
     with av.logging.Capture() as lines:
         av.logging.log(av.logging.ERROR, "test", "something")
     return bool(lines)

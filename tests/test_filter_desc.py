@@ -1,4 +1,4 @@
-"""The builders of filter descriptions: what they write, and what FFmpeg makes of it."""
+"""The builders of filter descriptions: their text, and the result when FFmpeg runs it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORMATS = (
 def picture(
     pix_fmt: str, width: int = 61, height: int = 45, value: int | None = None
 ) -> av.VideoFrame:
-    """A coloured pattern, or a flat grey, in any pixel format."""
+    """Make a coloured pattern or a flat grey, in any pixel format."""
     y, x = np.mgrid[:height, :width]
     rgb = np.stack([x * 4 % 256, y * 5 % 256, (x + y) * 3 % 256], -1).astype(np.uint8)
     if value is not None:
@@ -54,7 +54,7 @@ def picture(
 
 
 def run(desc: str | None, *frames: Any) -> list[Any]:
-    """What comes out for some frames in all."""
+    """Run a graph over frames; return all its output."""
     assert desc is not None
     graph = FilterGraph(desc)
     if isinstance(frames[0], av.VideoFrame):
@@ -69,7 +69,7 @@ def run(desc: str | None, *frames: Any) -> list[Any]:
 
 
 def clip(count: int) -> list[av.VideoFrame]:
-    """Grey frames at 10 a second, frame k of level k."""
+    """Make grey frames at 10 per second, frame k with level k."""
     frames = [picture("gray", 8, 8, k) for k in range(count)]
     for k, frame in enumerate(frames):
         frame.pts = k
@@ -248,7 +248,7 @@ def test_planar_rgb_on_the_way_equals_one_accurate_step(source: str, target: str
         flags = text or FLAGS.replace("bicubic", "bilinear")
         (ours,), (once,) = run(desc, frame), run(f"scale={flags},format={target}", frame)
         assert ours.format.name == target
-        # At some odd widths, one value in a thousand is rounded the other way.
+        # At some odd widths, one value in a thousand is rounded differently.
         difference = np.abs(ours.to_ndarray().astype(int) - once.to_ndarray())
         assert difference.max() <= 1
         assert difference.mean() < 0.005
@@ -307,7 +307,7 @@ SAMPLES = {
 def test_the_whole_picture_is_inside_the_border(
     pix_fmt: str, to: tuple[int, int], size: tuple[int, int], asked: bool
 ) -> None:
-    """What lies inside is the picture scaled to that size, bit for bit, and no part of a larger one."""
+    """The inside equals the image scaled to that size bit for bit, and is not a crop of a larger one."""
     pattern = np.arange(size[0] * size[1] * 3).reshape(size[1], size[0], 3) ** 2 % 97 + 150
     frame = av.VideoFrame.from_ndarray(pattern.astype(np.uint8), "rgb24")
     if not asked:
@@ -333,14 +333,14 @@ def test_the_whole_picture_is_inside_the_border(
         x, y = columns[0] // right, rows[0] // below
         part = plane[y : y + whole.shape[0], x : x + whole.shape[1]]
         np.testing.assert_array_equal(part, whole)
-    # As large as it goes, and of the picture's shape, to the nearest whole sample.
+    # As large as possible with the image's aspect ratio, rounded to whole samples.
     scale = min(to[0] / size[0], to[1] / size[1])
     assert abs(width - size[0] * scale) <= across / 2 + 0.5 * (to[0] % across)
     assert abs(height - size[1] * scale) <= down / 2 + 0.5 * (to[1] % down)
 
 
 def planes(frames: list[Any]) -> tuple[Any, ...]:
-    """Those of the one frame that came out."""
+    """Return the planes of the only frame."""
     (frame,) = frames
     return picture_planes(frame)
 
@@ -523,7 +523,7 @@ def gray_frame(width: int, height: int) -> av.VideoFrame:
 @each("size", [(2000, 3), (3, 2000), (2000, 1), (1, 2000), (1, 1)])
 @each("pix_fmt", ["rgb24", "yuv420p", "gray"])
 def test_thin_pictures_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -> None:
-    """FFmpeg's own fitting rounds the thin side to 0, and refuses the picture."""
+    """FFmpeg's own fitting rounds the thin side to 0, and rejects the image."""
     frame = gray_frame(*size)
     desc = get_video_filter_desc(scale_width=224, scale_height=224, pix_fmt=pix_fmt)
     assert desc is not None
@@ -591,7 +591,7 @@ def test_the_fast_quality() -> None:
     alpha = get_filter_desc(scale_width=8, pix_fmt="rgba", quality="fast")
     assert alpha is not None
     assert "yuv420p" not in alpha
-    # Without scaling, nothing is quicker than FFmpeg's own conversion.
+    # Without scaling, FFmpeg's own conversion is the fastest.
     assert get_video_filter_desc(quality="fast") == get_video_filter_desc(quality="auto")
     with pytest.raises(ValueError, match="quality must be "):
         get_video_filter_desc(quality="best")

@@ -333,7 +333,7 @@ def test_a_second_thread_is_turned_away() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     class SlowFrames(VideoFrames):
-        """Frames that keep the graph busy while they are handed over."""
+        """Frames whose access takes long, so that the graph is busy."""
 
         @property
         def _frames(self) -> Any:

@@ -1,4 +1,4 @@
-"""The memory of decoded pictures is used again, and not taken anew from the system for each."""
+"""The memory of decoded images is reused, and not allocated from the system for each image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(faults(4) / 64)
 """
 
 
-# In processes of their own, in which nothing large was freed: that alone would change the allocator.
+# In new processes, because freeing something large changes the behaviour of the allocator.
 @pytest.mark.parametrize("heap", ["a heap as it is", "a heap with a hole"])
 def test_a_loop_over_a_pool_takes_no_new_pages(tmp_path: Path, heap: str) -> None:
     picture = tmp_path / "picture.jpg"
@@ -54,7 +54,7 @@ def test_a_loop_over_a_pool_takes_no_new_pages(tmp_path: Path, heap: str) -> Non
         check=True,
         capture_output=True,
         text=True,
-        # Dask leaves one behind where it has started workers, and glibc then keeps to that limit.
+        # Dask sets this variable when it starts workers, and glibc then uses that limit.
         env={name: value for name, value in os.environ.items() if "MALLOC" not in name},
     )
     # Without keep_freed_memory it is about 200.

@@ -1,4 +1,4 @@
-"""The script for the first hour on a GPU, without one: it skips with reasons; its parts run on the CPU."""
+"""gpu_first_hour without a GPU: the script skips its parts with reasons, and parts run on stand-ins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_a_gpu_each_part_says_why_it_is_skipped(tmp_path: Path) -> None:
 
 
 class Loaded:
-    """What lies on a device, which is none."""
+    """An array on a stand-in device."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -54,7 +54,7 @@ class Loaded:
 
 
 class Machine:
-    """A device on which the CPU does all."""
+    """A stand-in device, whose work is done by the CPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._load_video, self.is_full = sm.load_video, False

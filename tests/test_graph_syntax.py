@@ -1,4 +1,4 @@
-"""The parser of FFmpeg's graph syntax, beside FFmpeg's own reading of it."""
+"""The parser of FFmpeg's graph syntax, compared with FFmpeg's own parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spdl_media import FilterError, FilterGraph, VideoFrames
 
-# The grammar alone: FilterGraph would refuse most of these texts for what their filters are.
+# Private: only the grammar is tested. FilterGraph would reject most of these texts for their filters.
 from spdl_media.graph import (
     Chains,
     Node,
@@ -24,7 +24,7 @@ from spdl_media.graph import (
 )
 from spdl_media.image_frames import av_frames
 
-# Everything but NUL, which ends C's strings, and lone surrogates, which no encoding has.
+# All characters except NUL, which ends C strings, and lone surrogates, which cannot be encoded.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 some_texts = texts.filter(bool)
 words = st.text(string.ascii_letters + string.digits + "_", min_size=1)
@@ -32,7 +32,7 @@ words = st.text(string.ascii_letters + string.digits + "_", min_size=1)
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Chains:
-    """Graphs whose labels are all different, so that none is used twice."""
+    """Draw graphs in which each label is used once."""
     labels = iter(draw(st.lists(some_texts, unique=True, max_size=8)))
 
     def some() -> tuple[str, ...]:
