@@ -1,8 +1,8 @@
-"""PyTorch's DataLoader with threads of this library in place of processes.
+"""PyTorch's DataLoader with threads instead of processes.
 
-It derives from torch's own class, which checks the arguments, makes the samplers and knows the length. The
-iterator is made here, and derives from torch's private base of iterators, because that draws from the
-generator as all of torch's iterators do, and what is drawn there decides the order.
+The loader derives from torch's class, which checks the arguments, creates the samplers and knows the length.
+The iterator derives from torch's private base class of iterators, because that draws from the generator as
+all of torch's iterators do, which determines the order.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _TorchIterator: Any = _data.dataloader._BaseDataLoaderIter
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker thread knows of itself, see :func:`get_worker_info`.
+    """Information on a worker thread, see :func:`get_worker_info`.
 
     Attributes:
         id: Number of the thread, from 0.
-        num_workers: How many threads read the dataset; 1 if it is iterable.
-        seed: Differs from thread to thread. Nothing is seeded with it, because threads share random state.
+        num_workers: Number of threads that read the dataset; 1 if it is iterable.
+        seed: Differs between threads. Nothing is seeded with it, because threads share random state.
         dataset: The dataset itself, not a copy.
     """
 
@@ -51,9 +51,9 @@ _thread = threading.local()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """Return what the current worker thread of a :class:`DataLoader` knows of itself; elsewhere ``None``.
+    """Return information on the current worker thread of a :class:`DataLoader`; ``None`` in other threads.
 
-    ``torch.utils.data.get_worker_info()`` keeps one answer a process, and is ``None`` in these threads.
+    ``torch.utils.data.get_worker_info()`` has one value per process, and is ``None`` in these threads.
     """
     return getattr(_thread, "info", None)
 
@@ -61,31 +61,30 @@ def get_worker_info() -> WorkerInfo | None:
 class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so its classes are Any here
     """``torch.utils.data.DataLoader`` with threads instead of processes.
 
-    It takes torch's arguments, refuses what torch refuses, and gives the same batches in the same order for
-    the same seed, if the dataset draws nothing from global random state. Some arguments mean something else:
+    It has torch's arguments and checks, and returns the same batches in the same order for the same seed, if
+    the dataset does not use global random state. Some arguments have another meaning:
 
     Args:
-        num_workers: Threads. Each makes one batch at a time. An iterable dataset is read by one of them, so
-            each item comes once. 0: the caller's thread, by torch's own iterator.
-        worker_init_fn: Called with its number in each thread, before its first batch. Threads share the
+        num_workers: Number of threads. Each makes one batch at a time. A single thread reads an iterable
+            dataset, so that each item occurs once. 0: the caller's thread, with torch's own iterator.
+        worker_init_fn: Called in each thread with its number, before its first batch. Threads share the
             dataset and all global state.
-        persistent_workers: The threads stay for the next iteration, with what they keep in a
-            ``threading.local``.
+        persistent_workers: Keep the threads, and their ``threading.local`` data, for the next iteration.
         multiprocessing_context: Checked as in torch, without effect, because there are no processes.
-        prefetch_factor: Batches made ahead for each thread, at least 1 (default 2).
-        pin_memory: The threads pin the batches that they make.
-        in_order: ``False``: batches come as they are ready.
+        prefetch_factor: Batches prepared ahead per thread, at least 1 (default 2).
+        pin_memory: Pin batches, in the threads that make them.
+        in_order: ``False`` returns batches as soon as they are ready.
 
     Raises:
-        TypeError: As in torch; or, by ``iter``, a DataPipe with ``num_workers`` above 0.
-        ValueError: As in torch; or, by ``iter``, a ``prefetch_factor`` of 0.
+        TypeError: As in torch; or, on ``iter``, for a DataPipe with ``num_workers`` above 0.
+        ValueError: As in torch; or, on ``iter``, for a ``prefetch_factor`` of 0.
 
-    Iteration raises the very exception of the dataset, ``collate_fn`` or ``worker_init_fn`` when its batch
-    is due; another ``next()`` gives the batch after it. It raises ``RuntimeError`` if a batch takes longer
-    than ``timeout``.
+    Iteration raises the original exception of the dataset, ``collate_fn`` or ``worker_init_fn`` in place of
+    its batch; the following ``next()`` returns the next batch. It raises ``RuntimeError`` if a batch takes
+    longer than ``timeout``.
 
-    Thread safety: the dataset must bear to be read by several threads at a time. An iterator serves one
-    thread; a loader may be iterated several times at once, unless ``persistent_workers`` is set.
+    Thread safety: several threads read the dataset at a time. An iterator serves one thread; a loader may
+    have several iterators at once, unless ``persistent_workers`` is set.
 
     Example:
         >>> loader = DataLoader(range(10), batch_size=4, num_workers=2)
@@ -105,17 +104,17 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
         return _ThreadedIterator(self)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch warns of more processes than cores, and threads may wait for files."""
+        """Do nothing: torch would warn of more workers than cores, but threads may wait for files."""
 
 
-#: SPDL's name of it. The defaults are torch's, with ``num_workers=0``.
+#: SPDL's name of :class:`DataLoader`. The defaults are torch's, with ``num_workers=0``.
 get_pytorch_dataloader = DataLoader
 
 
 class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
-    """Submits indices, which torch draws in the consumer's thread, to threads that make batches of them."""
+    """Submits indices, which torch draws in the consumer's thread, to threads that make batches."""
 
-    # Nothing is to be closed if __init__ fails.
+    # A class attribute, so that __del__ closes nothing if __init__ fails.
     _threads: tuple[threading.Thread, ...] = ()
 
     def __init__(self, loader: Any) -> None:
@@ -128,7 +127,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         self._reading: _Reading | None = None
         self._pin = _pinning(self._pin_memory_device) if self._pin_memory else None
         self._tasks: SimpleQueue[Any] = SimpleQueue()
-        # Not a ThreadPoolExecutor, at whose exit a program would wait for all that was begun ahead.
+        # Not a ThreadPoolExecutor, which at exit would wait for all batches that were begun ahead.
         for number in range(num_threads):
             info = WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
             thread = threading.Thread(target=_work, args=(self._tasks, info), daemon=True)
@@ -146,7 +145,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             *(self._dataset_kind, self._dataset, self._auto_collation),
             *(self._collate_fn, self._drop_last),
         )
-        # A dataset that fetches all samples at once is given the indices as they are.
+        # A dataset with __getitems__ gets the plain list of indices.
         fetches_all = getattr(self._dataset, "__getitems__", None)
         may_stop_early = self._auto_collation and not fetches_all
         self._reading = _Reading(make_fetcher, loader.worker_init_fn, self._pin, may_stop_early)
@@ -154,7 +153,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._add_task()
 
     def _add_task(self) -> None:
-        # At the end of the sampler no task is added.
+        # StopIteration is the end of the sampler: there are no more tasks.
         with suppress(StopIteration):
             task = self._reading, self._next_index(), Future[Any]()
             self._due.append(task[-1])
@@ -164,17 +163,17 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         if not self._due:
             self._end()
         batch = self._take()
-        # Before the result is looked at: an error costs its own batch alone.
+        # Before reading the result, so that an error does not reduce the number of batches ahead.
         self._add_task()
         try:
             return batch.result()
         except StopIteration:
-            # Of a map-style dataset it is an error of its own.
+            # Only for an iterable dataset, this is the end; otherwise it is an error of the dataset.
             if not self._is_iterable:
                 raise
             self._end()
         finally:
-            # The traceback of an error has this frame, which would hold the error.
+            # Breaks a reference cycle: the traceback of the error refers to this frame.
             del batch
 
     def _take(self) -> Future[Any]:
@@ -193,7 +192,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         raise StopIteration
 
     def _abandon(self) -> list[Future[Any]]:
-        """End the reading; return the batches that are still being made."""
+        """End the reading, and return the batches that are still being made."""
         if self._reading is not None:
             self._reading.is_over = True
         running = [batch for batch in self._due if not batch.cancel()]
@@ -219,7 +218,7 @@ _iterators: weakref.WeakSet[_ThreadedIterator] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    # Daemon threads that run on while the interpreter ends may crash it.
+    # Daemon threads that still run when the interpreter ends may crash it.
     for iterator in list(_iterators):
         iterator._close()
 
@@ -232,13 +231,13 @@ def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
                 batch.set_result(reading(index))
             except BaseException as error:  # noqa: BLE001  # the consumer raises it, even a SystemExit
                 batch.set_exception(error)
-        # Else held until the next one comes.
+        # Otherwise the batch would be kept alive until the next task.
         del reading, index, batch
 
 
 @dataclass(eq=False)
 class _Reading:
-    """One iteration over a dataset, in all threads. It knows no iterator, so that one can be dropped."""
+    """One iteration over a dataset, in all threads. It keeps no reference to the iterator."""
 
     make_fetcher: Callable[[], Any]
     init_fn: Callable[[int], object] | None
@@ -248,17 +247,17 @@ class _Reading:
     fetcher: Any = None
 
     def __call__(self, index: Any) -> Any:
-        """Return a batch, or one sample if there are no batches, as torch's fetcher makes it.
+        """Return a batch, or one sample without batching, from torch's fetcher.
 
         Raises:
             StopIteration: An iterable dataset has ended.
         """
         try:
-            # Threads that stay are prepared once, as torch's persistent workers are.
+            # Persistent threads are initialised once, as torch's persistent workers are.
             if self.init_fn is not None and not hasattr(_thread, "is_ready"):
                 self.init_fn(_thread.info.id)
             _thread.is_ready = True
-            # An iterable dataset is begun in the thread that reads it.
+            # Created here, so that an iterable dataset is begun in the thread that reads it.
             self.fetcher = fetcher = self.fetcher or self.make_fetcher()
             batch = fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
             return batch if self.pin is None else self.pin(batch)
@@ -270,7 +269,7 @@ class _Reading:
 
 
 class _Indices(list[Any]):
-    """Indices of a batch, which end in an error when nobody waits for it any more."""
+    """Indices of a batch; iterating over them raises an error once the iteration was abandoned."""
 
     def __init__(self, indices: Iterable[Any], reading: _Reading) -> None:
         super().__init__(indices)
@@ -284,8 +283,8 @@ class _Indices(list[Any]):
 
 
 def _pinning(device: str) -> Callable[[Any], Any]:
-    """A function that pins a batch, in a thread which has another current device than the consumer's."""
-    # Asked in the consumer's thread, where it has been set.
+    """Return a function that pins batches in another thread, on the consumer's current device."""
+    # Read in the consumer's thread, because the current device is set per thread.
     index = _torch.accelerator.current_device_index()
 
     def pin(batch: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Copies between host memory and CUDA devices, in the background where the memory is pinned.
+"""Copies between host memory and CUDA devices, asynchronous if the memory is pinned.
 
-A copy is put on a stream and the call returns. The source is kept until the copy has read it, and with it the
-lease of its :class:`~spdl_media.StoragePool`; the result carries the event behind the copy, for which whoever
-takes it waits on its own stream.
+A copy is put on a stream and the call returns. The source, and with it the lease of its
+:class:`~spdl_media.StoragePool`, is kept until the copy has read it. The result has an event recorded after
+the copy, for which its consumer waits on its own stream.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Array = npt.NDArray[Any]
 def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsIndex) -> CUDABuffer:
     """Copy a buffer to a CUDA device.
 
-    From pinned memory the copy runs in the background, behind what the stream has to do already. The source
-    is kept until it is done: its storage or pool gives the block to nobody else, even if the buffer is
-    dropped or released at once. Do not write to it until :meth:`CUDABuffer.synchronize`. From pageable memory
-    it goes piece by piece through one pinned block, and the call returns when the last piece is in that.
+    From pinned memory the copy is asynchronous, in stream order. Its source is kept until the copy is done,
+    even if the buffer is deleted or released before: the storage or pool does not reuse the block. Do not
+    write to it until :meth:`CUDABuffer.synchronize` returns. Pageable memory is copied in pieces through a
+    pinned block, and the call returns when the last piece is in that block.
 
     Args:
         buffer: From :func:`~spdl_media.convert_frames` or another function, best in pinned memory:
@@ -53,9 +53,9 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
         TransferError: There is no CUDA device, or none in this process because it was forked; PyTorch and
             CuPy are missing; the device's memory is full; the stream belongs to another device; a copy fails.
         ValueError: There is no device of this number, or the buffer was released.
-        TypeError: ``buffer`` is no :class:`CPUBuffer`, or ``cuda_config`` no config.
+        TypeError: ``buffer`` is not a :class:`CPUBuffer`, or ``cuda_config`` is not a config.
 
-    Thread safety: safe. Threads that share a stream copy one after the other.
+    Thread safety: safe. Copies on one stream run one after the other.
     """
     if not isinstance(buffer, CPUBuffer):
         raise TypeError(f"transfer_buffer takes a CPUBuffer, not {type(buffer).__name__}")
@@ -67,12 +67,12 @@ def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsInde
 def _to_device(
     array: Array, device: Device, config: CUDAConfig, **metadata: Unpack[BufferMetadata]
 ) -> CUDABuffer:
-    """Begin to copy an array in host memory to the stream of a device.
+    """Begin to copy an array from host memory, on the stream of a device.
 
     Raises:
         TransferError: The device's memory is full, or the copy fails.
     """
-    # Only C-contiguous memory goes in one piece.
+    # Only C-contiguous memory can be copied in one piece.
     source = np.require(array, requirements="C")
     with _said(f"{source.nbytes} bytes to CUDA device {device.index}"):
         block = device.empty(source.shape, source.dtype, config.allocator)
@@ -83,7 +83,7 @@ def _to_device(
             _WINDOW.copy(device, block.array, source)
         ready = Handover(device.index, device.stream, block.used_on)
         if is_direct and not ready.event.is_done():
-            # The copy reads the source in the background, so that must live until it is done.
+            # The copy is asynchronous, so the source must be kept until it is done.
             KEEPER.keep((device.index, device.stream), ready.event, source)
     return CUDABuffer(
         block.array, source.shape, source.dtype, device.index, ready=ready, **metadata
@@ -93,7 +93,7 @@ def _to_device(
 def buffer_on_stream(
     block: Block, device: Device, **metadata: Unpack[BufferMetadata]
 ) -> CUDABuffer:
-    """The buffer over an array that is ready when the device's stream gets where it is now."""
+    """Make the buffer of an array that is ready after all work that is on the device's stream now."""
     interface = block.array.__cuda_array_interface__
     shape, dtype = interface["shape"], interface["typestr"]
     ready = Handover(device.index, device.stream, block.used_on)
@@ -101,12 +101,12 @@ def buffer_on_stream(
 
 
 class _Window:
-    """Pinned memory in two halves, through which pageable memory goes to devices piece by piece.
+    """Double buffer in pinned memory, through which pageable memory is copied to devices in pieces.
 
-    A pinned copy of a large batch would take twice its memory at worst, for good: PyTorch and CuPy round
-    up to powers of two, and keep what they have.
+    A pinned copy of a large batch could take twice its memory permanently: PyTorch and CuPy round up to
+    powers of two, and never free it.
 
-    Thread safety: safe; one array at a time.
+    Thread safety: safe; arrays are copied one at a time.
     """
 
     def __init__(self, half: int = 8 << 20) -> None:
@@ -116,7 +116,7 @@ class _Window:
         self._events: list[Event | None] = [None, None]
 
     def copy(self, device: Device, target: Any, source: Array) -> None:
-        """Begin to copy an array to one of the device's; the source may be dropped when this returns."""
+        """Begin to copy an array to an array on the device. The source is not needed after the call."""
         flat, there = (one.reshape(-1).view(np.uint8) for one in (source, in_place(target)))
         with self._lock:
             if self._memory is None:
@@ -125,7 +125,7 @@ class _Window:
                 place = slice(start, start + self._half)
                 side, part = start // self._half % 2, flat[place]
                 if (before := self._events[side]) is not None:
-                    with suppress(TransferError):  # a device that has failed reads nothing any more
+                    with suppress(TransferError):  # a failed device no longer reads the memory
                         before.synchronize()
                 piece = self._memory[side, : len(part)]
                 piece[...] = part
@@ -134,23 +134,23 @@ class _Window:
 
 
 _WINDOW = _Window()
-# The driver itself takes a copy of so many bytes at once.
+# The driver copies pageable memory up to this size to a buffer of its own before the call returns.
 _SMALL = 1 << 16
 
 
 def staging(storage: Storage | None) -> Storage:
-    """The memory that arrays pass through on their way: the caller's, or pinned memory."""
+    """Return the host storage for results that are copied to a device: the caller's, or pinned memory."""
     return PinnedMemory() if storage is None else storage
 
 
 def on_its_way(
     config: CUDAConfig | None, storage: Storage | None, purpose: str
 ) -> tuple[Callable[[CPUBuffer], Buffer], Storage | None]:
-    """Return a function that moves a buffer to where it is wanted, and the memory to make it in.
+    """Return a function that moves a buffer to its destination, and the storage to make the buffer in.
 
     Raises:
         TransferError: There is no device.
-        ValueError: There are devices, but not this one.
+        ValueError: There are devices, but none of this number.
     """
     if config is None:
         return lambda buffer: buffer, storage
@@ -159,36 +159,36 @@ def on_its_way(
 
 
 def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
-    """The buffer on the device. Its memory in the host goes back when the copy is done.
+    """Copy a buffer to a device, and release its host memory when the copy is done.
 
     Raises:
         TransferError: The device's memory is full, or the copy fails.
         ValueError: The buffer was released.
     """
-    # Released at once: whatever the copy still reads is kept for it.
+    # Released at once, because _to_device keeps memory that the copy still reads.
     with buffer:
         return _to_device(buffer.array, device, config, **buffer.metadata)
 
 
 @contextmanager
 def _said(what: str) -> Iterator[None]:
-    """Say what was being copied when a library fails."""
+    """Translate errors of a copy to TransferError, with the description of what was copied."""
     try:
         yield
     except DriverError as error:
         raise TransferError(f"copying {what} failed: {error}") from error
-    except TransferError:  # says more
+    except TransferError:  # has a more precise message
         raise
     except RuntimeError as error:
         raise TransferError(f"copying {what} failed: {type(error).__name__}: {error}") from error
 
 
 def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -> CPUBuffer:
-    """Copy a buffer on a CUDA device to host memory, and wait for it.
+    """Copy a buffer from a CUDA device to host memory, and wait for the copy.
 
     Args:
-        buffer: Of :func:`transfer_buffer` or a function with ``cuda=``.
-        storage: Memory to fill; fresh pageable memory without one.
+        buffer: From :func:`transfer_buffer` or a function with ``cuda=``.
+        storage: Memory to fill; by default, new pageable memory.
 
     Returns:
         A buffer in host memory, a copy, of the same shape and type, with the same ``failures`` and
@@ -196,9 +196,9 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
 
     Raises:
         TransferError: The copy fails, or CUDA cannot be used in this process.
-        StorageTooSmallError: It does not fit into the storage.
+        StorageTooSmallError: The buffer does not fit into the storage.
         ValueError: The buffer was released.
-        TypeError: ``buffer`` is no :class:`CUDABuffer`.
+        TypeError: ``buffer`` is not a :class:`CUDABuffer`.
 
     Thread safety: safe.
     """
@@ -215,27 +215,27 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
 
 
 def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None) -> T:
-    """Copy the tensors of a batch to a CUDA device, on a stream beside that of the computation.
+    """Copy the tensors of a batch to a CUDA device, on a stream separate from that of the computation.
 
-    It is meant for one stage of a pipeline. Tensors are pinned first, if they are not, copied on a stream of
-    the calling thread's own, and ready when this returns.
+    Use it as a stage of a pipeline. Tensors are pinned if necessary, and copied on a stream of the calling
+    thread. They are ready when this returns.
 
     Args:
-        batch: A tensor of PyTorch on the CPU, a :class:`CPUBuffer`, or a list, tuple, named tuple, mapping or
-            dataclass of such, nested in any way. All else in it, tensors on a device included, is passed on.
-        cuda_config: The device, its number or a config, whose allocator counts for buffers alone. ``None``:
-            the one that the environment variable ``LOCAL_RANK`` names, as ``torchrun`` sets it, or 0.
+        batch: A PyTorch tensor on the CPU, a :class:`CPUBuffer`, or a list, tuple, named tuple, mapping or
+            dataclass of these, nested in any way. Other values, including tensors on a device, are kept.
+        cuda_config: The device, as a number or a config; the config's allocator applies only to buffers.
+            ``None``: the device in the environment variable ``LOCAL_RANK``, as set by ``torchrun``, else 0.
 
     Returns:
         The same containers, with tensors on the device and :class:`CUDABuffer` for buffers. Tensors may be
-        used on the default stream and on the one that the caller has made current; tell PyTorch of others
-        (``tensor.record_stream``). Without CUDA ``batch`` itself, with one warning.
+        used on the default stream and on the caller's current stream; call ``tensor.record_stream`` for
+        others. Without CUDA, ``batch`` itself, with one warning.
 
     Raises:
-        TransferError: CUDA is there but cannot be used: the process was forked, the memory is full, the
-            stream is of another device, or PyTorch has no CUDA and only CuPy does.
-        ValueError: There is no device of this number, or ``LOCAL_RANK`` is no number.
-        TypeError: ``cuda_config`` is no config.
+        TransferError: CUDA is present but cannot be used: the process was forked, the memory is full, the
+            stream belongs to another device, or CuPy has CUDA but PyTorch does not.
+        ValueError: There is no device of this number, or ``LOCAL_RANK`` is not a number.
+        TypeError: ``cuda_config`` is not a config.
 
     Thread safety: safe.
     """
@@ -253,26 +253,26 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
 def transfer_tensor_d2h(
     batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | None = None, event: Any = None
 ) -> T:
-    """Copy the tensors of a batch from a CUDA device to pinned host memory, and wait for them.
+    """Copy the tensors of a batch from a CUDA device to pinned host memory, and wait for the copies.
 
-    The copies are made on a stream of the calling thread's own, or the config's, which first waits for the
+    The copies run on a stream of the calling thread, or on that of the config. The stream first waits for the
     caller's current stream, or for ``event``.
 
     Args:
-        batch: A tensor on the device, a :class:`CUDABuffer`, or containers of such, as for
-            :func:`transfer_tensor`. All else in it is passed on.
-        cuda_config: As in :func:`transfer_tensor`.
-        event: A ``torch.cuda.Event`` behind the work that made the tensors, if that was done on another
+        batch: A tensor on the device, a :class:`CUDABuffer`, or containers of these, as for
+            :func:`transfer_tensor`. Other values are kept.
+        cuda_config: The device, as for :func:`transfer_tensor`.
+        event: A ``torch.cuda.Event`` recorded after the work that made the tensors, if that ran on another
             stream than the current one.
 
     Returns:
-        The same containers, with tensors in pinned memory and :class:`CPUBuffer` for buffers. Without CUDA
+        The same containers, with tensors in pinned memory and :class:`CPUBuffer` for buffers. Without CUDA,
         ``batch`` itself, with one warning.
 
     Raises:
-        TransferError: As in :func:`transfer_tensor`, or a tensor lies on another device.
-        ValueError: As in :func:`transfer_tensor`.
-        TypeError: As in :func:`transfer_tensor`.
+        TransferError: CUDA cannot be used, as for :func:`transfer_tensor`, or a tensor is on another device.
+        ValueError: There is no device of this number, or ``LOCAL_RANK`` is not a number.
+        TypeError: ``cuda_config`` is not a config.
 
     Thread safety: safe.
     """
@@ -294,7 +294,7 @@ def _moved(
     function: str,
     way: str,
 ) -> T:
-    """The batch with its leaves moved, when all of them are there; itself where there is no CUDA."""
+    """Move the values of a batch and wait for all copies. Without CUDA, return the batch itself."""
     # torchrun starts one process for each device.
     config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
     HISTORY.check(function)
@@ -310,8 +310,8 @@ def _moved(
 
 
 def _device_type(value: Any) -> str | None:
-    """``"cpu"`` or ``"cuda"`` for tensors."""
-    # Without PyTorch there are no tensors, so nothing has to import it.
+    """Return the device type of a tensor, such as ``"cpu"`` or ``"cuda"``; ``None`` for other values."""
+    # If PyTorch was not imported, there are no tensors, so it is not imported here.
     torch = sys.modules.get("torch")
     is_tensor = torch is not None and isinstance(value, torch.Tensor)
     return str(value.device.type) if is_tensor else None
@@ -330,7 +330,7 @@ def _tensor_in(device: Device, tensor: Any) -> Any:
     """Begin to copy a tensor of any type to the device, through pinned memory.
 
     Returns:
-        The copy, for use on the default stream and the one that the caller has made current.
+        The copy, for use on the default stream and the caller's current stream.
     """
     cuda = device.torch.cuda
     readers = cuda.default_stream(device.index), cuda.current_stream(device.index)
@@ -339,16 +339,16 @@ def _tensor_in(device: Device, tensor: Any) -> Any:
     with out_of_memory_said(device, nbytes), cuda.stream(device.torch_stream(device.stream)):
         result = pinned.to(f"cuda:{device.index}", non_blocking=True)
     for reader in readers:
-        # Or the pool would give the memory to the next copy while they still read it.
+        # Otherwise the pool would reuse the memory for the next copy while these streams still read it.
         result.record_stream(reader)
     return result
 
 
 def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
-    """Begin to copy a tensor to pinned memory, behind the event or the caller's current stream.
+    """Begin to copy a tensor to pinned memory, after the event or the caller's current stream.
 
     Raises:
-        TransferError: It lies on another device.
+        TransferError: The tensor is on another device.
     """
     torch = device.torch
     if tensor.device.index != device.index:
@@ -374,15 +374,15 @@ def _warn_once(message: str) -> None:
     global _warned  # noqa: PLW0603  # one warning a process, as for memory that cannot be pinned
     if not _warned:
         _warned = True
-        # Past _moved and the public function, to their caller.
+        # 4: the caller of the public function that calls _moved.
         warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _local_rank() -> int:
-    """The number of the device for this process, as ``torchrun`` and others set it.
+    """Return the number of this process's device, from ``LOCAL_RANK``, as set by ``torchrun`` and others.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: The variable is not a number.
     """
     text = os.environ.get("LOCAL_RANK", "0")
     try:

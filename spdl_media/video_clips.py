@@ -1,4 +1,4 @@
-"""Clips of videos for training, in one array and with their audio; and videos that are kept open for them."""
+"""Sample clips of videos for training, as one array and with their audio; cache open videos."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ Sampler: TypeAlias = Literal["random", "uniform", "regular"]
 
 
 class VideoClips(NamedTuple):
-    """Clips of one video. Made by :func:`sample_clips`.
+    """Clips of one video, as returned by :func:`sample_clips`.
 
     Attributes:
         video: ``(num_clips, num_frames, height, width, 3)`` uint8 for ``rgb24``.
-        audio: ``(num_clips, channels, samples)`` float32 for ``fltp``; ``None``: none was asked for.
-        timestamps: Seconds at which each frame is shown in the video, ``(num_clips, num_frames)``; with
-            ``frame_rate`` the moments that were asked for. ``nan`` for a frame of zeros.
-        indices: Number of each frame in the video, likewise; -1 for a frame of zeros.
-        sample_rate: Samples of one channel in a second; ``None`` without audio.
+        audio: ``(num_clips, channels, samples)`` float32 for ``fltp``; ``None`` if it was not requested.
+        timestamps: Time of each frame in seconds, ``(num_clips, num_frames)`` float64; with ``frame_rate``
+            the requested times. ``nan`` for a frame of zeros.
+        indices: Number of each frame in the video, ``(num_clips, num_frames)`` int64; -1 for a frame of
+            zeros.
+        sample_rate: Samples per second and channel; ``None`` without audio.
     """
 
     video: Buffer
@@ -73,47 +74,47 @@ def sample_clips(
     Frames that several clips share are decoded once.
 
     Args:
-        video: The opened video.
-        num_frames: Frames of a clip.
+        video: The open video.
+        num_frames: Frames per clip.
         num_clips: Number of clips; by default one, and with ``sampler="regular"`` as many as fit.
-        step: From frame to frame of a clip: with 2 every other frame.
-        sampler: ``"random"``: each start is as likely as any other. ``"uniform"``: in the middle of each of
-            ``num_clips`` equal parts, as evaluations do. ``"regular"``: one clip each ``stride``.
-        stride: From the start of a clip to that of the next, in frames, or with ``frame_rate`` in seconds.
-            The default is the length of a clip.
-        frame_rate: Frames a second, whatever the video's own rate, which may vary: frame ``k`` is the one
-            that is shown at ``start + k * step / frame_rate``. Clips then begin at any time.
-        on_short: What becomes of frames that a clip lacks because the video is shorter: ``"error"`` raises a
-            ConvertError, ``"repeat_last"`` repeats the last one, ``"wrap"`` goes on from the first of the
-            clip, ``"zeros"`` adds zeros.
-        audio: Load the audio from the start of each clip on, as long as ``num_frames * step`` frames last at
-            ``frame_rate`` or else at the video's average rate: equally many samples for all clips. Where the
-            file has no audio, as behind its end, is silence.
+        step: Distance between frames of a clip: 2 takes every other frame.
+        sampler: ``"random"``: all starts are equally likely. ``"uniform"``: at the centre of each of
+            ``num_clips`` equal parts, as for evaluation. ``"regular"``: one clip every ``stride``.
+        stride: Distance between starts of clips, in frames, or with ``frame_rate`` in seconds. The default is
+            the length of a clip.
+        frame_rate: Frames per second, independent of the video's own rate, which may vary: frame ``k`` is the
+            one shown at ``start + k * step / frame_rate``. Clips then begin at any time.
+        on_short: What to do if the video is too short for a clip: ``"error"`` raises a ConvertError,
+            ``"repeat_last"`` repeats the last frame, ``"wrap"`` continues with the first frame of the clip,
+            ``"zeros"`` adds zeros.
+        audio: Load audio from the start of each clip, with the duration of ``num_frames * step`` frames at
+            ``frame_rate``, else at the video's average rate: equally many samples for all clips. Parts
+            without audio in the file, as after its end, are silent.
         audio_stream_index: Index of the audio stream. The default is FFmpeg's best one.
-        crops: What to cut out of the frames of a clip: a box ``(x, y, width, height)`` of the upright frame,
-            or a function that chooses one, called once a clip. Or a sequence of them, one a clip.
-        flips: Whether to exchange left and right in all frames of a clip: a bool, the probability of it, or
-            bools, one a clip.
-        rng: What starts, crops and flips are drawn from: a generator of NumPy's, or a seed. ``None``: others
-            each time.
-        filter_desc: A whole filter graph of your own that gives one frame for each. It replaces the options
-            for size and format, which must keep their defaults.
-        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the results lie there. The CPU
-            decodes, and the arrays are copied.
+        crops: What to crop from the frames of a clip: a box ``(x, y, width, height)`` of the upright frame,
+            or a function that chooses one, called once per clip. Or a sequence of these, one per clip.
+        flips: Whether to mirror all frames of a clip left to right: a bool, the probability of it, or a
+            sequence of bools, one per clip.
+        rng: NumPy generator, or a seed, for random starts, crops and flips. ``None`` draws different ones at
+            each call.
+        filter_desc: A custom filter graph that outputs one frame for each. It replaces the options for size
+            and format, which must keep their defaults.
+        cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`, for results on the device. The
+            CPU decodes, and the arrays are copied.
 
     Returns:
-        Arrays, their memory fresh or that of ``storage``, and the place of each frame in the video.
+        Arrays, in new memory or that of ``storage``, with number and time of each frame.
 
     Raises:
         SourceError: The source cannot be read.
         DemuxError: There is no such audio stream.
         DecodeError: A frame or the audio is damaged, or missing from the file.
-        FilterError: ``filter_desc`` cannot be used, or gives more or fewer frames than it takes.
-        ConvertError: The video is too short for a clip or for that many regular ones, or has no frames; or as
-            for :meth:`VideoFile.load`.
-        TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
+        FilterError: ``filter_desc`` cannot be used, or outputs more or fewer frames than it takes.
+        ConvertError: The video is too short for a clip or for the number of regular clips, or has no frames;
+            or :meth:`VideoFile.load` raises it.
+        TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: An option is invalid.
-        TypeError: ``video`` is no :class:`VideoFile`.
+        TypeError: ``video`` is not a :class:`VideoFile`.
 
     Thread safety: safe, if no other thread uses the ``rng``; calls with one ``video`` wait for each other.
 
@@ -131,7 +132,7 @@ def sample_clips(
     check_choice("on_short", on_short, get_args(OnShort))
     check_choice("sampler", sampler, get_args(Sampler))
     step = check_int("step", step)
-    # One generator for starts, crops and flips, so that a seed settles all three.
+    # One generator for starts, crops and flips, so that a seed determines all three.
     rng = np.random.default_rng(check_rng(arguments["rng"]))
     draw = _Starts(num_clips, sampler, stride, rng)
     rate = None if frame_rate is None else parse_rate(frame_rate)
@@ -142,7 +143,7 @@ def sample_clips(
         return VideoClips(loaded, None, times, indices, None)
     try:
         index = index_of(video)
-        # Where the file states no rate, that of the frames it holds.
+        # If the file states no frame rate, the average of its frames.
         length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
         samples, sample_rate = _audio(
@@ -150,13 +151,13 @@ def sample_clips(
         )
         return VideoClips(loaded, finish(samples), times, indices, sample_rate)
     except BaseException:
-        # The traceback holds on to this frame, and the memory shall be free at once.
+        # Released explicitly, because the traceback would keep the memory until it is deleted.
         loaded.release()
         raise
 
 
 class _Starts(NamedTuple):
-    """How starts are chosen."""
+    """Options for choosing the starts of clips."""
 
     num_clips: int | None
     sampler: Sampler
@@ -164,17 +165,17 @@ class _Starts(NamedTuple):
     rng: np.random.Generator
 
     def choose(self, total: Any, length: Any, unit: Any, source: str) -> list[Any]:
-        """Starts of clips of a length, from 0 on.
+        """Choose the starts of clips, counted from 0.
 
         Args:
-            total: What there is, in frames or seconds.
-            length: Of a clip, likewise.
-            unit: The least step between starts; 0: none.
-            source: For messages.
+            total: Length of the video, in frames or seconds.
+            length: Length of a clip, in the same unit.
+            unit: 1 if starts are whole frames, 0 for seconds.
+            source: Name of the source, for messages.
 
         Raises:
-            ConvertError: So many regular clips do not fit.
-            ValueError: The stride is not positive, or belongs to another sampler.
+            ConvertError: The number of regular clips does not fit.
+            ValueError: The stride is not positive, or is given for another sampler.
         """
         last = max(total - length, 0)
         count = 1 if self.num_clips is None else check_int("num_clips", self.num_clips)
@@ -183,11 +184,11 @@ class _Starts(NamedTuple):
         if self.stride is not None:
             raise ValueError(f"stride= is for sampler='regular', not {self.sampler!r}")
         if self.sampler == "uniform":
-            # A clip that is longer than its part may begin before it, but not before the video.
+            # A clip longer than its part may begin before the part, but not before the video.
             middles = [(2 * part + 1) * Fraction(total) / (2 * count) for part in range(count)]
             exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
         else:
-            # Of whole frames the last start counts, too, as random() never gives 1.
+            # For whole frames, the last start is included by adding 1, because random() is below 1.
             exact = [Fraction(one) * (last + unit) for one in self.rng.random(count).tolist()]
         return [int(one) for one in exact] if unit else exact
 
@@ -219,7 +220,7 @@ def _places(
     on_short: OnShort,
     draw: _Starts,
 ) -> tuple[list[Fraction], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Seconds of the starts of clips, and number and time of each frame: by numbers, or at a rate by time."""
+    """Choose the clips: return their start times, and number and time of each frame."""
     if not len(video):
         raise ConvertError("the video has no frames, so there is no clip", source=video.source)
     index = index_of(video)
@@ -230,25 +231,25 @@ def _places(
         found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
         begins = [index.exact_seconds(int(index.pts[start])) for start in starts]
     else:
-        # Moments are looked up by bisection, which needs times in order.
+        # Times are looked up by bisection, which needs increasing timestamps.
         index.check_times(video.source)
         interval = step / rate
         offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
         begins = [first + offset for offset in offsets]
-        # Behind the end nothing is shown: on_short says what stands there.
+        # No frame is shown after the end of the video; on_short fills these.
         moments = [
             [at for k in range(num_frames) if (at := begin + k * interval) < end]
             for begin in begins
         ]
         found = [video.numbers_at(one) for one in moments]
-    # Of each clip, which of the frames that were found stand in it; -1: zeros.
+    # For each clip, positions in the list of its frames; -1 for zeros.
     rows = [_filled(len(one), num_frames, on_short, video.source) for one in found]
     indices = np.array(
         [[-1 if k < 0 else one[k] for k in row] for one, row in zip(found, rows, strict=True)]
     )
     if rate is None:
         return begins, indices, index.seconds(indices)
-    # Those that fill up are shown when the frames are that they repeat.
+    # Repeated frames have the time of the frame that they repeat.
     times = np.array([[float(begin)] for begin in begins]) + np.array(rows) * float(step / rate)
     return begins, indices, np.where(indices < 0, np.nan, times)
 
@@ -260,7 +261,7 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
             "on_short='repeat_last', 'wrap' or 'zeros' fills up",
             source=source,
         )
-    # A start lies inside the video, so one frame at least was found.
+    # A start is inside the video, so at least one frame was found.
     filling = {"repeat_last": found - 1, "zeros": -1}
     return [k if k < found else filling.get(on_short, k % found) for k in range(wanted)]
 
@@ -268,45 +269,45 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
 def _audio(
     video: VideoFile, starts: list[Fraction], seconds: Fraction, ops: SoundOps, stream: int | None
 ) -> tuple[CPUBuffer, int]:
-    """The audio of clips, each from its start on and of one length."""
-    # Samples have to stand at their times, or those behind a gap would come too early.
+    """Load the audio of clips from their starts, all of the same length."""
+    # Gaps are filled, otherwise samples after a gap would be too early.
     config = replace(configs_by_kind(video.decode_config)[1], gaps="fill")
     array: Any = None
     for clip, start in enumerate(starts):
         packets = video.demux_audio(Window(start, start + seconds + RESAMPLED), stream_index=stream)
         rate = ops.sample_rate or packets.sample_rate
-        # Of one length for all clips, whatever their own starts and ends would round to.
+        # Computed from the duration, so that rounding of starts and ends does not change the length.
         count = max(round(seconds * rate), 1)
         request = AudioRequest(ops, None, config, count, "zeros")
         one = decode_audio_array(packets, request)
         samples, fmt = one.buffer.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
         if array is None:
             array = np.full((len(starts), *samples.shape), silence_of(fmt), samples.dtype)
-        # Audio may begin later than the clip. A resampler rounds to the sample before.
+        # Audio may begin later than the clip. A single sample is rounding of the resampler.
         late = round(one.timestamp * rate) - Window(start, None).samples(rate)[0]
         late = late if late > 1 else 0
-        # Samples along the first axis, whichever way the array has them.
+        # Samples along the first axis, for planar and packed formats.
         rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
         rows[0][late:] = rows[1][: count - late]
     return CPUBuffer(array), rate
 
 
 class VideoCache:
-    """Opened videos, the ones last used, so that further clips of one open nothing.
+    """LRU cache of open videos, so that loading further clips of a video does not open it again.
 
-    A video that falls out of the cache stays usable for whoever holds it, and closes with its last user. One
-    that was closed is opened anew; of one that is written anew under its name, the old one may be kept.
+    A video that was evicted stays usable while references to it exist, and is closed with the last one. A
+    closed video is opened again. Changes of a file are not detected: the cache may keep the old video.
 
     Args:
-        max_videos: How many are kept.
-        max_bytes: What they may take together, by :attr:`VideoFile.nbytes`; ``None``: no limit. The last one
-            is kept whatever it takes.
-        **options: Of each :class:`VideoFile`.
+        max_videos: Maximum number of videos.
+        max_bytes: Maximum of their total :attr:`VideoFile.nbytes`; ``None``: no limit. The latest video is
+            always kept.
+        **options: Options for each :class:`VideoFile`.
 
     Raises:
         ValueError: A limit is below 1.
 
-    Thread safety: safe. Threads that ask for one video get the same one, and their calls wait for each other.
+    Thread safety: safe. Threads that open the same path share a video, and their calls wait for each other.
     A copy in another process begins empty.
 
     Example::
@@ -327,48 +328,48 @@ class VideoCache:
         self._lock = threading.RLock()
 
     def open(self, src: str | os.PathLike[str]) -> VideoFile:
-        """The opened video of a path or URL, which is opened if it is not kept.
+        """Return the open video of a path or URL, from the cache or newly opened.
 
         Raises:
-            SourceError: It cannot be opened; and what else :class:`VideoFile` raises.
-            TypeError: It is no path or URL.
+            SourceError: The source cannot be opened. :class:`VideoFile` may raise further errors.
+            TypeError: ``src`` is not a path or URL.
         """
         key = os.fspath(src)
         if not isinstance(key, str):
             raise TypeError(f"a VideoCache opens paths and URLs, not {type(key).__name__}")
         with self._lock:
             video = self._videos.pop(key, None)
-            # Whoever got it may have closed it.
+            # A user may have closed it.
             if video is not None and not video.closed:
                 self._videos[key] = video
                 return video
-        # Without the lock: opening may take long, and other threads have videos of their own.
+        # Without the lock, because opening may take long and other threads may need other videos.
         opened = VideoFile(src, **self._options)
         with self._lock:
             video = self._videos.setdefault(key, opened)
             self._videos.move_to_end(key)
             most = math.inf if self._max_bytes is None else self._max_bytes
-            # The one that was just opened stays, whatever it takes.
+            # The latest video stays, whatever its size.
             while len(self) > 1 and (len(self) > self._max_videos or self.nbytes > most):
                 self._videos.popitem(last=False)
         return video
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the kept videos take, about."""
+        """Approximate size of the cached videos in bytes."""
         with self._lock:
             return sum(video.nbytes for video in self._videos.values())
 
     def clear(self) -> None:
-        """Forget all videos."""
+        """Remove all videos from the cache."""
         with self._lock:
             self._videos.clear()
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """Return the number of cached videos."""
         return len(self._videos)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Open files go to no other process.
+        # Open files cannot be sent to another process.
         new = partial(VideoCache, max_bytes=self._max_bytes, **self._options)
         return new, (self._max_videos,)

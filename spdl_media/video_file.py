@@ -1,4 +1,4 @@
-"""An opened video whose frames are asked for by number or by time."""
+"""Random access to the frames of a video by number or by time."""
 
 from __future__ import annotations
 
@@ -33,55 +33,56 @@ from spdl_media.window import read_audio
 
 __all__ = ("VideoFile",)
 
-# What decoders keep for frames that refer to them, beside those that wait for their turn.
+# Reference frames that a decoder keeps, besides frames that wait to be reordered.
 _KEPT_IMAGES = 5
 
 
 class VideoFile:
-    """An opened video whose frames are asked for by number or by time, in any order.
+    """An open video with random access to its frames by number or by time.
 
-    A frame is that of the decoding of the whole video, bit for bit. Only the groups of pictures are read and
-    decoded in which the frames lie that a call asks for, each once a call, and of these what no other frame
-    refers to is left out. The file and its decoder stay open from call to call.
+    Frames are the same as from decoding the whole video, bit for bit. A call reads and decodes only the
+    groups of pictures with the requested frames, each once, and skips frames that no other frame refers to.
+    The file and its decoder stay open between calls.
 
-    The index of the frames comes from the tables of an MP4 or MOV, whose coded data is not read for it, and
-    of other files from one pass over the packets, without decoding them. Where packets do not tell the frames
+    The frame index comes from the tables of an MP4 or MOV, without reading its coded data, and for other
+    files from one pass over the packets, without decoding them. If packets do not identify the frames
     (interlaced H.264 in MPEG-TS, AVI with packed B-frames, raw streams, rare codecs), the video is decoded
-    once; if its frames have no times either, each call decodes it from the start. :meth:`save_index` keeps
+    once; if its frames have no times either, each call decodes it from the start. :meth:`save_index` saves
     the index for the next time.
 
     Attributes:
         source: Name of the source: a path, a URL, or "bytes of length n".
         width: Width of an upright frame, in pixels.
         height: Height of an upright frame, in pixels.
-        frame_rate: Average frames in a second; ``None``: the file does not say.
-        codec: The parameters of the coded stream.
-        decode_config: How it is decoded.
+        frame_rate: Average frames per second; ``None`` if the file does not state it.
+        codec: Parameters of the coded stream.
+        decode_config: How the video is decoded.
 
-    Use it as a context manager, or call :meth:`close`; otherwise it closes when it is collected.
+    Use it as a context manager, or call :meth:`close`; otherwise it is closed when it is garbage collected.
 
     Args:
-        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, which must be able to seek.
+        src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, which must be seekable.
         video_stream_index: Index of the stream in its container. The default is FFmpeg's best one.
         index: Path of an index that :meth:`save_index` wrote for this video and stream.
-        filter_desc: The graph behind ``video[...]`` and :meth:`at`, as for
-            :func:`~spdl_media.decode_packets`: by default upright ``rgb24``, ``None`` for frames as
-            decoded. It must give one frame for each.
+        filter_desc: Filters for ``video[...]`` and :meth:`at`, as for :func:`~spdl_media.decode_packets`:
+            by default upright ``rgb24``, ``None`` for frames as decoded. They must output one frame for
+            each.
         demux_config: How to open the source; see :func:`~spdl_media.demux_config`.
-        decode_config: How to decode; see :func:`~spdl_media.decode_config`. Frames by number cannot be left
-            out, so ``on_corrupt="drop"`` is none of it.
-        name: What to call the source in messages.
+        decode_config: How to decode; see :func:`~spdl_media.decode_config`. ``on_corrupt="drop"`` is not
+            allowed, because frames have numbers.
+        name: Name of the source in messages.
 
     Raises:
-        SourceError: It cannot be opened or read, or ``index`` is not its index: size, first bytes or stream
-            differ from those for which it was saved.
-        DemuxError: It is no media, has no such stream or no video, cannot seek, or is an animated image.
-        DecodeError: It was cut short in a format that has no index of its packets, or no decoder takes it.
-            ``decode_config(on_corrupt="keep")`` opens what is there.
+        SourceError: The source cannot be opened or read, or ``index`` belongs to another video: its size,
+            first bytes or stream differ.
+        DemuxError: The source is not media, has no such stream or no video, cannot seek, or is an animated
+            image.
+        DecodeError: The source is truncated and its format has no index of packets, or no decoder takes it.
+            ``decode_config(on_corrupt="keep")`` opens the available part.
         ValueError: An option is invalid.
 
-    Thread safety: safe; calls wait for each other, so a file for each thread is quicker. A file-like ``src``
-    must be used by nothing else.
+    Thread safety: safe; calls wait for each other, so one VideoFile per thread is faster. Nothing else may
+    use a file-like ``src``.
 
     Example::
 
@@ -109,7 +110,7 @@ class VideoFile:
                 "decode_config(on_corrupt='drop') leaves frames out, and here they are asked for by number. "
                 "Take 'keep', or 'raise'"
             )
-        # The decoder that it names may be one for the audio of clips.
+        # A decoder named in the config may be for the audio of clips.
         for_video, _ = configs_by_kind(config)
         self._lock = threading.RLock()
         self._file = file = VideoSource(
@@ -117,13 +118,13 @@ class VideoFile:
         )
         self._index, self.codec, self.source = file.index, file.codec, file.metadata.source
         self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
-        # Upright, as frames come out.
+        # The size of upright frames.
         self.width, self.height = size[::-1] if swaps_sides(file.metadata.orientation) else size
         self._decoder = FrameDecoder(
             file.codec, file.metadata, file.index, for_video, file.packets_from
         )
 
-    # What it is.
+    # Properties.
 
     def __len__(self) -> int:
         """Number of frames."""
@@ -131,7 +132,7 @@ class VideoFile:
 
     @cached_property
     def timestamps(self) -> tuple[float, ...]:
-        """Seconds of each frame on the container's clock, whose 0 is the container's start."""
+        """Time of each frame in seconds since the container's start."""
         return tuple(self._index.seconds(np.arange(len(self))).tolist())
 
     @cached_property
@@ -141,14 +142,14 @@ class VideoFile:
 
     @property
     def end(self) -> float:
-        """Seconds at which the last frame ends, as the file or its frame rate states; 0 without frames."""
+        """End of the last frame in seconds, from the file or its frame rate; 0 without frames."""
         return float(self._index.exact_seconds(self._index.end)) if len(self) else 0.0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the opened video takes in memory, about: its index, and the images of its decoder."""
+        """Approximate size of the open video in memory, in bytes: its index and its decoder's images."""
         images = self.codec.reorder_depth + _KEPT_IMAGES
-        # As images of YUV420 in 8 bits, which most are.
+        # Assumes 8-bit YUV420, the most common format.
         return self._index.nbytes + self.codec.width * self.codec.height * 3 // 2 * images
 
     def __repr__(self) -> str:
@@ -162,44 +163,45 @@ class VideoFile:
     @overload
     def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
     def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
-        """Frames by number: one, a slice, or a sequence in any order, with repeats; negative ones count back.
+        """Return frames by number: an int, a slice, or a sequence of ints in any order, with repeats.
+
+        Negative numbers count from the end.
 
         Raises:
             IndexError: There is no such frame.
-            DecodeError: It is damaged, or missing from the file.
-            TypeError: ``key`` is none of these.
+            DecodeError: A frame is damaged, or missing from the file.
+            TypeError: ``key`` has another type.
         """
         many = is_many(key)
         frames = self._frames(frame_numbers(key if many else [key], len(self), self.source))
         return frames if many else frames[0]
 
     def __iter__(self) -> NoReturn:
-        # Without it Python would ask for one frame after the other.
+        # Without this method, Python would iterate by __getitem__.
         raise TypeError(
             "a VideoFile is not iterated, because each frame by itself would be decoded from a key frame on. "
             "Take slices, such as video[0:64], or load_video and VideoDecoder for all frames"
         )
 
     def at(self, times: Iterable[Seconds]) -> VideoFrames:
-        """The frames that are shown at these times: the last ones that do not begin later.
+        """Return the frames that are shown at these times: for each, the last frame that begins no later.
 
         Args:
-            times: Seconds on the container's clock. Up to one duration behind the time of the last frame they
-                mean that one.
+            times: Times in seconds on the container's clock. The last frame is shown for its duration.
 
         Raises:
-            ValueError: A time lies before the first frame or behind the end, or is no number.
-            DemuxError: The file's times step back from frame to frame, or there are none.
+            ValueError: A time lies before the first frame or after the end, or is not a number.
+            DemuxError: The timestamps in the file decrease, or there are none.
             DecodeError: A frame is damaged, or missing from the file.
         """
         return self._frames(self.numbers_at(times))
 
     def numbers_at(self, times: Iterable[Seconds]) -> list[int]:
-        """The numbers of the frames that are shown at these times, for :meth:`load`.
+        """Return the numbers of the frames that are shown at these times, for :meth:`load`.
 
         Raises:
-            ValueError: A time lies before the first frame or behind the end, or is no number.
-            DemuxError: The file's times step back from frame to frame, or there are none.
+            ValueError: A time lies before the first frame or after the end, or is not a number.
+            DemuxError: The timestamps in the file decrease, or there are none.
         """
         return self._index.shown_at(list(times), self.source)
 
@@ -219,30 +221,30 @@ class VideoFile:
     def load(
         self, indices: Iterable[int] | slice, **arguments: Unpack[FrameArguments[DeviceLike | None]]
     ) -> Buffer:
-        """Load frames by number into one array, each written as it leaves the filters.
+        """Load frames by number into one array. Each frame is copied to it as soon as it is filtered.
 
         Args:
-            indices: Numbers of frames in any order, with repeats; negative ones count from the end.
-            crops: What to cut out of all frames: a box ``(x, y, width, height)`` of the upright frame, or a
+            indices: Frame numbers in any order, with repeats; negative ones count from the end.
+            crops: What to crop from all frames: a box ``(x, y, width, height)`` of the upright frame, or a
                 function that chooses one, which is called once.
-            flips: Whether to exchange left and right in all frames: a bool, or the probability of it.
-            rng: What the function and the probability draw from: a generator of NumPy's, or a seed.
-            filter_desc: A whole filter graph of your own that gives one frame for each. It replaces the
-                options for size and format, which must keep their defaults.
-            cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`: the result lies there. The
-                CPU decodes, and the array is copied.
+            flips: Whether to mirror all frames left to right: a bool, or the probability of it.
+            rng: NumPy generator, or a seed, for random crops and flips.
+            filter_desc: A custom filter graph that outputs one frame for each. It replaces the options for
+                size and format, which must keep their defaults.
+            cuda: Number of a CUDA device, or a :func:`~spdl_media.cuda_config`, for a result on the device.
+                The CPU decodes, and the array is copied.
 
         Returns:
             A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`:
-            ``(N, height, width, 3)`` uint8 for ``rgb24``, a row for each index in its place.
+            ``(N, height, width, 3)`` uint8 for ``rgb24``, a row for each index in the given order.
 
         Raises:
             IndexError: There is no such frame.
             DecodeError: A frame is damaged, or missing from the file.
-            FilterError: ``filter_desc`` cannot be used, or gives more or fewer frames than it takes.
-            ConvertError: ``indices`` are empty, the format makes no array, a crop lies outside, or the
-                storage is too small.
-            TransferError: With ``cuda=``: there is no CUDA device, or it has no memory left.
+            FilterError: ``filter_desc`` cannot be used, or outputs more or fewer frames than it takes.
+            ConvertError: ``indices`` are empty, the format has no array layout, a crop exceeds the frame, or
+                the storage is too small.
+            TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
             ValueError: An option is invalid.
 
         Thread safety: safe, if no other thread uses the ``rng``; calls wait for each other.
@@ -255,9 +257,9 @@ class VideoFile:
         decoder, targets = self._decoder, defaultdict[int, Any](lambda: defaultdict(list))
         routes: dict[int, Route[list[int]]] = {}
         for row, number in enumerate(indices.ravel().tolist()):
-            # -1 stands for a row of zeros.
+            # -1 is a row of zeros.
             if number >= 0:
-                # All frames go through one filter, unless each clip is cut at a place of its own.
+                # All frames share a filter, unless each clip has its own crop.
                 clip = 0 if cuts is None else row // indices.shape[-1]
                 targets[number][clip].append(row)
 
@@ -273,7 +275,7 @@ class VideoFile:
                     routes[clip] = Route(decoder.filter(own), put, self.source)
                 routes[clip].push(frame, orientation, rows)
 
-        # Each frame once, however often and in whatever order rows want it.
+        # Each frame is decoded once, however often and in whatever order it is requested.
         decoder.decode(sorted(targets), take)
         for one in routes.values():
             one.finish()
@@ -291,7 +293,7 @@ class VideoFile:
             ValueError: The window is empty, or the file is closed.
         """
         window = parse_window(timestamp)
-        # The container stands at one place in the file, for video and audio alike.
+        # Locked, because video and audio share the container's position in the file.
         with self._lock:
             return read_audio(self._file.opened(), stream_index, window)
 
@@ -299,21 +301,21 @@ class VideoFile:
         """Write the index to a file, for ``VideoFile(src, index=path)``.
 
         Raises:
-            WriteError: The file cannot be written; then none stands at its path, or the one from before.
-            ValueError: The file is closed.
+            WriteError: The file cannot be written. An existing file at the path is then unchanged.
+            ValueError: The video is closed.
         """
         with self._lock:
             self._file.opened()
             save(path, self._index, self._file.identity)
 
     def close(self) -> None:
-        """Close the source, after the call that is under way. What was loaded stays valid."""
+        """Close the source, after the call in progress. Loaded frames and arrays stay valid."""
         with self._lock:
             self._file.close()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the video is closed."""
         return self._file.container is None
 
     def __reduce__(self) -> NoReturn:
@@ -329,7 +331,7 @@ class VideoFile:
         self.close()
 
     def __del__(self) -> None:
-        # PyAV's containers are in cycles, which would hold the file until the collector comes.
+        # PyAV's containers are in reference cycles, which would keep the file open until garbage collection.
         if hasattr(self, "_file"):
             self._file.close()
 
@@ -340,33 +342,33 @@ class VideoFile:
 
 
 def index_of(video: VideoFile) -> FrameIndex:
-    """The index of an opened video."""
+    """Return the frame index of an open video."""
     return video._index
 
 
 def load_rows(
     video: VideoFile, indices: Ticks, arguments: Any, purpose: str
 ) -> tuple[Buffer, Callable[[CPUBuffer], Buffer]]:
-    """Decode frames into one array, those of one clip, or of several with a crop each.
+    """Decode frames into one array: frames of one clip, or of several clips with a crop each.
 
     Args:
-        video: The opened video.
-        indices: Numbers of the frames, of each clip if there is a second axis; -1: zeros.
-        arguments: Of ``FrameArguments``.
-        purpose: What is asked for, for messages.
+        video: The open video.
+        indices: Frame numbers ``(frames,)`` or ``(clips, frames)``; -1 gives zeros.
+        arguments: Complete ``FrameArguments``.
+        purpose: The calling function, for messages.
 
     Returns:
-        The array, and what moves another one to the same device.
+        The array, and a function that moves another buffer to the same device.
 
     Raises:
-        ConvertError: There is no frame among them.
+        ConvertError: There are no frames in ``indices``.
         ValueError: An option is invalid.
         TypeError: An option has the wrong type.
         TransferError: There is no device.
     """
     count = len(indices) if indices.ndim > 1 else 1
     finish, request = frame_request(arguments, VIDEO_OPS, purpose, count).staged()
-    # Size and format of zeros are those of a frame, so there must be one.
+    # At least one frame is needed for the size and format of rows of zeros.
     if (indices < 0).all():
         raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
     with closing(FrameRows(indices.size, request)) as sink:

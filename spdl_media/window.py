@@ -1,8 +1,8 @@
-"""Which packets a window of time needs: where to start reading, and where to stop.
+"""Find the packets for a window of time: where to start reading, and where to stop.
 
-A window is cut exactly when it is decoded. Here, packets are found that hold it: for video from a key frame
-at or before its start, for audio from half a second before, and until no later packet can belong to it.
-Times are timestamps of the streams from here on, whole numbers that cost nothing to compare.
+Decoding trims to the window exactly. The packets found here contain it: for video from a key frame at or
+before its start, for audio from half a second before its start, until no later packet can belong to it.
+Times are integer timestamps of the streams, which are fast to compare.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from spdl_media.timing import Window, tick_at
 P = TypeVar("P", VideoPackets, ImagePackets)
 
 Begins: TypeAlias = Callable[[AvPacket], bool | None]
-"""Whether decoding can begin at a packet; ``None``: not there, but perhaps at a later one."""
+"""Whether decoding can begin at a packet; ``None``: not at this one, but perhaps at a later one."""
 
-# Packets of lossless codecs know nothing of each other.
+# Lossless codecs, whose packets are independent.
 _WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
 
-# Decoders that, started in mid-stream, soon give what they give from the start. The predictors of ADPCM,
-# WMA and speech codecs remember, and seeks in WAV are off by up to two blocks of ADPCM.
+# Codecs whose decoders, started in mid-stream, soon give the same samples as from the start. Others are read
+# from the start: ADPCM, WMA and speech codecs have predictors, and seeks in ADPCM WAV are off by two blocks.
 _INDEPENDENT = frozenset("aac ac3 alac dts eac3 flac mp1 mp2 mp3 opus tta vorbis wavpack".split())
 
 # No codec in use shows a frame more than 16 frames later than it is coded (H.264 and HEVC: 16).
@@ -48,15 +48,15 @@ _WHOLE = Window()
 
 
 class _VideoRun:
-    """Packets of a video stream as they are read, until those of the window are complete.
+    """Collects the packets of a video stream until those of a window are complete.
 
     Args:
         span: Timestamps of the window's start and end, or infinity.
-        restart: Timestamp up to which a key frame makes the packets before it needless.
+        restart: A key frame up to this timestamp makes earlier packets unnecessary.
 
     Attributes:
         complete: No later packet can belong to the window.
-        goes_on: Frames follow behind the window.
+        goes_on: Frames follow after the window.
     """
 
     def __init__(self, span: tuple[float, float], restart: int | None = None) -> None:
@@ -68,7 +68,7 @@ class _VideoRun:
         self.complete = self.goes_on = False
 
     def add(self, packet: AvPacket) -> bool:
-        """Take the next packet of the stream; True: no later one can belong to the window."""
+        """Add the next packet of the stream. Return whether no later packet can belong to the window."""
         pts, dts = packet.pts, packet.dts
         if (
             self._restart is not None
@@ -77,7 +77,7 @@ class _VideoRun:
         ):
             self._kept.clear()
         self._kept.append(packet)
-        # Behind what an edit list hides, it goes back in time to what it shows next.
+        # After hidden packets, an edit list may go back in time, so they do not tell the end.
         if packet.is_discard:
             return False
         time = dts if pts is None else pts
@@ -86,21 +86,21 @@ class _VideoRun:
             return False
         self._late += 1
         self.goes_on = True
-        # Timestamps of decoding only grow, and nothing is shown before it is decoded.
+        # Decode timestamps only increase, and no frame is shown before it is decoded.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = decoded_late or self._late > _MAX_REORDER
         if pts is None and not self.complete:
-            # It may be shown earlier than its place in the file says.
+            # Without a pts, the frame may be shown earlier than its position in the file.
             self._inside = len(self._kept)
         return self.complete
 
     def fill(self, packets: Iterator[AvPacket], nbytes: float, count: float) -> bool:
-        """Take packets until a part is full.
+        """Add packets until a part is full.
 
         Args:
-            packets: As they are read.
-            nbytes: The part has about so many bytes,
-            count: or so many packets of the window. A key frame has come by then, in this part or before it.
+            packets: The packets of the stream.
+            nbytes: Approximate size of a full part in bytes.
+            count: Packets of the window in a full part, if a key frame was read by then.
 
         Returns:
             Whether the window needs no later packet.
@@ -116,7 +116,7 @@ class _VideoRun:
         return True
 
     def take(self, *, keep: int = 0) -> list[AvPacket]:
-        """The packets that the window needs, which are let go of, but for the last ones."""
+        """Remove and return the packets that the window needs, except the last ``keep`` of them."""
         count = max(0, self._inside - keep)
         taken, self._kept = self._kept[:count], self._kept[count:]
         self._inside -= count
@@ -130,19 +130,19 @@ def read_video(
     nbytes: float = math.inf,
     num_frames: int | None = None,
 ) -> Iterator[VideoPackets]:
-    """Packets that decode to every frame of the window, in decoding order, from a key frame on.
+    """Read the packets that decode to every frame of the window, in decoding order, from a key frame on.
 
     Args:
         container: The open container.
-        stream_index: Of the stream; ``None``: the best one.
-        window: What is asked for.
-        nbytes: About how many bytes of packets are held at a time.
-        num_frames: How many frames are wanted; ``None``: all. The first part has as many packets as most
-            videos need for them, and each part twice as many as the one before.
+        stream_index: Index of the stream; ``None``: the best one.
+        window: The requested window.
+        nbytes: Approximate size in bytes of the packets in a part.
+        num_frames: Number of frames wanted; ``None``: all. The first part has as many packets as most videos
+            need for them, and each further part twice as many as the previous one.
 
     Yields:
-        The packets in parts, which are read when they are asked for; one at least. If ``nbytes`` is stated,
-        they do not outlive the container.
+        The packets in parts, which are read lazily; at least one part. If ``nbytes`` is given, the packets
+        are valid only while the container is open.
 
     Raises:
         SourceError: The source cannot be read.
@@ -161,7 +161,8 @@ def read_video(
         with container.reading():
             is_last = run.fill(packets, nbytes, count)
         count *= 2
-        # No part is empty: the last packet of a file may tell that it was cut short.
+        # Keep one packet, so that the last part is not empty: its last packet may tell that the file is
+        # truncated.
         kept = run.take(keep=not is_last)
         goes_on = run.goes_on or not is_last
         yield our_packets(
@@ -176,9 +177,9 @@ _X264 = re.compile(rb"x264 - core (\d+)")
 def with_x264_build(
     container: Container, index: int, codec: VideoCodec, start: int | None
 ) -> VideoCodec:
-    """Tell the decoder of a window which x264 wrote it: 4:4:4 of versions before 151 is coded otherwise.
+    """Add the build number of x264 to the codec, because 4:4:4 of builds before 151 is coded differently.
 
-    The first packet of the stream alone states it.
+    Only the first packet of the stream states it, so it is read if a window starts later.
 
     Raises:
         SourceError: The source cannot be read.
@@ -186,14 +187,14 @@ def with_x264_build(
     if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
         return codec
     if not container.seek(tick_at(Fraction(0), codec.time_base, container.zero), index):
-        return codec  # then it is read from its start
+        return codec  # not seekable, so it is read from its start
     first = next(container.packets([index]), None)
     found = None if first is None else _X264.search(bytes(first))
     return codec if found is None else replace(codec, x264_build=int(found[1]))
 
 
 def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
-    """Packets that decode to every sample of the window, with the lead-in that decoders need.
+    """Read the packets that decode to every sample of the window, with the preroll that decoders need.
 
     Raises:
         SourceError: The source cannot be read.
@@ -209,13 +210,13 @@ def read_audio(container: Container, stream_index: int | None, window: Window) -
 def audio_packets(
     container: Container, stream_index: int | None, window: Window, *, keep: bool = True
 ) -> tuple[int, AudioCodec, Iterator[AvPacket]]:
-    """The same packets as they are read, behind the index and the codec of their stream.
+    """Return index and codec of an audio stream, and an iterator over the packets of :func:`read_audio`.
 
     Args:
         container: The open container.
-        stream_index: Of the stream; ``None``: the best one.
-        window: What is asked for.
-        keep: The packets outlive the container.
+        stream_index: Index of the stream; ``None``: the best one.
+        window: The requested window.
+        keep: Whether packets must stay valid after the container is closed.
 
     Raises:
         SourceError: The source cannot be read.
@@ -234,8 +235,8 @@ def audio_packets(
 def _from_last(
     packets: Iterator[AvPacket], codec: AudioCodec, start: int | None, begins: Begins
 ) -> Iterator[AvPacket]:
-    """The packets from the last one at which decoding may begin."""
-    # Seeks land at the start of a page of Ogg or a cluster of Matroska, a second and more too early.
+    """Skip packets before the last one at which decoding can begin."""
+    # Seeks end at the start of an Ogg page or a Matroska cluster, a second or more too early.
     kept: list[AvPacket] = []
     for packet in packets:
         if _may_restart(packet, codec, begins):
@@ -254,7 +255,7 @@ def _may_restart(packet: AvPacket, codec: AudioCodec, begins: Begins) -> bool:
 def _until(packets: Iterator[AvPacket], stop: float) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
-        # One past the end too: it shows whether something before it is missing.
+        # Include one packet after the end, which shows whether something before it is missing.
         if packet.pts is not None and packet.pts >= stop:
             break
 
@@ -269,9 +270,9 @@ def read_clip(
 
     Args:
         container: The open container.
-        window: Of the video.
-        of_audio: Of the audio, with the same start.
-        streams: Indices of the video and of the audio stream; ``None``: the best one.
+        window: Window of the video.
+        of_audio: Window of the audio, with the same start.
+        streams: Indices of the video stream and the audio stream; ``None``: the best one.
 
     Raises:
         SourceError: The source cannot be read.
@@ -282,7 +283,7 @@ def read_clip(
     video_start = _video_start(container, codec, window)
     audio_start = _audio_start(container, audio_codec, window)
     begins = _sample_test(container, audio_index, audio_codec, audio_start)
-    # The file is sought in the video stream, at the time where the audio begins.
+    # Seeks use the video stream, at the time where the audio begins.
     place = None
     if video_start is not None and audio_start is not None:
         place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
@@ -321,11 +322,11 @@ def our_packets(
     continues: bool = False,
     goes_on: bool = False,
 ) -> Any:
-    """Wrap FFmpeg's packets of a stream in packets of the kind that its codec has.
+    """Wrap FFmpeg's packets of a stream in :class:`VideoPackets` or :class:`AudioPackets`.
 
     Raises:
         SourceError: The end of the source cannot be read.
-        DemuxError: It is an image of which FFmpeg gives nothing at all.
+        DemuxError: The source is an image, and FFmpeg returns no packets.
     """
     is_video = isinstance(codec, VideoCodec)
     metadata = PacketMetadata(
@@ -345,17 +346,17 @@ def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
 
 
 def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
-    """Timestamp at or before which a key frame has to stand; ``None``: read from the start of the file."""
+    """Return the timestamp at or before which a key frame is needed; ``None``: read from the file's start."""
     if window.start is None or window.start <= 0:
         return None
-    # It has times of decoding, which FFmpeg delays by what it has read of the stream: others after a seek.
+    # ASF states decode timestamps, from which FFmpeg derives other times after a seek than from the start.
     if container.format == "asf" and codec.name == "h264":
         return None
     return tick_at(window.start, codec.time_base, container.zero)
 
 
 def _preroll(codec: AudioCodec) -> Fraction:
-    """Seconds before a window from which a decoder gives in it what it gives from the start."""
+    """Return the seconds that must be decoded before a window for the same samples as from the start."""
     if codec.name in _WITHOUT_PREROLL:
         return Fraction(0)
     block = 0
@@ -363,12 +364,12 @@ def _preroll(codec: AudioCodec) -> Fraction:
         block = vorbis_blocks(codec)[1]
     elif is_aac_lc(codec):
         block = AAC_FRAME_SIZE
-    # Each block overlaps with the one before, and depends on no other.
+    # Each block overlaps with the previous one, and depends on no other.
     return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
 
 
 def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
-    """Timestamp at which decoding may begin; ``None``: at the start of the file."""
+    """Return the timestamp at which decoding may begin; ``None``: at the start of the file."""
     preroll = _preroll(codec)
     if window.start is None or window.start <= preroll:
         return None
@@ -376,7 +377,7 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
     if (container.format, codec.name) == ("ogg", "flac"):
         return None
     if codec.name.startswith("pcm_"):
-        # FFmpeg finds the place in WAV by the bytes a second that the header states, true or not.
+        # FFmpeg seeks in WAV by the bytes per second stated in the header, which may be wrong.
         stated, true = codec.bit_rate, 8 * codec.block_align * codec.sample_rate
         if stated and true and stated != true:
             return None
@@ -386,20 +387,20 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
 
 
 def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
-    """Timestamp from which packets are past the window, or infinity."""
-    # Timestamps are rounded; those that do not tell samples may also drift from their count.
+    """Return the timestamp from which packets are after the window, or infinity."""
+    # Timestamps are rounded; inexact ones may also drift from the count of samples.
     if exact:
         return window.ticks(codec.time_base, container.zero)[1] + 2
     return window.ticks(codec.time_base, container.zero + AUDIO_PREROLL)[1]
 
 
 def _key_test(start: int | None) -> Begins:
-    """Says of packets of a video whether decoding may begin there."""
+    """Return a test whether decoding may begin at a video packet."""
     return lambda packet: _at_or_before(packet, start) if packet.is_keyframe else None
 
 
 def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
-    """The same of audio, where the timestamp must tell with which sample the packet begins as well."""
+    """Return a test whether decoding may begin at an audio packet; its timestamp must identify a sample."""
     if container.counts_samples(index) or tells_each_sample(codec):
         return lambda packet: _at_or_before(packet, start)
     return lambda packet: (
@@ -410,13 +411,13 @@ def _sample_test(container: Container, index: int, codec: AudioCodec, start: int
 def _begun(
     container: Container, place: int | None, tests: dict[int, Begins], *, keep: bool = True
 ) -> tuple[Iterator[AvPacket], bool]:
-    """Packets from a place where decoding can begin, and whether it was sought (else the file's start).
+    """Return packets from where decoding can begin; the second result is False for the start of the file.
 
     Args:
         container: The open container.
-        place: Timestamp of the first stream to seek to; ``None``: read from the start of the file.
-        tests: By the index of each stream, the test of its packets.
-        keep: The packets outlive the container.
+        place: Timestamp to seek to in the first stream; ``None``: read from the start of the file.
+        tests: By stream index, the test whether decoding can begin at a packet.
+        keep: Whether packets must stay valid after the container is closed.
     """
     for packets, is_sought in container.places([*tests], place, keep=keep):
         head: list[AvPacket] = []
@@ -442,7 +443,7 @@ def first_image(container: Container) -> ImagePackets:
     index, codec = container.video()
     container.rewind()
     with container.reading():
-        # What stands before the first key frame cannot be decoded alone.
+        # Packets before the first key frame cannot be decoded alone.
         key = next((p for p in container.packets([index]) if p.is_keyframe), None)
     if key is None:
         raise container.error("the video stream has no key frame, so there is no first image")
@@ -452,7 +453,7 @@ def first_image(container: Container) -> ImagePackets:
 
 
 PILLOW_TIME_BASE = Fraction(1, 1000)
-"""Seconds in a unit of the timestamps of Pillow's frames: animations state milliseconds."""
+"""Time base of Pillow's frames: animations state milliseconds."""
 
 _PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=PILLOW_TIME_BASE)
 
@@ -460,9 +461,9 @@ _PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=PILLOW_TIME_BASE)
 def pillow_packets(
     kind: type[P], data: bytes | memoryview, source: str, reason: str, window: Window = _WHOLE
 ) -> P:
-    """A whole file as one packet, which Pillow decodes.
+    """Make one packet of a whole file, which Pillow decodes.
 
-    Of animations, FFmpeg loses frames of PNG, and before version 8.1 has none of WebP.
+    Animations need it, because FFmpeg loses frames of PNG, and before version 8.1 returns none of WebP.
     """
     metadata = PacketMetadata(source, window=window, pillow=reason)
     return kind([make_packet(data, PILLOW_TIME_BASE)], _PILLOW_CODEC, metadata)
