@@ -221,7 +221,9 @@ class SampleRows:
         )
         if not is_plain:
             self._time_base = sample_time_base(rate, self._zero)
-            self._graph = FrameFilter(FilterDesc(ops), kind="audio", time_base=self._time_base)
+            self._graph = FrameFilter(
+                FilterDesc(ops), kind="audio", time_base=self._time_base, gives_one=True
+            )
 
     def _take_blocks(self) -> bool:
         """Process the complete blocks. Return whether there are enough samples."""
