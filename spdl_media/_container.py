@@ -22,6 +22,7 @@ from spdl_media._ffmpeg import (
     describe,
     ffmpeg_log,
     says_checksum_failed,
+    unheard_log,
 )
 from spdl_media.audio_clock import counted_starts, filled_in, straightened
 from spdl_media.codec import (
@@ -31,7 +32,7 @@ from spdl_media.codec import (
     read_video_codec,
 )
 from spdl_media.coded_units import display_matrix, mended
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
@@ -109,13 +110,12 @@ class Container:
             head = self._input.head(HEAD_SIZE)
             known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
             if known is not None:
-                # A damaged file gets its error from opening it below, as a file of unknown format.
-                with suppress(DemuxError):
-                    if known[0] not in _COMPLETE_HEADERS:
-                        self.tried = None
-                    options = {} if self.tried is None else {"codec_whitelist": self.tried}
-                    config = DemuxConfig(format=known[0], format_options=options)
-                    return self._input.open(config), known[1]
+                name, names = known
+                if name not in _COMPLETE_HEADERS:
+                    self.tried = None
+                # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
+                with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
+                    return self._input.open(format_config(name, self.tried)), names
         self.tried = None
         file = self._input.open(self._config)
         return file, file.format.name

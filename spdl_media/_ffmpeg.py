@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import lru_cache
 from types import TracebackType
@@ -161,8 +161,7 @@ def current_log() -> list[LogLine] | None:
     return _current_log.lines
 
 
-@contextmanager
-def ffmpeg_log() -> Iterator[list[LogLine]]:
+def ffmpeg_log() -> AbstractContextManager[list[LogLine]]:
     """Collect the lines that FFmpeg logs in this thread during a ``with`` block.
 
     Enter it once for a whole call: entering takes longer than reading a packet. An inner block gives the list
@@ -170,9 +169,12 @@ def ffmpeg_log() -> Iterator[list[LogLine]]:
     ``mark = len(lines)`` before it and ``lines[mark:]`` after it. Never ``yield`` inside the block: the
     generator may be resumed in another thread, or never.
     """
-    if _current_log.lines is not None:
-        yield _current_log.lines
-        return
+    lines = _current_log.lines
+    return _collected() if lines is None else nullcontext(lines)
+
+
+@contextmanager
+def _collected() -> Iterator[list[LogLine]]:
     with _capturing(), av.logging.Capture() as lines:
         _current_log.lines = lines
         try:
@@ -215,14 +217,11 @@ class TranslatedErrors:
 
     def __init__(self, make_error: Callable[[str], MediaError]) -> None:
         self._make_error = make_error
-        self._log: AbstractContextManager[list[LogLine]] | None = None
 
     def __enter__(self) -> None:
-        self._log, lines = None, current_log()
-        if lines is None:
-            self._log = ffmpeg_log()
-            lines = self._log.__enter__()
-        self._lines, self._mark = lines, len(lines)
+        self._log = ffmpeg_log()
+        self._lines = self._log.__enter__()
+        self._mark = len(self._lines)
 
     def __exit__(
         self,
@@ -230,8 +229,7 @@ class TranslatedErrors:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._log is not None:
-            self._log.__exit__(kind, error, trace)
+        self._log.__exit__(kind, error, trace)
         if isinstance(error, av.FFmpegError):
             raise self._make_error(describe(error, self._lines[self._mark :])) from error
 

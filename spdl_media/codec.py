@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import av
@@ -153,13 +154,20 @@ STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targ
 
 def usual_duration(codec: VideoCodec) -> int:
     """Return the duration of a frame at the stated rate, in ticks; 0 if the file states no rate."""
-    rate = codec.frame_rate
-    return max(1, round(1 / (rate * codec.time_base))) if rate else 0
+    rate, base = codec.frame_rate, codec.time_base
+    if not rate:
+        return 0
+    # In integers, because fractions take ten times as long.
+    ticks = base.denominator * rate.denominator / (base.numerator * rate.numerator)
+    return max(1, round(ticks))
+
+
+_colors_of = attrgetter(*COLOR_TABLES)
 
 
 def color_numbers(source: Any) -> tuple[int, int, int, int]:
     """Return range, matrix, primaries and transfer of a codec context or frame, as FFmpeg's numbers."""
-    levels, matrix, primaries, trc = (int(getattr(source, name)) for name in COLOR_TABLES)
+    levels, matrix, primaries, trc = map(int, _colors_of(source))
     return levels, matrix, primaries, trc
 
 

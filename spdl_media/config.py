@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
@@ -207,6 +207,13 @@ def _copied(value: Any) -> Any:
 # The default values, made only once, because loading a still image needs both of them every time.
 DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
+
+
+@lru_cache
+def format_config(format: str, decoders: str | None) -> DemuxConfig:
+    """Return the configuration that opens a known format, and may try these decoders only; ``None``: any."""
+    options = {} if decoders is None else {"codec_whitelist": decoders}
+    return DemuxConfig(format=format, format_options=options)
 
 
 def as_demux_config(config: DemuxConfig | None) -> DemuxConfig:

@@ -202,7 +202,7 @@ def load_video(
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     decode, index = frame_steps(request), arguments["stream_index"]
     config, name = arguments["demux_config"], arguments["name"]
-    with ffmpeg_log(), Demuxer(src, demux_config=config, name=name) as demuxer:
+    with Demuxer(src, demux_config=config, name=name) as demuxer, ffmpeg_log():
         if request.config is None:
             parts = video_parts(demuxer, timestamp, index, _PART_BYTES, request.num_frames)
             first = next(parts)
