@@ -405,8 +405,8 @@ class Container:
     ) -> Iterator[tuple[Iterator[AvPacket], bool]]:
         """Yield packet iterators that start near a timestamp, then ever earlier, at last at the file's start.
 
-        One seek may not do: in MPEG-TS it lands too late and between key frames, and the key frame of an open
-        GOP can be shown after the requested frames. The caller takes the first start that it can decode from.
+        One seek may not suffice: in MPEG-TS it lands too late and between key frames, and the key frame of an
+        open GOP can be shown after the requested frames. The caller takes the first start that is decodable.
 
         Args:
             indices: Indices of the streams; seeks are made in the first one.

@@ -153,7 +153,7 @@ _current_log = _CurrentLog()
 
 
 def current_log() -> list[LogLine] | None:
-    """Return the log lines of this thread's innermost :func:`ffmpeg_log` block; ``None`` outside of one.
+    """Return the log lines of this thread's outermost :func:`ffmpeg_log` block; ``None`` outside of one.
 
     To enter a block takes 3 microseconds, so a loop over many frames enters one around the loop and calls
     this function for each frame.

@@ -43,7 +43,7 @@ class Sink(Protocol):
         """Take ownership of a frame. Return whether the sink is full.
 
         Raises:
-            ConvertError: The frame does not fit to the frames before it.
+            ConvertError: The frame does not match the frames before it.
         """
         ...
 

@@ -172,7 +172,7 @@ class ReadAhead(Positioned):
     switching between them fetches nothing twice. The first request of a part is for 64 KiB, each further one
     for twice as much as the last, up to 512 KiB.
 
-    Some web servers do not support range requests, which shows only at the second one. Then the whole file is
+    Some web servers do not support ranges, which shows only at the second request. Then the whole file is
     fetched with one more request.
 
     Args:

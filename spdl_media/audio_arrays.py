@@ -341,11 +341,9 @@ def _finished(
     return request.result(empty, sample_fmt, metadata, rate, metadata.window.samples(rate)[0])
 
 
-# WAV files are read without FFmpeg, which reads 32 packets to open one. Unusual and damaged ones are left to
-# it.
+# WAV files are read without FFmpeg, which reads 32 packets to open one. It reads unusual and damaged files.
 
-# Enough for the chunks before the samples in most files, and to detect DTS by its first frame, of up to 4
-# KiB.
+# Enough for the chunks before the samples in most files, and for a first frame of DTS, of up to 4 KiB.
 _WAV_HEAD_SIZE = 8 * 1024
 _MOST_CHANNELS = 64
 # DTS and compressed data for S/PDIF pretend to be 16-bit stereo PCM. Their frames begin with these words.

@@ -27,8 +27,8 @@ AUDIO_PREROLL = Fraction(1, 2)
 
 _ZERO = Fraction(0)
 
-# The usual number of samples in a packet. Other packets, such as Opus of 10 ms, are told by their timestamps,
-# which are not multiples of it.
+# The usual number of samples in a packet. Other packets, such as Opus of 10 ms, are recognised by timestamps
+# that are not multiples of it.
 _PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
 
 # Codecs whose packets all have one number of samples. Phones and live encoders take the timestamps from
@@ -272,8 +272,7 @@ def is_aac_lc(codec: AudioCodec) -> bool:
 
 def filled_in(codec: AudioCodec) -> AudioCodec:
     """Add parameters that FFmpeg learns only by opening the decoder, if they follow from the header."""
-    # Only in Ogg, which has no codec tags. In MP4, the header of Opus may state the rate of the encoder's
-    # input.
+    # Only in Ogg, which has no codec tags. In MP4, Opus may state the sample rate of the encoder's input.
     if codec.name in ("opus", "vorbis") and not codec.codec_tag:
         return replace(codec, sample_fmt="fltp")
     if is_aac_lc(codec):

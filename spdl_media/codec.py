@@ -43,8 +43,7 @@ class VideoCodec:
         height: Coded height in pixels; 0: known only after a frame is decoded.
         pix_fmt: FFmpeg's name of the pixel format; ``None``: known only after a frame is decoded.
         time_base: Unit of the packets' timestamps, in seconds.
-        frame_rate: Average number of frames per second; ``None`` for a still, or if the file does not state
-            it.
+        frame_rate: Average number of frames per second; ``None`` for a still, or if not stated.
         sample_aspect_ratio: Width of a pixel divided by its height; ``None``: not stated.
         extradata: Headers of the codec that the container has; ``None``: they are in the packets.
         codec_tag: The container's code (FourCC) for the codec, as FFmpeg's number; 0: none.
@@ -249,9 +248,8 @@ _ERR_DETECT = {
 }
 
 
-# On x86, this inverse DCT makes decoding 7 to 9% faster. It differs by at most one level from FFmpeg's
-# default, and is as close to the exact one (0.010 levels on average, the default 0.011). On other CPUs it is
-# slow.
+# On x86, this inverse DCT makes decoding 7 to 9% faster; on other CPUs it is slow. It differs by at most one
+# level from FFmpeg's default, and is as close to the exact one (0.010 levels on average, the default 0.011).
 _STILL_JPEG_OPTIONS = {"idct": "xvid"} if platform.machine().lower() in ("x86_64", "amd64") else {}
 
 
@@ -291,8 +289,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         ):
             context.open(strict=False)
     except DecodeError as error:
-        # FFmpeg has the same error code for a bad option value and for bad data; only the log names the
-        # option.
+        # The error code of a bad option value is that of bad data; only FFmpeg's log names the option.
         bad = re.search(r"Error setting option (\S+) to value (.*)\.\)", str(error))
         if bad and bad[1] in config.decoder_options:
             raise ValueError(

@@ -169,8 +169,7 @@ def is_hidden(packet: AvPacket, codec: str) -> bool:
         size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
         if size <= len(data) and data[-size] == mark:
             return False
-    # Marker and profile (2 bits each, and one more in profile 3), show_existing_frame, frame_type,
-    # show_frame.
+    # Marker and profile (2 bits each, 1 more in profile 3), show_existing_frame, frame_type, show_frame.
     bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
     return bits & 0x0A == 0
 
@@ -326,8 +325,7 @@ _KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = {
 }
 
 
-# DivX and Xvid write this into streams of packed B-frames: a P and a B frame in one packet, then an empty
-# one.
+# DivX and Xvid write this for packed B-frames: a P and a B frame in one packet, and an empty one after it.
 _PACKED_B_FRAMES = re.compile(rb"DivX\d+(?:b|Build)\d+p")
 
 

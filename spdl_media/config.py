@@ -184,8 +184,7 @@ cuda_config = CUDAConfig
 
 
 def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
-    # FFmpeg's options are text. Only strings and numbers are accepted, because other types have no single
-    # form.
+    # FFmpeg's options are text. Other types than strings and numbers have no definite form as text.
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
     strings = {}

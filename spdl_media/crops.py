@@ -59,7 +59,7 @@ class RandomResizedCrop:
 
     The area, the logarithm of the aspect ratio, and the position inside the image are uniformly distributed.
     A box that does not fit into the image is drawn again, up to ten attempts. After that, the box is the
-    largest one in the center of the image whose aspect ratio is within the bounds. This is the distribution
+    largest one in the centre of the image whose aspect ratio is within the bounds. This is the distribution
     of torchvision's ``RandomResizedCrop``, but with other random numbers. With ``scale_mode=None`` the box is
     stretched to the size of the result, as in torchvision.
 
@@ -116,7 +116,7 @@ class RandomResizedCrop:
 
 
 def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
-    """Return the largest box in the center of an image whose aspect ratio is within the bounds."""
+    """Return the largest box in the centre of an image whose aspect ratio is within the bounds."""
     # Unchanged, the box is the whole image, if its aspect ratio is within the bounds.
     w, h = width, height
     if width / height < ratios[0]:
@@ -128,7 +128,7 @@ def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class ResizeCenterCrop:
-    """The square crop box in the center of each image for ``crops=``, for evaluation of classifiers.
+    """The square crop box in the centre of each image for ``crops=``, for evaluation of classifiers.
 
     With ``ResizeCenterCrop(256, 224)`` and ``width=224, height=224`` the result is that of torchvision's
     ``Resize(256)`` and ``CenterCrop(224)``, except that the edges of the box are rounded to whole pixels of
@@ -186,7 +186,7 @@ def apply_crop(
     """Transform key points or bounding boxes of an upright image to the cropped, scaled and mirrored image.
 
     Coordinates are continuous: 0 is the left edge of the image, its width is the right edge, and 0.5 is the
-    center of the first pixel. Points outside of the crop box get coordinates outside of the result; limit
+    centre of the first pixel. Points outside of the crop box get coordinates outside of the result; limit
     them with ``np.clip``.
 
     Args:

@@ -120,8 +120,7 @@ class _Functions:
                     f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks {name}, which the wheel of "
                     "spdl_media calls. Install a newer driver, or leave cuda= out"
                 )
-            # All integers are passed as 64 bits, for pointers and sizes. An int parameter takes the lower
-            # half.
+            # All integers are passed as 64 bits, as pointers and sizes are. An int takes the lower half.
             return int(function(*(c_size_t(a) if isinstance(a, int) else a for a in arguments)))
 
         setattr(self, name, call)
@@ -277,7 +276,7 @@ class Event:
         """Whether the event was reached.
 
         Raises:
-            TransferError: Work before it failed.
+            TransferError: Work queued before the event failed.
         """
         with current(self._index):
             # Not by call(), because "not ready" is not an error here.
@@ -290,7 +289,7 @@ class Event:
         """Wait on the host until the event is reached, in any thread.
 
         Raises:
-            TransferError: Work before it failed.
+            TransferError: Work queued before the event failed.
         """
         with current(self._index):
             call("cuEventSynchronize", self._address)

@@ -67,7 +67,7 @@ class Demuxer:
         try:
             self._container: Container | None = Container(self._input, config)
         except BaseException:
-            # Do not keep a file open that is no media.
+            # Do not keep the file open if it is not media.
             self._input.close()
             raise
 
@@ -278,7 +278,7 @@ class Demuxer:
                 without video the best audio stream.
             duration: Length of a chunk in seconds on the container's clock. A chunk is complete when each of
                 its streams has a packet after the chunk's end, or has ended.
-            num_packets: A chunk is complete when one of its streams has this many packets.
+            num_packets: Number of packets: a chunk is complete when one of its streams has this many.
 
         Returns:
             An iterator over the chunks, which reads on demand. The Demuxer must stay open.
@@ -339,7 +339,7 @@ class Demuxer:
                     )
                     for index, part in chunk.items()
                 }
-                # Otherwise the packets carry the error that the file is truncated, but here are none.
+                # Packets carry the error of a truncated file, but here are none.
                 if not (found or begun) and (text := container.missing_end(())):
                     raise container.error(f"it is cut short: {text}")
             if not found:
@@ -355,7 +355,7 @@ def video_parts(
     nbytes: int,
     num_frames: int | None,
 ) -> Iterator[VideoPackets]:
-    """Read in parts, see :func:`~spdl_media.window.read_video`; unguarded: one thread at a time."""
+    """Read the packets of a video in parts, without the guard against other threads."""
     window = parse_window(timestamp)
     with demuxer._opened() as container:
         return demuxer._video_parts(container, window, stream_index, nbytes, num_frames)

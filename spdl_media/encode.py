@@ -55,7 +55,7 @@ class VideoEncodeConfig:
             are ignored. With ``time_base=``, the rate is only written into the file, and may be ``None``.
         pix_fmt: Pixel format of the coded video, to which frames are converted. The default is ``yuv420p``,
             which every player supports, or else the first format of the encoder.
-        encoder: Name of an FFmpeg encoder (``"libx264"``) or codec (``"h264"``). Default: the format's.
+        encoder: FFmpeg's name of an encoder (``"libx264"``) or codec (``"h264"``); default: by file format.
         encoder_options: Options of the encoder, such as ``{"crf": 18, "preset": "fast"}``; ``"threads"`` is
             its number of threads, by default the number of cores.
         bit_rate: Bit rate in bits per second. The default is that of the encoder.
@@ -125,7 +125,7 @@ class AudioEncodeConfig:
         num_channels: Number of channels.
         sample_fmt: Sample format of the encoder, to which samples are converted. The default is the first
             format of the encoder.
-        encoder: Name of an FFmpeg encoder (``"libmp3lame"``) or codec (``"mp3"``). Default: the format's.
+        encoder: FFmpeg's name of an encoder (``"libmp3lame"``) or codec (``"mp3"``); default: by file format.
         encoder_options: Options of the encoder, such as ``{"compression_level": 8}``.
         bit_rate: Bit rate in bits per second, for lossy encoders. The default is that of the encoder.
         qscale: Constant quality, for encoders such as ``libmp3lame`` and ``vorbis``.
@@ -274,8 +274,7 @@ class VideoEncoder:
         context.framerate = config.frame_rate or Fraction(0)  # PyAV's default is 24
         context.flags |= Flags.frame_duration  # use the durations of frames
         # PyAV's default is slice threading, with which x264 splits each frame; frame threading is faster.
-        # FFmpeg's own encoders keep the default: their frame threads would free shared memory without the
-        # GIL.
+        # FFmpeg's own encoders keep it, because their frame threads would free shared memory without the GIL.
         if context.name.startswith("lib"):
             context.thread_type = "AUTO"
         _set_rate(context, config)
