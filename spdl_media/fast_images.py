@@ -25,7 +25,7 @@ GBR, FULL_RANGE, _LIMITED = 0, 2, 1
 _LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
 """Gray formats of video codecs, which may have limited range."""
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
-# The scale filter's names where PyAV has others; the rest are PyAV's in lower case.
+# Flags of the scale filter with other names in PyAV; all others are PyAV's in lower case.
 _FLAG_NAMES = {
     "neighbor": "POINT",
     "full_chroma_int": "FULL_CHR_H_INT",
@@ -67,7 +67,7 @@ class FastChain:
         flags: Scaler flags of the first conversion.
 
     Attributes:
-        converts_first: Whether the part around a box is converted before the box is cropped.
+        converts_first: Whether a part around the box is converted before the box is cropped.
         plan: :meth:`_plan` with a cache of its last results.
 
     Thread safety: free to share; each thread has scalers of its own.
@@ -78,7 +78,8 @@ class FastChain:
         self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
         self.converts_first = converts_first(ops)
-        # Packed RGB of the right size, which planar RGB and back would not change.
+        # Frames in this format need no conversion if they have the right size: planar RGB and back would not
+        # change them.
         is_exact = formats[-1] in RGB_8BIT and formats[0] != _HALF_CHROMA
         self._kept_format = formats[-1] if is_exact else None
         # Computing a plan takes 8 microseconds, and many images share a size.
@@ -192,10 +193,7 @@ class FastChain:
 
     @property
     def scales_first(self) -> bool:
-        """Whether an RGB image that was reduced before gives the same result.
-
-        It does where the image is scaled to a size by a kernel that reads all pixels.
-        """
+        """Whether a reduced RGB image gives the same result: its scaling kernel reads all pixels."""
         is_rgb = not self._is_yuv
         return is_rgb and self.ops.is_scaled and self.ops.scale_algo not in _SPARSE_KERNELS
 
@@ -221,7 +219,7 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     if not ops.gives_one or ops.pad_color != "black":
         return None
     if not ops.is_scaled and (ops.crop_width or ops.crop_height):
-        return None  # the graph crops what the decoder gave, before it is converted
+        return None  # a graph crops in the decoder's format, before the conversion
     target = ops.pix_fmt or ""
     # YUV only with JPEG's matrix and range: the colour of a border then needs no conversion.
     is_jpeg = (ops.color_matrix, ops.color_range) == ("bt601", "pc")
@@ -406,7 +404,7 @@ def part_to_convert(
 
 
 def converts_first(ops: PictureOps) -> bool:
-    """Whether images are not scaled, but converted exactly to a format with full chroma."""
+    """Whether images are converted exactly to a format with full chroma, and not scaled."""
     if ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
         return False
     return ops.is_conversion and not ops.uses_default_conversion

@@ -180,7 +180,7 @@ class FrameFilter:
 
         Args:
             frame: The frame.
-            is_alike: Its size, format and colours are known to be those of the last one.
+            is_alike: It is known to have the size, format and colours of the previous frame.
 
         Raises:
             FilterError: A filter refuses the frame, or fails.
@@ -363,7 +363,7 @@ class PictureFilter:
         self.orientation = 1 if self._orient else orientation
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
         if self._ops is not None and self._ops.keeps_frames and not (turn or self.has_rate):
-            return [frame]  # even a graph of nothing costs 25 microseconds a frame
+            return [frame]  # even an empty graph costs 25 microseconds per frame
         desc, self._part = self._route(frame, turn)
         before: list[av.VideoFrame] = []
         if self._graph is None or desc != self._graph_desc:

@@ -137,9 +137,9 @@ SAMPLE_DTYPES: Mapping[str, str] = MappingProxyType(
 )
 """NumPy types of FFmpeg's packed sample formats. Planar formats append a ``p`` and give (C, N)."""
 
-# Packed RGB -> planar RGB of the same depth, with alpha where the packed one has it. FFmpeg's scaler writes
-# planar RGB exactly in less time than it writes packed RGB inexactly; interleaving costs little. 500x375
-# 4:2:0 to 224x224, bicubic, microseconds and mean (largest) difference in levels:
+# Packed RGB -> planar RGB of the same depth, with alpha if the packed format has it. FFmpeg's scaler is exact
+# and fast for planar RGB, inexact and slower for packed RGB; interleaving costs little. 500x375 4:2:0 to
+# 224x224, bicubic, microseconds and mean (largest) difference in levels:
 #     scale to rgb24, FFmpeg's default flags    316    3.4-3.7 (76)
 #     scale to rgb24, accurate flags            671    0
 #     scale to gbrp, accurate flags, rgb24      195    0
@@ -218,7 +218,7 @@ def plane_views(frame: av.VideoFrame) -> tuple[Array, ...]:
     for index, plane in enumerate(planes):
         size = plane.width, plane.height, plane.line_size
         shape, dtype, start, strides = _geometry(name, index, *size)
-        # One call instead of frombuffer, reshape and a slice halves what a view costs.
+        # One call instead of frombuffer, reshape and a slice halves the time.
         views.append(np.ndarray(shape, dtype, plane, start, strides))
     return tuple(views)
 

@@ -140,7 +140,7 @@ class AudioFrames(DecodedFrames):
 
     @property
     def pts(self) -> tuple[int | None, ...]:
-        """Presentation timestamps of FFmpeg's frames behind the chunks, before trimming."""
+        """Presentation timestamps of the chunks' FFmpeg frames, before trimming."""
         return tuple(chunk.frame.pts for chunk in self._chunks)
 
     @property
@@ -300,7 +300,7 @@ def _exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | 
     else:
         return None
     divisor = unit * time_base.numerator
-    # Halves go up, as in nearest_sample.
+    # Halves are rounded up, as in nearest_sample.
     return (2 * ticks * time_base.denominator + divisor) // (2 * divisor)
 
 

@@ -174,7 +174,7 @@ def filtered(
     frame, orientation, is_corrupt = image
     ops = picture_ops(filter_desc)
     is_turned = config.orient and orientation != 1
-    # Images that a video codec coded, as in HEIC, have a rate, and may state where their chroma lies.
+    # Images of video codecs, as in HEIC, have a frame rate. Only a graph reads their chroma location.
     needs_graph = is_turned or packets.codec.frame_rate is not None or has_limited_gray(frame)
     if ops is not None and not needs_graph:
         # Without a graph, if the scaler alone gives the same image.

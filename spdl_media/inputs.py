@@ -285,7 +285,7 @@ class Input:
 
     @property
     def is_local(self) -> bool:
-        """Whether reading anywhere takes microseconds: it is memory or a local file."""
+        """Whether reads at any offset take microseconds: the input is memory or a local file."""
         return self._reader is None
 
     @property

@@ -128,7 +128,7 @@ class SampleCache:
         if self._num_bytes < self.max_bytes:
             data = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
             with self._lock:
-                # Another thread may have made the same sample meanwhile.
+                # Another thread may have cached the same sample by now.
                 if item not in self._samples and self._num_bytes + len(data) <= self.max_bytes:
                     self._num_bytes += len(data)
                     self._samples[item] = data

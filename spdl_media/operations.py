@@ -222,7 +222,7 @@ def _make_positive(ops: PictureOps | SoundOps, *names: str) -> None:
     for name in names:
         value = getattr(ops, name)
         if value is not None:
-            # NumPy's integers become Python's, so that equal operations have equal text.
+            # NumPy's integers are converted to int, so that equal operations have equal text.
             object.__setattr__(ops, name, check_positive(name, value))
 
 

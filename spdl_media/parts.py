@@ -373,7 +373,7 @@ def index_is_last(head: Bytes) -> bool:
 
 
 def has_equal_audio(read: Read, size: int) -> bool:
-    """Whether an MP4 probably has several audio tracks of which no header says that it is the main one."""
+    """Whether an MP4 probably has several audio tracks, and not exactly one of them is enabled."""
     moov = b""
     with suppress(struct.error):
         for kind, start, end in read_boxes(read, 0, size):
@@ -381,7 +381,7 @@ def has_equal_audio(read: Read, size: int) -> bool:
                 moov = bytes(read(start, end - start))
                 break
     tracks = [track for track in moov.split(b"trak") if b"soun" in track]
-    # Behind the name of the header are a version and three bytes of flags. The lowest bit: it is enabled.
+    # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".
     flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
     return len(tracks) > 1 and sum(flag > b"" and flag[0] & 1 for flag in flags) != 1
 

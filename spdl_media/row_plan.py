@@ -421,7 +421,7 @@ class FrameRows:
         self.close()
         if rows is not None:
             for target, row in enumerate(rows):
-                # Rows only move towards the start, so none is overwritten before it has moved.
+                # Rows move only towards the start, so none is overwritten before it is moved.
                 if target != row:
                     array[target] = array[row]
             array = array[: len(rows)]

@@ -279,7 +279,7 @@ class SampleRows:
         if self._rows is None:
             # Limited, because the header may be wrong; untouched memory takes only address space.
             end = min(float(self._end or 0) * self.sample_rate, _MOST_EXPECTED)
-            # The product is a whole number of samples but for the rounding of floats.
+            # Without rounding errors of floats, the product would be a whole number of samples.
             room = max(needed, min(math.ceil(end - 1e-4) - self.first, _MOST_EXPECTED // size))
         memory = self._allocate(room * size)[: room * size].view(dtype)
         planar = self.sample_fmt.endswith("p")

@@ -1,4 +1,4 @@
-"""Tell image files by signature: FFmpeg's decoder for the whole file, and files that Pillow has to read.
+"""Identify image files by signature: FFmpeg's decoder for the whole file, and files that Pillow has to read.
 
 Formats that need a container (GIF, AVIF, HEIC), animations (WebP, APNG) and formats without a reliable
 signature are opened by FFmpeg's demuxers. Pillow reads files that FFmpeg decodes to black, garbled or partial
@@ -28,7 +28,7 @@ the first 32."""
 WITHOUT_SIGNATURE = frozenset(
     {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
 )
-"""Decoders of images that can be told only by the name of their file."""
+"""Decoders of images that can be identified only by the name of their file."""
 
 # Decoders with the same name as FFmpeg's demuxer of such files, which appends "_pipe".
 _NAMED_ALIKE = (
@@ -60,8 +60,8 @@ tags. ``crccheck`` adds nothing: PNG compares its checksums with ``explode``, to
 def still_codec(head: Bytes) -> str | None:
     """Return FFmpeg's decoder that takes the whole file as one packet.
 
-    An animated WebP is told by the animation flag of its ``VP8X`` chunk, an animated PNG by an
-    ``acTL`` chunk before its pixels.
+    An animated WebP is recognised by the animation flag of its ``VP8X`` chunk, an animated PNG by
+    an ``acTL`` chunk before its pixels.
 
     Args:
         head: The first :data:`HEAD_SIZE` bytes of the file, or all of it. Except for PNG, the first
@@ -78,7 +78,7 @@ def still_codec(head: Bytes) -> str | None:
     if found := _SIGNATURE.match(view):
         decoder, _ = _SIGNATURES[bytes(found[0])]
         return decoder(view) if callable(decoder) else decoder
-    # Version 7 of XV's thumbnails also begins with P7, but with a space behind it.
+    # Version 7 of XV's thumbnails also begins with P7, but followed by a space.
     return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
 
@@ -153,7 +153,7 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
         _, reason = _SIGNATURES[bytes(found[0])]
         try:
             return reason(view) if callable(reason) else reason
-        except (struct.error, IndexError):  # cut short: FFmpeg's error says more
+        except (struct.error, IndexError):  # truncated: FFmpeg's error is more precise
             return None
     return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
@@ -166,7 +166,7 @@ def pillow_video_reason(head: Bytes) -> str | None:
 
 _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
-# By the first bytes of a file: FFmpeg's decoder that takes all of it, and why FFmpeg must not read it.
+# First bytes of a file; FFmpeg's decoder for the whole file; and the reason why FFmpeg must not read it.
 _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"\xff\xd8\xff\xf7": ("jpegls", still_faults.jpeg_reason),
     b"\xff\xd8\xff": ("mjpeg", still_faults.jpeg_reason),
