@@ -16,7 +16,7 @@ from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
-from spdl_media.codec import AudioCodec, stream_rank
+from spdl_media.codec import AudioCodec, keep_freed_memory, stream_rank
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
@@ -25,7 +25,6 @@ from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_frames
 from spdl_media.frames import silence_of
-from spdl_media.image_decoder import keep_freed_memory
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of

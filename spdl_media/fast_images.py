@@ -268,8 +268,7 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
 
 def _is_whole(placement: Placement) -> bool:
     """Whether an image is neither cropped nor gets a border."""
-    where = placement.scaled, placement.left, placement.top
-    return where == (placement.canvas, 0, 0)
+    return (placement.scaled, placement.left, placement.top) == (placement.canvas, 0, 0)
 
 
 def _is_possible(width: int, height: int) -> bool:
@@ -295,14 +294,11 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
     has_border = (first_x, first_y, end_x, end_y) != (0, 0, width, height)
     planes = zip(plane_views(result), plane_views(frame), plane_steps(name), strict=True)
     for index, (plane, source, (right, below)) in enumerate(planes):
-        target = plane
         if has_border:
             # Plane 3 is alpha: opaque. Chroma is neutral at 128.
             plane[:] = 255 if index == 3 else 128 if index and is_yuv(name) else 0
-            # A chroma sample at the edge belongs to the image, even if the image covers only a part of it.
-            target = plane[
-                first_y // below : -(-end_y // below), first_x // right : -(-end_x // right)
-            ]
+        # A chroma sample at the edge belongs to the image, even if the image covers only a part of it.
+        target = plane[first_y // below : -(-end_y // below), first_x // right : -(-end_x // right)]
         rows, columns = target.shape[:2]
         part = source[max(0, -top) // below :, max(0, -left) // right :][:rows, :columns]
         target[:] = part[:, ::-1] if mirror else part

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import av
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from spdl_media._ffmpeg import LogState
 from spdl_media._optional import require
 from spdl_media._picture_decoder import FrameList, PicturePath
-from spdl_media.codec import VideoCodec, make_decoder
+from spdl_media.codec import VideoCodec, keep_freed_memory, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError, FilterError
@@ -257,27 +256,6 @@ def _decode_plain_jpeg(
     return frame
 
 
-_BLOCK = 4 << 20
-_NUM_BLOCKS = 8
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Make glibc's allocator keep some megabytes of freed memory. Runs once in a process.
-
-    glibc returns the top of its heap to the system when it exceeds a threshold, at first 128 KiB. The frames
-    of one small image exceed that, so each image costs 24 to 33 page faults: 6% of the time to load JPEGs of
-    500x375 into a pool. Freeing a larger block raises the threshold to twice the block's size, so blocks
-    are allocated and freed here, without touching their pages. Other allocators are not affected.
-
-    See:
-        mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
-    """
-    # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
-    blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
-    del blocks
-
-
 def read_with_pillow(
     data: Bytes, source: str, *, purpose: str, is_video: bool = False
 ) -> Iterator[tuple[av.VideoFrame, int]]:
@@ -371,11 +349,12 @@ _MAX_SHIFT = 0.125
 
 
 class _Part(NamedTuple):
-    """A box of the reduced image in stored orientation, and the factor of the reduction."""
+    """A box of the reduced image in stored orientation, the factor of the reduction, and what follows."""
 
     eighths: int
     columns: slice
     rows: slice
+    placement: Placement
 
 
 def _decode_downscaled(
@@ -401,11 +380,11 @@ def _decode_downscaled(
     if chain is None or not chain.scales_first:
         return None
     orientation = metadata.orientation if config.orient else 1
-    plan = _plan(head.width, head.height, orientation, chain, ops.box)
-    if plan is None:
+    part = _smallest_part(head.width, head.height, orientation, chain, ops.box)
+    if part is None:
         return None
-    part, placement = plan
-    small = _shrunk(head.width, part), _shrunk(head.height, part)
+    # libjpeg rounds the reduced size up.
+    small = [-(-side * part.eighths // 8) for side in (head.width, head.height)]
     pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
         return None
@@ -414,13 +393,13 @@ def _decode_downscaled(
     # PyAV does not set these for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     # Mirroring comes last, because the result is the smaller image.
-    return chain.from_rgb().run(frame, placement, mirror=ops.mirror)
+    return chain.from_rgb().run(frame, part.placement, mirror=ops.mirror)
 
 
-def _plan(
+def _smallest_part(
     width: int, height: int, orientation: int, chain: FastChain, box: Box | None
-) -> tuple[_Part, Placement] | None:
-    """Return the part of the reduced image to use, and how that part is scaled and placed."""
+) -> _Part | None:
+    """Return the box in the smallest reduced image that has enough pixels for the result."""
     swaps = swaps_sides(orientation)
     upright = (height, width) if swaps else (width, height)
     box = box or (0, 0, *upright)
@@ -428,18 +407,12 @@ def _plan(
     if placement is None:
         return None
     # From here on, coordinates are those of the stored image.
-    target = placement.scaled[::-1] if swaps else placement.scaled
-    part = _smallest_part(stored_box(box, orientation, width, height), *target)
-    return None if part is None else (part, placement)
-
-
-def _smallest_part(box: Box, width: int, height: int) -> _Part | None:
-    """Return the box in the smallest reduced image that has enough pixels for a result of this size."""
-    x, y, w, h = box
+    across, down = placement.scaled[::-1] if swaps else placement.scaled
+    x, y, w, h = stored_box(box, orientation, width, height)
     for eighths in _EIGHTHS:
-        columns, rows = _shrunk_span(x, w, eighths, width), _shrunk_span(y, h, eighths, height)
+        columns, rows = _shrunk_span(x, w, eighths, across), _shrunk_span(y, h, eighths, down)
         if columns is not None and rows is not None:
-            return _Part(eighths, columns, rows)
+            return _Part(eighths, columns, rows, placement)
     return None
 
 
@@ -451,11 +424,6 @@ def _shrunk_span(start: int, length: int, eighths: int, target: int) -> slice | 
         return None
     shift = max(abs(exact[0] - first), abs(exact[1] - last)) * target / (last - first)
     return slice(first, last) if shift <= _MAX_SHIFT else None
-
-
-def _shrunk(side: int, part: _Part) -> int:
-    # libjpeg rounds the reduced size up.
-    return -(-side * part.eighths // 8)
 
 
 def _decode_small(
