@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Dataset:
-    """Map-style; one of its items cannot be read."""
+    """A map-style dataset, of which one item cannot be read."""
 
     def __len__(self) -> int:
         return 24
@@ -27,7 +27,7 @@ def augment(value: int, rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 class Negative:
-    """A function that is false: its table of special cases is empty."""
+    """A callable that is false in a boolean context, because its table of special cases is empty."""
 
     def __len__(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Images into files: equal where nothing is lost, near where something is."""
+"""Writing image files: equal for lossless codecs, close for lossy ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 def drawing(width: int = 128, height: int = 96) -> Array:
-    """Smooth colours, as lossy codecs are made for."""
+    """Make smooth colours, which lossy codecs compress well."""
     y, x = np.mgrid[:height, :width]
     red = 128 + 100 * np.sin(x / 20) * np.cos(y / 15)
     green, blue = 128 + 90 * np.sin((x + y) / 25), 128 + 80 * np.cos(x / 30 - y / 10)
@@ -69,11 +69,11 @@ for height, width in ((1, 1), (16, 8), (16, 16), (1, 64)):
 
 
 def test_the_smallest_images() -> None:
-    """In a process of its own, because FFmpeg's scaler once crashed on them."""
+    """Run in a new process, because FFmpeg's scaler once crashed on them."""
     subprocess.run([sys.executable, "-c", SMALLEST], check=True, timeout=100)
 
 
-# PSNR of the drawing in decibels, less one.
+# Measured PSNR of the drawing in decibels, minus one.
 LOSSY: list[tuple[str, dict[str, Any], float]] = [
     ("jpeg", {}, 42),
     ("jpeg", {"quality": 100, "pix_fmt": "yuvj444p"}, 47),
@@ -101,7 +101,7 @@ def test_quality_is_size() -> None:
 
 
 def test_flat_colours_are_not_shifted() -> None:
-    """FFmpeg's scaler rounds chroma of full range down; over an image that is a tint."""
+    """FFmpeg's scaler rounds chroma of full range down, which tints a whole image."""
     for color in ((200, 30, 60), (10, 120, 240), (128, 128, 128)):
         image = np.full((64, 64, 3), color, np.uint8)
         loaded = sm.load_image(sm.encode_image(image, quality=100)).array.astype(int)
@@ -124,7 +124,7 @@ def test_images_of_any_layout_and_library() -> None:
     data = sm.encode_image(image, "png")
     assert sm.encode_image(image.transpose(2, 0, 1), "png", layout="NCHW") == data
     assert sm.encode_image(sm.frames_from_array(image), "png") == data
-    # What was decoded is written as it is, without a way through RGB.
+    # Decoded frames are written without a conversion to RGB.
     planes = sm.decode_packets(sm.demux_image(sm.encode_image(image)), filter_desc=None)
     again = sm.decode_packets(
         sm.demux_image(sm.encode_image(planes, quality=100)), filter_desc=None

@@ -1,4 +1,4 @@
-"""Folders of classes as sources."""
+"""ImageFolder: folders of classes as sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(source: Any, root: Path) -> list[tuple[str, int]]:
 
 def test_pairs_are_those_of_torchvision(tmp_path: Path) -> None:
     folder = sm.ImageFolder(tree(tmp_path))
-    # Folders by their whole path: "-" comes before "/".
+    # Folders are sorted by their whole path: "-" comes before "/".
     expected = "cat/a.JPG cat/b.jpg cat/x/c.png cat/x-y/d.jpg cat/x/y/e.png dog/e.webp".split()
     assert names(folder, tmp_path) == [(name, int("dog" in name)) for name in expected]
     assert (folder.classes, folder.class_to_idx) == (["cat", "dog"], {"cat": 0, "dog": 1})

@@ -1,4 +1,4 @@
-"""Importing the package is quick, and loads nothing that is not needed yet."""
+"""Importing the package is quick, and imports no module that is not needed yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from spdl_media import MissingDependencyError
 
-MAX_SECONDS = 0.6  # 0.2 to 0.3 on a machine that does nothing else
+MAX_SECONDS = 0.6  # 0.2 to 0.3 on an idle machine
 MAX_RUNS = 10
 HEAVY = ("torch", "torchvision", "nvidia", "cupy", "jax", "numba", "fsspec", "aiohttp", "asyncio")
 HEAVY += ("click", "rich", "sqlite3")
@@ -36,7 +36,7 @@ def _import_in_a_new_process() -> tuple[float, set[str]]:
 
 
 def test_import_is_quick() -> None:
-    # CPU time, and the best of up to ten runs, because a busy machine slows most of them.
+    # Use CPU time and the best of up to ten runs, because a busy machine slows most of them.
     times: list[float] = []
     while min(times, default=MAX_SECONDS) >= MAX_SECONDS and len(times) < MAX_RUNS:
         times.append(_import_in_a_new_process()[0])

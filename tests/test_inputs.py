@@ -1,4 +1,4 @@
-"""Every kind of source gives the same packets, is left as it was found, and fails with a reason."""
+"""All kinds of sources give the same packets, are left as they were, and fail with a reason."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT = demux_config()
 
 
 def encode(out: Any, format: str, codec: str = "ffv1", **options: str) -> None:
-    """Eight gray pictures, each of its own number, with a title that is given by ``title=``."""
+    """Encode eight gray frames, each with its own number, and an optional title."""
     title = options.pop("title", "")
     with av.open(out, "w", format=format, options=options) as container:
         container.metadata["title"] = title
@@ -57,7 +57,7 @@ def clip() -> bytes:
 
 @pytest.fixture(scope="module")
 def mp4() -> bytes:
-    """An MP4 with its index at the end."""
+    """Make an MP4 with its index at the end."""
     return encoded("mp4", "mpeg4")
 
 
@@ -78,7 +78,7 @@ def expected(data: bytes) -> list[bytes]:
 
 
 class Stream:
-    """A file that cannot seek, and gives at most ``limit`` bytes at a time."""
+    """A file object that cannot seek, and returns at most ``limit`` bytes at a time."""
 
     def __init__(self, data: bytes, limit: int = 1 << 30) -> None:
         self._file = io.BytesIO(data)
@@ -89,7 +89,7 @@ class Stream:
 
 
 class Broken(io.BytesIO):
-    """A file whose ``read`` or ``seek`` raises from its ``count``-th call on."""
+    """A file object whose ``read`` or ``seek`` raises from its ``count``-th call on."""
 
     def __init__(self, data: bytes, error: BaseException, method: str, count: int) -> None:
         super().__init__(data)
@@ -189,7 +189,7 @@ def test_memory_held_by_another_survives_close(clip: bytes) -> None:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """An array that can be watched."""
+    """An array that supports weak references."""
 
 
 def test_nothing_keeps_the_source_alive_after_close(clip: bytes) -> None:
@@ -399,7 +399,7 @@ def test_read_and_seek_are_all_that_a_file_object_needs(mp4: bytes) -> None:
 
     file = io.BytesIO(mp4)
     file.seek(7)
-    # The index is at the end, so that it is sought.
+    # The index is at the end, so FFmpeg has to seek.
     with open_input(ReadAndSeek(file)) as source:
         assert packets(source) == expected(mp4)
     assert file.tell() == 7
@@ -532,7 +532,7 @@ def test_a_read_that_gives_something_else(given: Any, error: type[Exception], me
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without the rights of root, which no mode of a file keeps out."""
+    """Run without the rights of root, to whom file modes do not apply."""
     if os.geteuid() != 0:
         yield
         return

@@ -1,4 +1,4 @@
-"""A JPEG decoder that stays open gives what a fresh one gives, where the header says that it will."""
+"""A reused JPEG decoder gives the same as a new one, for files whose headers allow the reuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from effort import each
 
 import spdl_media as sm
 
-# The decoder that waits for the next JPEG is shared by all calls; its state shows in the time alone.
+# Private: the idle decoder is shared by all calls, and its reuse is visible otherwise only in the time.
 from spdl_media import image_decoder
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import JpegHead, read_jpeg_head
@@ -73,7 +73,7 @@ def with_segment(data: bytes, marker: int, body: bytes) -> bytes:
 
 
 def without_segments(data: bytes, marker: int) -> bytes:
-    """Without the segments of a marker, of those before the scan."""
+    """Remove the segments with a marker that come before the scan."""
     result, position = data[:2], 2
     while data[position + 1] != 0xDA:
         end = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")

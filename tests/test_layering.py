@@ -13,8 +13,8 @@ from effort import each
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
 LOADER = ["loader_arguments", "loader_items", "loader_ends", "loader_stages", "dataloader"]
-# Read from left to right, top to bottom. A new module is one word here. Folders of helpers are named file by
-# file, other folders are one module.
+# The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
+# are listed file by file, other folders are one module.
 ORDER = [
     ["errors", "_checks", "_optional", "config", "timing"],
     ["destination", "shared_memory", "ring"],
@@ -51,11 +51,11 @@ ORDER = [
 HELPERS: set[str] = set()
 FLAT = [module for row in ORDER for module in row]
 
-# Beside all: reached by users, imported by no module of the table.
+# Modules for users, which no other module of the table imports.
 BESIDE = {"testing", "pipeline"}
 JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
-# Pure Python over bytes and text; the rest up to "decode" may use FFmpeg.
+# Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "_optional", "errors", "config", "timing", "geometry", "parts"),
     *("stills", "still_faults", "still_headers"),
@@ -81,14 +81,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "click": {"cli"},
     "rich": {"cli"},
-    # Through the table in _optional alone, which imports them by name.
+    # Optional packages, which may be imported only by name, by the table in _optional.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
 
 
 def _module_of(path: Path) -> str:
-    """The word that stands for a file in the table."""
+    """Return the word for a file in the table."""
     return _word(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
@@ -101,10 +101,10 @@ def _modules() -> list[str]:
     return sorted({_module_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__", *HELPERS})
 
 
-# Each file is asked about by several tests, and parsing all of them takes seconds.
+# Cached, because several tests use each file, and parsing all files takes seconds.
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """Full names of what a file imports, wherever in the file."""
+    """Return the full names of all imports of a file, also within functions."""
     package = ["spdl_media", *path.relative_to(PACKAGE).parent.parts]
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
@@ -113,7 +113,7 @@ def _imports(path: Path) -> tuple[str, ...]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *filter(None, [node.module])])
-            # `from package import name` may import a module; the longer name says which.
+            # `from package import name` may import a module, so use the longer name.
             names += [f"{source}.{alias.name}" for alias in node.names]
     return tuple(names)
 
@@ -123,7 +123,7 @@ def _files(module: str) -> list[Path]:
 
 
 def _own_imports(module: str) -> set[str]:
-    """Modules of the package that a module imports."""
+    """Return the modules of the package that a module imports."""
     names = {name for path in _files(module) for name in _imports(path)}
     own = {_word(name.split(".")[1:]) for name in names if name.startswith("spdl_media.")}
     assert "spdl_media" not in names, f"{module} imports the package as a whole"

@@ -1,4 +1,4 @@
-"""Each row of the table of shapes, against arrays that NumPy alone makes."""
+"""Arrays of all pixel formats and layouts, compared with arrays computed by NumPy only."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_layout_is_not_for_subsampled_chroma(row: Row, layout: Any, width: int) 
 
 
 def test_colours_are_where_the_format_says(rng: np.random.Generator) -> None:
-    """FFmpeg itself made these from one RGB picture, so the order of its planes is not our guess."""
+    """FFmpeg converts these from one RGB image, so the order of planes is its own."""
     picture = rng.integers(0, 256, (5, 8, 3), dtype=np.uint8)
     source = av.VideoFrame.from_ndarray(picture, "rgb24")
     opaque = np.dstack([picture, np.full((5, 8), 255, np.uint8)])
@@ -139,7 +139,7 @@ def test_colours_are_where_the_format_says(rng: np.random.Generator) -> None:
         made = sm.convert_frames(
             sm.ImageFrames((source.reformat(format=pix_fmt),)), layout="NHWC"
         ).array
-        # swscale rounds on its way to 16 bits; the colours in another order would be far off.
+        # swscale rounds in the conversion to 16 bits; swapped colours would differ much more.
         assert abs(made / 257 - picture).max() < 2
 
 
@@ -161,7 +161,7 @@ def test_planes_take_formats_without_a_row(pix_fmt: str, rng: np.random.Generato
     buffers = sm.convert_frames([made, made], layout="planes")
     assert len(buffers) == made.num_planes
     for buffer, plane in zip(buffers, made.planes, strict=True):
-        # As bytes: random bits make floats that are not equal to themselves.
+        # Compare bytes, because random bits may be NaN, which is not equal to itself.
         expected = np.stack([plane, plane])
         assert buffer.array.tobytes() == expected.astype(buffer.dtype).tobytes()
         assert buffer.shape == expected.shape

@@ -1,4 +1,4 @@
-"""Frames and samples of a fixed number: what is too short, clips of one shape, gaps of the audio."""
+"""Fixed numbers of frames and samples: short sources, clips of one shape, gaps in audio."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RATE = 8000
 SAMPLES = index_samples(2 * RATE, 2)
 SOUND = make_audio(SAMPLES, RATE, codec="flac", format="flac")
 VIDEO = make_video(index_frames(20, 32, 24), codec="ffv1", pix_fmt="bgr0")
-# What stands at positions 0 to 7 where there are five.
+# Expected indices at positions 0 to 7 if there are only five.
 FILLED: dict[Any, list[int | None]] = {
     "repeat_last": [0, 1, 2, 3, 4, 4, 4, 4],
     "wrap": [0, 1, 2, 3, 4, 0, 1, 2],
@@ -44,12 +44,12 @@ def rows_of(rows: np.ndarray[Any, Any], places: list[int | None]) -> np.ndarray[
 
 @cache
 def movie(format: str = "matroska", missing: tuple[int, int] = (0, 0), seconds: int = 2) -> bytes:
-    """Frames and samples that tell their index, 10 a second and 8000; some of the samples may be left out.
+    """Make a file of frames and samples that contain their index, at 10 fps and 8000 Hz.
 
     Args:
-        format: Of the container.
-        missing: The first sample that is missing, and the first that is there again, in packets of 512.
-        seconds: How long the video is; the audio has 2 seconds.
+        format: Container format.
+        missing: Begin and end of a gap in the audio, in packets of 512 samples.
+        seconds: Length of the video; the audio has 2 seconds.
     """
     tracks = [
         VideoTrack(frames=index_planes(10 * seconds, 64, 48), codec="libx265", gop_size=5),
@@ -130,13 +130,13 @@ def test_lengths_that_say_nothing() -> None:
 
 
 def test_another_rate_still_ends_early() -> None:
-    """At most so many samples of the new rate, those with which the whole begins."""
+    """num_samples counts samples of the new rate, and returns the first ones."""
     whole = np.asarray(sm.load_audio(SOUND, sample_rate=16000))
     some = np.asarray(sm.load_audio(SOUND, sample_rate=16000, num_samples=20000))
     np.testing.assert_array_equal(some, whole[:, :20000])
     exact = sm.load_audio(SOUND, (1, None), sample_rate=16000, num_samples=16001, on_short="zeros")
     assert exact.shape == (2, 16001)
-    # In the file's own rate the number alone decides.
+    # At the file's own rate, only the number counts.
     same = sm.load_audio(SOUND, sample_rate=RATE, num_samples=100)
     np.testing.assert_array_equal(np.asarray(same), SAMPLES[:100].T / np.float32(32768))
 
@@ -157,7 +157,7 @@ def test_clips_have_one_shape_wherever_they_start(format: str, rng: np.random.Ge
             data, start, num_frames=3, frame_rate=5, num_samples=2205, sample_rate=22050
         )
         assert (strided.video.shape[0], strided.audio.shape) == (3, (2, 2205))
-    # What was drawn by its duration has these lengths as well.
+    # Windows drawn by duration have these lengths as well.
     clip = sm.load_clip(data, "0.05", "0.4", num_frames=4, num_samples=3200, sample_rate=8000)
     assert (clip.video.shape[0], clip.audio.shape) == (4, (2, 3200))
 
@@ -182,7 +182,7 @@ def test_clips_at_the_end_of_a_file() -> None:
             on_short, 0 * rest[:2400]
         )
         np.testing.assert_array_equal(np.asarray(clip.audio), np.concatenate([rest, added]).T)
-    # The audio has ended before: silence, but nothing that could be repeated.
+    # The audio has ended before: silence is added, but there is nothing to repeat.
     clip = sm.load_clip(movie(seconds=4), 3, on_short="zeros", **options)
     assert (clip.audio.shape, np.asarray(clip.audio).any()) == ((2, 6400), False)
     with pytest.raises(sm.ConvertError, match="there is no sample in the window"):
@@ -209,10 +209,10 @@ def test_gaps_are_silence_where_asked(on_corrupt: Any) -> None:
     wanted = SAMPLES.copy()
     wanted[4096:6144] = 0
     options: Any = {"sample_fmt": "s16p", "decode_config": config}
-    # Without the option, what stands behind the gap follows at once.
+    # Without the option, samples after the gap follow directly.
     assert sm.load_audio(data).shape[1] == len(wanted) - 2048
 
-    # Around the gap, from and to its middle, within it, and without it.
+    # Windows around the gap, from and to its middle, within it, and outside of it.
     for first, stop in [(0, 16000), (5000, 9000), (1000, 5000), (4500, 5500), (8000, 9000)]:
         window = (Fraction(first, RATE), Fraction(stop, RATE))
         loaded = sm.load_audio(data, window, **options)
@@ -242,7 +242,7 @@ def test_silence_of_any_format(fmt: str, layout: str) -> None:
 
 
 def test_silence_is_read_from_the_start_of_a_window() -> None:
-    """Audio that begins later than the video."""
+    """The audio begins later than the video."""
     tracks = [
         VideoTrack(frames=index_planes(20, 64, 48), codec="libx265", gop_size=5),
         AudioTrack(samples=SAMPLES, sample_rate=RATE, codec="flac"),

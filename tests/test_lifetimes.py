@@ -1,4 +1,4 @@
-"""Who keeps what alive: no more than is needed, and nothing that is gone is used."""
+"""Lifetimes: objects are kept alive as long as needed and not longer."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FRAMES = index_planes(20, 64, 48)
 
 
 class Memory(np.ndarray):
-    """An array that weak references can watch."""
+    """An array that supports weak references."""
 
 
 class File(io.BytesIO):
-    """A file object that weak references can watch."""
+    """A file object that supports weak references."""
 
 
 @pytest.fixture(scope="module", params=["mp4", "matroska", "mpegts"])
@@ -95,7 +95,7 @@ def test_packets_do_not_keep_the_container(movie: bytes, monkeypatch: pytest.Mon
 
 
 def test_the_packet_of_a_still_keeps_the_memory_it_shows() -> None:
-    """Stills are not copied, so here the source stays for as long as the packet."""
+    """The data of stills is not copied, so the source lives as long as the packet."""
     source = memory_of(make_image(index_frames(1, 64, 48)[0]))
     watch = weakref.ref(source)
     packets = sm.demux_image(source)
@@ -122,7 +122,7 @@ def test_frames_outlive_packets(movie: bytes) -> None:
 def test_planes_outlive_frames(movie: bytes) -> None:
     planes = sm.decode_packets(sm.demux_video(movie), None)[7].planes
     gc.collect()
-    # Memory that was given back would be overwritten by the next frames.
+    # Freed memory would be overwritten by the next frames.
     others = [sm.decode_packets(sm.demux_video(movie), None) for _ in range(3)]
     assert all(np.array_equal(a, b) for a, b in zip(planes, FRAMES[7], strict=True))
     assert len(others) == 3
@@ -172,7 +172,7 @@ def test_a_bytearray_is_free_after_demuxing(movie: bytes) -> None:
 
 
 def resident() -> int:
-    """Bytes of memory of this process."""
+    """Return the resident memory of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -198,7 +198,7 @@ def one_round(path: Path, damaged: bytes) -> None:
 
 
 def test_nothing_grows(movie: bytes, tmp_path: Path) -> None:
-    """Neither memory nor open files nor objects, with errors in every round."""
+    """Memory, open files and objects do not grow, also with errors in every round."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("no /proc here")
     path = tmp_path / "movie"
@@ -223,7 +223,7 @@ def test_nothing_grows(movie: bytes, tmp_path: Path) -> None:
 
 
 def test_references_to_none_of_ours_are_left(movie: bytes) -> None:
-    """FFmpeg's packets and frames are freed with what holds them, without the garbage collector."""
+    """FFmpeg's packets and frames are freed with their owners, without a garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -239,12 +239,12 @@ def test_references_to_none_of_ours_are_left(movie: bytes) -> None:
 
 def _count_ours() -> int:
     kinds = (av.VideoFrame, av.Packet, sm.VideoPackets, sm.VideoFrames, sm.Demuxer)
-    # Not isinstance: it asks foreign objects for their class, and some answer with a warning.
+    # Not isinstance(), which asks foreign objects for their class, and some of them then warn.
     return sum(type(obj) in kinds for obj in gc.get_objects())
 
 
 def test_a_reader_left_half_way_holds_no_log(movie: bytes) -> None:
-    """What FFmpeg says is collected only while it works, whoever keeps an unfinished iterator."""
+    """FFmpeg's messages are collected only while FFmpeg works, even if an unfinished iterator is kept."""
     demuxer = sm.Demuxer(movie)
     chunks = demuxer.streaming_demux(0, num_packets=2)
     next(chunks)

@@ -1,4 +1,4 @@
-"""``load_audio`` decodes while it reads; the result and the errors are those of reading first."""
+"""``load_audio`` decodes while it reads, with the same results and errors as reading everything first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Stream(io.BytesIO):
 
 
 def outcome(load: Any) -> Any:
-    """An array, or an error as a class and a text."""
+    """Return the array, or class and text of the error."""
     try:
         return load()
     except sm.MediaError as error:
@@ -52,7 +52,7 @@ def outcome(load: Any) -> Any:
 
 
 def by_steps(data: Any, window: Any, options: dict[str, Any]) -> Any:
-    """What reading all packets first gives."""
+    """Load audio in steps, reading all packets first."""
     options = dict(options)
     steps = {name: options.pop(name, None) for name in ("num_samples", "decode_config")}
     own = {"filter_desc": options["filter_desc"]} if "filter_desc" in options else None
@@ -63,7 +63,7 @@ def by_steps(data: Any, window: Any, options: dict[str, Any]) -> Any:
 
 
 def check(data: bytes, window: Any, options: dict[str, Any]) -> None:
-    # Of MP3 that cannot be sought, FFmpeg does not leave out the padding.
+    # FFmpeg does not remove the padding of an MP3 that cannot seek.
     for make in (lambda: data, lambda: _Stream(data)):
         wanted = outcome(lambda make=make: by_steps(make(), window, options))
         found = outcome(
@@ -141,7 +141,7 @@ def test_an_mp3_behind_a_tag_is_found() -> None:
 @pytest.mark.parametrize("channels", [8, 9, 16, 24])
 @pytest.mark.parametrize("format", ["WAV", "AU"])
 def test_many_channels(format: str, channels: int, rng: np.random.Generator) -> None:
-    """PyAV lists one plane too many of 8, and reads behind the end of FFmpeg's array of more."""
+    """PyAV lists one plane too many for 8 channels, and for more it reads beyond FFmpeg's array."""
     soundfile = pytest.importorskip("soundfile")
     file = io.BytesIO()
     written = rng.integers(-(2**15), 2**15, (4410, channels), np.int16)
@@ -233,7 +233,7 @@ def test_only_the_decoder_of_aac_is_tried_that_may_double_its_rate(timestamp: An
 
 
 def two_streams(dispositions: tuple[Disposition, Disposition]) -> bytes:
-    """An MP4 of two streams of AAC, the second one of more bits a second."""
+    """Make an MP4 with two AAC streams, of which the second has a higher bit rate."""
     sources = [av.open(io.BytesIO(clip("aac", "mp4", rate, 1))) for rate in (32000, 48000)]
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as muxer:
@@ -284,7 +284,7 @@ def test_untried_decoders_of_windows_behind_the_end(codec: str, format: str) -> 
 
 @pytest.mark.parametrize("codec", ["vorbis", "libopus"])
 def test_a_decoder_that_is_used_again_is_as_fresh(codec: str, rng: np.random.Generator) -> None:
-    # Of one encoder, so that both files have the same headers.
+    # With one encoder, so that both files have the same headers.
     noise = rng.integers(-9000, 9000, (2, 96000, 2)).astype("i2")
     files = [make_audio(sound, 48000, codec=codec, format="ogg") for sound in noise]
     for _ in range(20):

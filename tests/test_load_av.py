@@ -211,7 +211,7 @@ def test_the_decoder_of_a_clip_is_that_of_its_kind(
     audio = sm.load_audio(clips["mkv-opus"], (1, 1.5), decode_config=for_audio)
     np.testing.assert_array_equal(np.asarray(clip.video), np.asarray(video))
     np.testing.assert_array_equal(np.asarray(clip.audio), np.asarray(audio))
-    # And it is one that was asked for: FFmpeg's own decoder of Opus gives other samples.
+    # The requested decoder was used: FFmpeg's own decoder of Opus gives different samples.
     own = sm.load_audio(clips["mkv-opus"], (1, 1.5))
     assert np.array_equal(np.asarray(own), np.asarray(audio)) == (decoder == "h264")
 
@@ -242,7 +242,7 @@ def test_a_decoder_for_neither_stream_of_a_clip(
 
 
 class Counting(io.BytesIO):
-    """A file that counts the bytes read from it."""
+    """A file object that counts the bytes that are read."""
 
     total = 0
 
@@ -290,7 +290,7 @@ def test_a_clip_needs_both_streams() -> None:
 
 @pytest.mark.parametrize("format", ["mp4", "matroska"])
 def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
-    """Against the samples that went into the file, at starts and lengths that fall between samples."""
+    """Compared with the encoded samples, for starts and lengths between samples."""
     samples = index_samples(16000, 2)
     pictures = index_planes(20, 64, 48)
     movie = make_media(
@@ -306,7 +306,7 @@ def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
         last = first + Fraction(str(duration))
         cut = samples[math.ceil(first * 8000) : math.ceil(last * 8000)]
         np.testing.assert_array_equal(np.asarray(clip.audio), cut.T)
-        # Also in Matroska, whose ticks are milliseconds, of 8 samples each.
+        # Also in Matroska, whose time base is a millisecond, which is 8 samples.
         assert clip.audio_timestamp == math.ceil(first * 8000) / 8000
         shown = [index for index in range(20) if first <= Fraction(index, 10) < last]
         assert len(clip.timestamps) == len(shown)

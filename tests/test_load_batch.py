@@ -1,4 +1,4 @@
-"""``load_image_batch``: rows in the order of the inputs, and what becomes of those that fail."""
+"""``load_image_batch``: rows in the order of the inputs, and handling of inputs that fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
 
-# An error of FFmpeg that is none of MediaError: no input is known that leads to one.
+# Patched in: no input is known that leads to an FFmpeg error that is not a MediaError.
 from spdl_media.batch import _placed
 from spdl_media.testing import (
     frame_index,
@@ -244,7 +244,7 @@ def test_a_picture_too_thin_is_a_failure_of_its_own(
 
 
 def test_an_error_of_another_kind_keeps_its_text() -> None:
-    """Not its first argument, which of FFmpeg's errors is a mere number."""
+    """Not its first argument, which is only a number for FFmpeg's errors."""
     error = _placed(av.error.ArgumentError(22, "Invalid argument"), 0, 1)
     assert type(error) is ValueError
     assert (
@@ -310,7 +310,7 @@ def test_mixed_sizes() -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "fill"])
 def test_a_batch_ends_with_the_first_picture_that_differs(policy: Any) -> None:
-    """No array holds both, whatever comes after them, so the rest is not even read."""
+    """One array cannot contain both, so the remaining inputs are not even read."""
     seen: list[int] = []
     other = make_image(PICTURES[1][:20])
     srcs = [SOURCES[0], SOURCES[1], other, *(Watching(other, seen) for _ in range(5))]
@@ -351,7 +351,7 @@ def test_a_failed_batch_gives_its_memory_back() -> None:
 
 @pytest.mark.parametrize("layout", [None, "NCHW"])
 def test_rows_of_used_memory(layout: Any) -> None:
-    """What a block held before is nowhere in a batch: rows close up, or are zeros."""
+    """Old values of a block never appear in a batch: rows move up, or are zeros."""
     options: dict[str, Any] = {"width": 40, "height": 30, "layout": layout}
     bad = (0, 2, 3, 31)
     good = [position for position in range(COUNT) if position not in bad]
@@ -371,7 +371,7 @@ def test_rows_of_used_memory(layout: Any) -> None:
 
 
 class Watching(io.BytesIO):
-    """A picture that notes, while it is read, how many frames there are."""
+    """An image that records, while it is read, how many frames are alive."""
 
     def __init__(self, content: bytes, seen: list[int]) -> None:
         super().__init__(content)
@@ -387,7 +387,7 @@ def test_decoded_pictures_do_not_pile_up(options: dict[str, Any]) -> None:
     seen: list[int] = []
     gc.collect()
     sm.load_image_batch([Watching(source, seen) for source in SOURCES], **options)
-    # The one that was last decoded.
+    # The image that was decoded last.
     assert max(seen) - min(seen) <= 1
     assert len(seen) >= COUNT
 
@@ -406,7 +406,7 @@ def test_memory_is_taken_with_the_first_picture_and_free_after_an_error() -> Non
         sm.load_image_batch(srcs, storage=pool)
     assert free[0] == 1
     assert free[-1] == 0
-    assert pool.num_free == 1  # while the error, and what it refers to, still lives
+    assert pool.num_free == 1  # while the error and its references are still alive
 
 
 def test_failures_hold_no_inputs_alive() -> None:
@@ -462,7 +462,7 @@ def test_threads_change_nothing(num_threads: int) -> None:
 
 
 class Meeting:
-    """Pictures that can be read only while another thread reads one."""
+    """Images that can be read only while another thread reads one, too."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
@@ -550,7 +550,7 @@ def _alive() -> int:
     ids=["bad", "all bad", "sizes", "no source", "crop", "filter", "storage"],
 )
 def test_a_failed_batch_leaves_no_frame_behind(options: dict[str, Any]) -> None:
-    """Once the error is gone, and without the garbage collector."""
+    """Blocks come back when the error is dropped, without a garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -571,7 +571,7 @@ def test_a_failed_batch_leaves_no_frame_behind(options: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:memory cannot be pinned")
 def test_the_way_from_files_to_tensors(tmp_path) -> None:
-    """The first example of all, on made files."""
+    """The main use: from image files to a batch of tensors."""
     jpegs = [make_image(picture, codec="mjpeg") for picture in PICTURES[:4]]
     paths = [tmp_path / f"{index}.jpg" for index in range(4)]
     for path, jpeg in zip(paths, jpegs, strict=True):

@@ -1,7 +1,7 @@
-"""``load_*`` with ``cuda=``, on devices that are not there: which way is taken, what comes out.
+"""``load_*`` with ``cuda=`` on stand-in devices: the choice of the decoder, and the results.
 
-The kernel is the package's own source, compiled for the CPU; DALI's operators are those of the CPU; NVDEC
-is a software decoder whose frames look like NVDEC's.
+The kernel is the package's own source, compiled for the CPU. DALI's operators run on the CPU. NVDEC is
+replaced by a software decoder with frames in NVDEC's layout.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BAD = PHOTOS[0][:200]
 has_dali = importlib.util.find_spec("nvidia") is not None and (
     importlib.util.find_spec("nvidia.dali") is not None
 )
-if has_dali:  # before a stand-in for PyTorch is there, which it looks for
+if has_dali:  # before PyTorch is replaced by a stand-in, for which it looks
     importlib.import_module("nvidia.dali.experimental.dynamic")
 needs_dali = pytest.mark.skipif(not has_dali, reason="DALI is not installed")
 
@@ -61,7 +61,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return color_kernel.compiled(color_kernel.shared_folder(tmp_path_factory))
 
 
-# A batch with a bad picture is the CPU's where DALI decodes, and that is told.
+# With DALI, a batch with a bad image is decoded on the CPU, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:.*The CPU decodes the pictures")
 
 
@@ -72,7 +72,7 @@ def card() -> LazyCard:
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No library finds a device, and DALI is not installed, unless a test says otherwise."""
+    """By default, no library finds a device, and DALI is not installed."""
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
     fresh_process(monkeypatch)
@@ -83,7 +83,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def torch(card: LazyCard, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    """PyTorch alone: finished arrays are copied."""
+    """Install a stand-in for PyTorch only: finished arrays are copied."""
     fake = FakeTorch(card)
     monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
     return fake
@@ -93,7 +93,7 @@ def torch(card: LazyCard, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 def cupy(
     card: LazyCard, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CupyWithKernels]:
-    """CuPy alone: planes are copied, and the kernel makes RGB of them."""
+    """Install a stand-in for CuPy only: planes are copied, and the kernel converts them to RGB."""
     fake = CupyWithKernels(card, library)
     monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
     yield fake
@@ -102,7 +102,7 @@ def cupy(
 
 @pytest.fixture
 def dali(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI's operators on the CPU in the device's place, with PyTorch for all else."""
+    """Use DALI's operators on the CPU as a stand-in for the device, and PyTorch for everything else."""
     pytest.importorskip("nvidia.dali")
     from spdl_media.cuda import dali
 
@@ -114,7 +114,7 @@ def dali(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["torch", "cupy", pytest.param("dali", marks=needs_dali)])
 def way(request: pytest.FixtureRequest) -> str:
-    """Each way that pictures go to a device: finished, through either library, or by DALI."""
+    """Each path of images to a device: copied by one of the libraries, or decoded by DALI."""
     request.getfixturevalue(request.param)
     return str(request.param)
 
@@ -123,13 +123,13 @@ def rows_of(buffer: Any) -> np.ndarray:
     return host(buffer) if isinstance(buffer, sm.CUDABuffer) else np.asarray(buffer)
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize("mode", ["pad", "crop", None])
 @pytest.mark.parametrize("algo", ["bicubic", "bilinear"])
 def test_batches_are_those_of_the_cpu(way: str, mode: Any, algo: Any) -> None:
-    """The issue's own measure: the same geometry, and at most two levels apart on average, by each way."""
+    """On each path, the geometry is the same, and the mean difference is at most two levels."""
     options = {**OPTIONS, "scale_mode": mode, "scale_algo": algo}
     buffer = sm.load_image_batch(PHOTOS, cuda=0, **options)
     found = differences(rows_of(buffer), sm.load_image_batch(PHOTOS, **options))
@@ -256,7 +256,7 @@ def test_frames_by_number_and_clips_are_copied(
     options: dict[str, Any] = {"width": 32, "height": 24, "crops": (8, 8, 40, 30), "flips": True}
     with sm.VideoFile(data) as video:
         buffer = video.load([7, 2, 7], cuda=0, **options)
-        # On a device arrays are those of the exact conversion, whoever decodes.
+        # On a device, arrays are those of the exact conversion, with any decoder.
         want = video.load([7, 2, 7], quality="accurate", **options)
         np.testing.assert_array_equal(host(buffer), want)
         assert (buffer.boxes, buffer.flips) == (want.boxes, want.flips)
@@ -337,14 +337,14 @@ def test_leases_come_back_when_the_copy_is_done(
     buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
     assert pool.num_free == 0
     card.run()
-    # Waits until the thread that watches the copy has let go.
+    # Wait until the thread that watches the copy has dropped its reference.
     again = sm.load_image_batch(PHOTOS, storage=pool, **OPTIONS)
     assert differences(host(buffer), again).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_a_storage_for_the_result_will_do(name: str, request: pytest.FixtureRequest) -> None:
-    """Planes have the size of the files, and need more."""
+    """Planes have the size of the files, so they need more memory."""
     request.getfixturevalue(name)
     pool = sm.StoragePool(4 * 40 * 48 * 3, 1, pin_memory=False, on_exhausted="raise")
     buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
@@ -380,7 +380,7 @@ def test_a_full_device_is_an_error_with_sizes(
 def test_one_picture(way: str) -> None:
     buffer = sm.load_image(PHOTOS[0], cuda=0, **OPTIONS)
     assert buffer.shape == (40, 48, 3)
-    # A single image is copied, though DALI is there.
+    # A single image is copied, although DALI is installed.
     np.testing.assert_array_equal(host(buffer), sm.load_image(PHOTOS[0], **OPTIONS))
     if way == "dali":
         forced = sm.load_image(PHOTOS[0], cuda=0, decoder="dali", **OPTIONS)
@@ -405,7 +405,7 @@ def test_batches_as_awaitables(way: str) -> None:
 def test_decoders_that_are_forced(
     dali: None, card: LazyCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The words of the argument decide, and nothing else does."""
+    """Only the arguments decide which decoder is used."""
     taken: list[str] = []
     for name in ("_load_by_dali", "copied"):
         real = getattr(images, name)
@@ -432,7 +432,7 @@ def test_decoders_that_are_forced(
     ],
 )
 def test_dali_is_forced_to_what_it_cannot(options: dict[str, Any], message: str) -> None:
-    """Before a device is looked for."""
+    """The error is raised before a device is opened."""
     with pytest.raises(ValueError, match=message):
         sm.load_image_batch(PHOTOS, cuda=0, decoder="dali", **options)
 
@@ -510,7 +510,7 @@ CLIP = make_video(PLANES, codec="libx264", format="mp4", max_b_frames=2, gop_siz
 
 @pytest.fixture
 def ffmpeg(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> FakeFFmpeg:
-    """A driver with its video library, in a process in which something has used CUDA."""
+    """A stand-in driver with its video library, in a process that has used CUDA."""
     monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: None)
     monkeypatch.setattr(video_rows.VideoDevice, "decoders", nvdec_module.DecoderPool())
     found = FakeFFmpeg(lambda: cupy.card.driver.contexts[-1])
@@ -522,7 +522,7 @@ def ffmpeg(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> FakeFFmpeg
 def nvdec(
     cupy: CupyWithKernels, ffmpeg: FakeFFmpeg, monkeypatch: pytest.MonkeyPatch
 ) -> CupyWithKernels:
-    """The same, and frames are a software decoder's."""
+    """The same, with frames of a software decoder."""
     cupy.card.is_eager = True
     real = video_rows.open_on_device
     monkeypatch.setattr(video_rows, "open_on_device", lambda *given: HardwareDecoder(real(*given)))
@@ -585,7 +585,7 @@ def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
 def test_videos_are_cut_mirrored_and_normalised_on_the_device(
     nvdec: CupyWithKernels, layout: Any
 ) -> None:
-    """Borders are black before they become numbers, as on the CPU."""
+    """Borders are black before normalisation, as on the CPU."""
     options: Any = {"crops": (3, 5, 21, 11), "flips": True, "quality": "accurate"}
     options |= {"width": 30, "height": 30, "layout": layout}
     levels = sm.load_video(CLIP, **options)
@@ -730,7 +730,7 @@ def test_videos_and_clips_as_awaitables(nvdec: CupyWithKernels) -> None:
     data = make_media([video, sound])
 
     async def load() -> Any:
-        # One after the other: these streams run at once, as real ones do not.
+        # One after the other, because these streams run at once, unlike real ones.
         return (
             await sm.async_load_video(data, cuda=0),
             await sm.async_load_audio(data, cuda=0),
@@ -752,7 +752,7 @@ def test_videos_and_clips_as_awaitables(nvdec: CupyWithKernels) -> None:
     )
 
 
-# Misuse, the same for all
+# Wrong arguments, the same for all
 
 CALLS: dict[str, Any] = {
     "load_image": lambda **o: sm.load_image(PHOTOS[0], **o),

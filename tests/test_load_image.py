@@ -1,4 +1,4 @@
-"""``load_image`` is demux, decode and convert, and its options are those of the filter builder."""
+"""``load_image`` equals demux, decode and convert, with the options of the filter builder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_filter_beside_what_it_replaces_is_refused() -> None:
         ValueError, match="filter_desc= is the whole filter graph, so width=8 would"
     ):
         sm.load_image(PNG, width=8, filter_desc="hflip")
-    # A default that is written out is none that was asked for.
+    # A default that is passed explicitly counts as not given.
     assert sm.load_image(PNG, pix_fmt="rgb24", filter_desc="format=gray").shape == (40, 60, 1)
 
 

@@ -1,4 +1,4 @@
-"""WAV files through the library's own parser give what FFmpeg gives."""
+"""WAV files read by the library's own parser equal those decoded by FFmpeg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import spdl_media as sm
 
 GUID_END = bytes.fromhex("000000001000800000aa00389b71")
-# Code of the format, bits, channels, mask of speakers (for an extensible format).
+# Code of the format, bits, channels, mask of speakers (for the extensible format).
 KINDS = [
     (1, 8, 1, None),
     (1, 12, 2, None),
@@ -54,7 +54,7 @@ def make_wav(
     before: bytes = b"",
     samples: bytes | None = None,
 ) -> bytes:
-    """A tenth of a second at 11025 Hz."""
+    """Make a WAV file of a tenth of a second at 11025 Hz."""
     size = (bits + 7) // 8
     if samples is None:
         rng = np.random.default_rng(bits)
@@ -74,7 +74,7 @@ def make_wav(
 
 
 def by_ffmpeg(data: bytes, options: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """What the steps give, which read every file through FFmpeg."""
+    """Load audio in steps, which read every file by FFmpeg."""
     options = dict(options)
     timestamp, count = options.pop("timestamp", None), options.pop("num_samples", None)
     desc = (
@@ -186,6 +186,6 @@ def test_probe_says_what_ffmpeg_says() -> None:
     files += [make_wav(1, 16, 2, before=listed), make_wav(1, 16, 2) + listed]
     files += [make_wav(1, 16, 2, before=b"fact" + struct.pack("<2I", 4, n)) for n in (1102, 1000)]
     files += [make_wav(1, 16, 2, before=b"junk\x03\0\0\0abc\0"), make_wav(1, 16, 2)[:-9]]
-    named = sm.demux_config(format="wav")  # which is FFmpeg's business
+    named = sm.demux_config(format="wav")  # which FFmpeg handles
     wrong = [data[:80] for data in files if sm.probe(data) != sm.probe(data, demux_config=named)]
     assert not wrong

@@ -43,7 +43,7 @@ def test_samples_are_made_once(preprocessor: Any) -> None:
     for _ in range(3):
         assert firsts(loader) == [0, 1, 4, 9, 16, 36, 64, 81]
         assert loader.failure_counts[preprocessor.__name__] == 1
-    # A failure is no sample, and another try may go well. What was dropped stays so.
+    # A failure is not cached, because another try may succeed. A dropped item stays dropped.
     assert calls == Counter(dict.fromkeys(range(10), 1)) + Counter({5: 2})
 
 
@@ -54,7 +54,7 @@ def test_no_more_is_kept_than_was_allowed() -> None:
     calls.clear()
     assert firsts(loader) == [0, 1, 4, 9, 16]
     assert calls == Counter([3, 4])
-    # A copy in another process begins without them.
+    # A copy in another process begins with an empty cache.
     copy = pickle.loads(pickle.dumps(loader))
     assert firsts(copy) == [0, 1, 4, 9, 16]
     assert calls == Counter([0, 1, 2, 3, 3, 4, 4])

@@ -1,4 +1,4 @@
-"""DataLoader(executor=): preprocessors in worker processes, with all that holds for threads."""
+"""DataLoader(executor=): preprocessors in worker processes behave as in threads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_loader(**options: Any) -> sm.DataLoader:
 
 
 def test_processes_give_what_threads_do() -> None:
-    """With the same random numbers, stand-ins, counts and states; the dataset is read there as well."""
+    """Random numbers, replacements, counts and states are the same; the dataset is read in the workers."""
     told: list[Any] = []
     options = {"on_error": "replace", "on_failure": lambda record, item: told.append(item)}
     loader = make_loader(**options)
@@ -127,7 +127,7 @@ def test_processes_of_threads_give_what_threads_do() -> None:
         for one in (loader, threads)
     ]
     assert counts[0]["meet"] == counts[1]["meet"]
-    # A state is one, whoever made it.
+    # States of threads and processes are interchangeable.
     for options in ({"num_processes": 1}, {}):
         resumed = make_parallel(**options)
         resumed.load_state_dict(json.loads(states[3]))
@@ -149,12 +149,12 @@ def test_a_process_of_threads_that_dies_costs_the_items_it_has() -> None:
     loader = sm.DataLoader(range(6), preprocessor=exit_at_three, num_processes=1, num_threads=2)
     found = list(loader)
     assert set(found) <= {0, 1, 2, 4, 5}
-    # Of the two threads, one has the item that ends the process.
+    # One of the two threads has the item that ends the process.
     assert 1 <= loader.failure_counts["exit_at_three"] == 6 - len(found) <= 2
     assert all(isinstance(failure.exception, WorkerDied) for failure in loader.failures)
 
 
-# A fork has torch when it begins; what is spawned imports it in the function.
+# A forked process has torch from the beginning; a spawned one imports it in the function.
 @pytest.mark.parametrize(
     ("mp_context", "initializer", "expected"),
     [
@@ -236,7 +236,7 @@ def test_a_function_of_no_length_is_called_as_any_other() -> None:
             assert list(loader) == [0, -1, -2]
     options = {"batch_size": 3, "num_processes": 1, "output_order": "input"}
     assert list(sm.DataLoader(source, aggregator=negative, **options)) == [[0, -1, -2]]
-    # It is the preprocessor that runs there, so what cannot be pickled runs here.
+    # Only the preprocessor runs there, so other functions need not be picklable.
     total = lambda items: sum(items, 0)  # noqa: E731
     assert list(sm.DataLoader(source, preprocessor=negative, aggregator=total, **options)) == [-3]
 

@@ -1,4 +1,4 @@
-"""Ranks that share out an epoch compare seed, length and epoch through the store of torch.distributed."""
+"""Ranks that share an epoch compare seed, length and epoch through the store of torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from spdl_media.source import DistributedRandomSampler, MapIterator
 
 
 class Store:
-    """As much of a store of torch.distributed as is used."""
+    """A stand-in for a store of torch.distributed, with the methods that are used."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        assert not expected  # which a key that is missing equals
+        assert not expected  # a missing key has this value
         return self.values.setdefault(key, desired.encode())
 
 
 class Ranks:
-    """Two ranks in one process: whoever makes a loader is the one that was chosen last."""
+    """Two ranks in one process: a new loader belongs to the rank that was chosen last."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = Store()
@@ -68,7 +68,7 @@ def test_equal_ranks_go_on(ranks: Ranks) -> None:
         for rank, loader in enumerate(loaders):
             ranks.rank = rank
             items += list(loader)
-        # One of them has an item more, and they agree nevertheless.
+        # One of the ranks has one more item, and they agree nevertheless.
         assert sorted(items) == list(range(9))
     assert len(ranks.store.values) == 2
 
@@ -105,7 +105,7 @@ def test_the_sources_of_a_mixture_are_compared(
 ) -> None:
     def loader(rank: int, n: int = 9, length: int | None = None, **options: Any) -> sm.DataLoader:
         ranks.choose(rank)
-        # 5 and 4 items of the two ranks, 9 of both.
+        # The two ranks have 5 and 4 items, 9 together.
         sources = [DistributedRandomSampler(n, uneven="keep", **options) for _ in range(2)]
         return sm.DataLoader(sm.Mix(sources, length=length), num_threads=1)
 
@@ -222,6 +222,6 @@ def test_processes_of_torch_compare(tmp_path: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
-    # The one that comes second sees it, and the other one finds it gone.
+    # The second rank detects the difference, and the first then finds that the other one is gone.
     assert [output[0] for output in outputs] == ["ended", "ended"]
     assert any("share out different epochs" in output[-1] for output in outputs)

@@ -1,4 +1,4 @@
-"""Mistakes of callers are told at once, and by what they are."""
+"""Wrong arguments are reported at once, by name."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_tensor_that_numpy_cannot_view_is_a_type_error() -> None:
 
 
 def test_sound_with_a_gap_says_where_its_chunks_stand() -> None:
-    """Matroska may leave sound out; what comes after the gap keeps its time."""
+    """Matroska may have gaps in audio; samples after a gap keep their times."""
     whole = make_audio(make_tone(8000, 8000), 8000, codec="flac", format="matroska")
     target = io.BytesIO()
     with av.open(io.BytesIO(whole)) as source, av.open(target, "w", format="matroska") as sink:

@@ -1,4 +1,4 @@
-"""Mixtures of sources: proportions, epochs, ranks, places."""
+"""Mix: proportions, epochs, ranks, and access by position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spdl_media.source import (
 
 
 class Squares:
-    """A map-style dataset, as PyTorch's are."""
+    """A map-style dataset like those of PyTorch."""
 
     def __len__(self) -> int:
         return 4
@@ -70,7 +70,7 @@ def test_no_item_comes_again_before_all_have_come() -> None:
     epochs = [list(mix) for _ in range(5)]
     numbers = [item for epoch in epochs for item in epoch if isinstance(item, int)]
     letters = [item for epoch in epochs for item in epoch if isinstance(item, str)]
-    # 4 of 10 in an epoch: the source's own epochs begin in the middle of the mixture's.
+    # 4 of 10 items per epoch: the source's own epochs begin in the middle of the mixture's.
     expected = [shuffled.begin_by_position(epoch) for epoch in (0, 1)]
     assert numbers == [*expected[0], *expected[1]]
     assert letters == [*"xyz"] * (5 * 8 // 3) + ["x"]
@@ -96,7 +96,7 @@ def test_ranks_are_those_of_the_sources() -> None:
         return sm.Mix([one, DistributedRandomSampler(6, **place)], weights=[1, 1])
 
     ranks = [list(of_rank(rank)) for rank in (0, 1)]
-    # 5 of each rank: 3 of the first source, which has 2 for each, and 2 of the other.
+    # 5 items per rank: 3 of the first source, which has 2 for each rank, and 2 of the other.
     assert Counter(item for item in ranks[0] + ranks[1] if isinstance(item, str)).total() == 6
     assert set(ranks[0]).isdisjoint(ranks[1])
     state = sm.DataLoader(of_rank(1)).state_dict()

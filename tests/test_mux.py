@@ -1,4 +1,4 @@
-"""Files of frames and packets: what went in comes out, and no half a file is left behind."""
+"""Muxer: frames and packets can be read back from the file, and no incomplete file is left behind."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_colours_and_orientation_are_written(format: str) -> None:
             config = sm.video_encode_config(
                 **CONFIG,
                 orientation=orientation,
-                # MOV has no place for the range; H.264 says it itself.
+                # MOV cannot store the range, but H.264 itself can.
                 encoder="libx264" if format == "mov" else "mpeg4",
                 colorspace="bt709",
                 color_range="pc",
@@ -146,7 +146,7 @@ def test_packets_are_written_as_they_are(format: str) -> None:
     copied = file.getvalue()
     assert indices(copied) == list(range(20))
     assert np.array_equal(sm.load_video(copied).array, sm.load_video(source).array)
-    # In MP4, FFmpeg takes MP2 for MP3, and decodes it in floats.
+    # In MP4, FFmpeg treats MP2 as MP3, and decodes it to floats.
     assert np.allclose(sm.load_audio(copied).array, sm.load_audio(source).array, atol=1e-3)
 
 
@@ -158,7 +158,7 @@ def test_orientation_and_clock_go_with_packets() -> None:
     with sm.Muxer(file, format="mp4") as muxer:
         muxer.write(muxer.add_remux_stream(packets), packets)
     assert sm.demux_video(file.getvalue()).orientation == 6
-    assert packets.get_timestamps() == times  # the packets are the caller's still
+    assert packets.get_timestamps() == times  # the packets are unchanged
     assert np.array_equal(sm.load_video(file.getvalue()).array, sm.load_video(source).array)
 
 
@@ -233,7 +233,7 @@ def test_a_muxer_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
 
 
 class Raw(io.BytesIO):
-    """A file object that takes a part of what it is given."""
+    """A file object whose ``write`` writes only a part of the data."""
 
     name = "raw"
 
@@ -242,7 +242,7 @@ class Raw(io.BytesIO):
 
 
 class Failing(Raw):
-    """A file object that fails at a write."""
+    """A file object whose ``write`` fails."""
 
     def __init__(self, error: BaseException, after: int) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ def test_without_room_for_temporary_files_a_file_object_cannot_be_written(
 
 @pytest.mark.parametrize("format", ["matroska", "mpegts"])
 def test_streams_lie_side_by_side_in_whichever_order_they_are_written(format: str) -> None:
-    """FFmpeg alone writes at once what is ten seconds ahead of another stream."""
+    """FFmpeg itself writes packets at once that are ten seconds ahead of another stream."""
     file = io.BytesIO()
     with sm.Muxer(file, format=format) as muxer:
         audio = muxer.add_encode_stream(
@@ -430,7 +430,7 @@ def _real_time_threads() -> list[str]:
     ids=["encode_image", "make_media"],
 )
 def test_the_av1_encoder_makes_no_thread_of_the_process_real_time(make: Any) -> None:
-    # SVT-AV1 does so in processes of root: a thread that computes would keep its core from all others.
+    # SVT-AV1 does so in processes of root: a computing thread would block its core for all others.
     assert not _real_time_threads()
     make()
     assert not _real_time_threads()

@@ -1,4 +1,4 @@
-"""Chroma of pictures and boxes with odd sides stands where it does in the same picture with even ones."""
+"""Chroma of images and crops with odd sides has the same position as in the image with even sides."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from effort import each
 
 import spdl_media as sm
 
-# Spied on, and told to take the graph, to compare both routes.
+# Private: patched to force the filter graph, to compare both paths.
 from spdl_media import filters, image_decoder
 from spdl_media.testing import index_frames, make_image, make_video
 
 
 def smooth(width: int, height: int) -> Any:
-    """Colours that change slowly, but for an edge in the middle, where a drift shows."""
+    """Make smooth colours with an edge in the middle, where a shift is visible."""
     y, x = np.mgrid[:height, :width]
     picture = np.stack([x * 2 % 256, 255 - x, y * 2 % 256], -1).astype(np.uint8)
     picture[:, width // 2 :] = picture[:, width // 2 :, ::-1]
@@ -32,7 +32,7 @@ def planes_of(data: bytes) -> tuple[Any, ...]:
 @pytest.mark.parametrize("size", [(127, 64), (128, 63), (127, 63)])
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_stills(pix_fmt: str, size: tuple[int, int], orientation: int) -> None:
-    """The oracle: chroma repeated to full size by a triangle, as the even picture has it."""
+    """The expected image: chroma upsampled by a triangle filter, as in the image with even sides."""
     width, height = size
     options = {"qmin": "2", "qmax": "2"}
     data = make_image(smooth(width, height), codec="mjpeg", pix_fmt=pix_fmt, options=options)
@@ -50,7 +50,7 @@ def test_stills(pix_fmt: str, size: tuple[int, int], orientation: int) -> None:
 
 
 def upsampled(plane: Any, height: int, width: int) -> Any:
-    """Chroma samples stand in the middle of the pixels they cover; linear in between."""
+    """Upsample linearly; chroma samples are in the middle of the pixels that they cover."""
     for axis, size in enumerate((height, width)):
         if plane.shape[axis] == size:
             continue
@@ -100,7 +100,7 @@ def noise_image(made: tuple[str, str], size: tuple[int, int]) -> bytes:
 def test_what_is_cut_and_mirrored_is_part_of_the_whole(
     made: tuple[str, str], pix_fmt: str, size: tuple[int, int]
 ) -> None:
-    """Bit for bit: boxes are cut out of what the picture is converted to, wherever they begin and end."""
+    """Bit for bit: a crop equals the same box of the converted image, for any position."""
     data = noise_image(made, size)
     options: dict[str, Any] = {"pix_fmt": pix_fmt, "layout": "NCHW"}
     whole = np.asarray(sm.load_image(data, **options))
@@ -180,7 +180,7 @@ def test_video_and_a_damaged_frame_keep_their_marks_and_times() -> None:
     assert (rgb.width, rgb.height, rgb.pix_fmt) == (63, 47, "rgb24")
     assert rgb.timestamps == sm.decode_packets(packets, None).timestamps
     for got, wanted in zip(rgb, frames, strict=True):
-        assert np.abs(got.planes[0].astype(int) - wanted).mean() < 12  # what 4:2:0 itself loses
+        assert np.abs(got.planes[0].astype(int) - wanted).mean() < 12  # the loss of 4:2:0 itself
 
 
 def test_other_filters_see_the_picture_as_it_is() -> None:

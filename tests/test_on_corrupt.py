@@ -1,4 +1,4 @@
-"""Damaged, malformed and cut streams of video: what is kept, dropped, skipped, and what is no damage."""
+"""Damaged, malformed and truncated video: kept, dropped and skipped frames, and false alarms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEVC = {"x265-params": "qp=23:log-level=none:pools=none"}
 
 
 def modes(source: object) -> dict[str, tuple[int, int, int]]:
-    """Frames, marked ones and dropped ones by mode."""
+    """Return the numbers of frames, of marked frames and of dropped frames, by mode."""
     packets = sm.demux_video(source)
     counts = {}
     for mode in ("keep", "drop"):
@@ -42,14 +42,14 @@ def test_real_stream_damaged_in_the_middle(media_dir: Path) -> None:
 
 
 def damaged_stream() -> bytes:
-    """MPEG-4 in a transport stream, noise in the pictures 10 to 19 of 30."""
+    """Make MPEG-4 in a transport stream, with noise in frames 10 to 19 of 30."""
     data = make_video(pictures(30), codec="mpeg4", format="mpegts", gop_size=30)
     packets = [data[n : n + 188] for n in range(0, len(data), 188)]
     starts = [n for n, p in enumerate(packets) if p[1] & 0x5F == 0x41 and p[2] == 0]
     assert len(starts) == 30
     rng = np.random.default_rng(5)
     for picture in range(10, 20):
-        # The packet after the one with the picture's header, whatever it holds but the 4 bytes in front.
+        # Overwrite the packet after the one with the frame's header, except its first 4 bytes.
         place = starts[picture] + 1
         packets[place] = packets[place][:20] + rng.bytes(168)
     return b"".join(packets)
@@ -119,7 +119,7 @@ MALFORMED_SEI = b"\x06\x06\xc8\xff\x80"
 
 
 def with_malformed_sei(data: bytes) -> bytes:
-    """Put the message in front of each picture of an H.264 stream in Annex B form."""
+    """Insert the message before each picture of an H.264 stream in Annex B format."""
     output = io.BytesIO()
     with av.open(io.BytesIO(data)) as source, av.open(output, "w", format="mpegts") as sink:
         stream = sink.add_stream_from_template(source.streams.video[0])
@@ -176,7 +176,7 @@ def test_transport_stream_that_begins_in_mid_group(name: str, mode: str) -> None
         assert len(frames) + frames.num_skipped <= 24
         assert frames.num_dropped == 0
         assert not any(frames.is_corrupt)
-        # What remains are the last frames of the whole, bit for bit.
+        # The remaining frames are the last ones of the whole stream, bit for bit.
         tail = whole[len(whole) - len(frames) :]
         assert all(same(one, other) for one, other in zip(frames, tail, strict=True))
     assert skipped > 0
@@ -247,7 +247,7 @@ def test_spans_are_those_of_the_coded_data() -> None:
 
 
 def test_one_frame_says_of_itself_what_the_video_says_of_it() -> None:
-    """FFmpeg's frame does not tell that a checksum failed; ours do, alone as well."""
+    """FFmpeg's frame does not show that a checksum failed; frames of this library do, also single ones."""
     data = bytearray(make_video(pictures(3), codec="ffv1"))
     _, (start, end), _ = packet_spans(bytes(data), "video")
     data[(start + end) // 2] ^= 1
@@ -256,6 +256,6 @@ def test_one_frame_says_of_itself_what_the_video_says_of_it() -> None:
     assert frames.is_corrupt == (False, True, False)
     assert [frame.is_corrupt for frame in frames] == [False, True, False]
     assert [frames[index].is_corrupt for index in range(3)] == [False, True, False]
-    # Each of them shown twice.
+    # Each frame is shown twice.
     twice = sm.decode_packets(packets, sm.get_video_filter_desc(frame_rate=20), keep)
     assert twice.is_corrupt == (False, False, True, True, False, False)

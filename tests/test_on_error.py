@@ -1,4 +1,4 @@
-"""What a DataLoader does with items that fail: drop, raise, replace, or ask a function."""
+"""DataLoader(on_error=): drop, raise or replace items that fail, or call a function."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FragileAsync(Fragile):
 
 
 class Dataset:
-    """Map-style; keys are ten times the positions' values."""
+    """A map-style dataset, whose keys are ten times the values."""
 
     def __init__(self, n: int, bad: set[int]) -> None:
         self.n = n
@@ -69,7 +69,7 @@ class Dataset:
 
 
 def stand_ins(n: int, bad: set[int], dropped: set[int]) -> dict[int, int]:
-    """Which good item stands in for which bad one: strike out "bad, good" while the ring has one."""
+    """Return which good item replaces which bad one: remove pairs "bad, good" from the ring repeatedly."""
     ring = [item for item in range(n) if item not in dropped]
     found: dict[int, int] = {}
     while True:
@@ -116,7 +116,7 @@ def test_each_good_sample_stands_in_for_one_bad_item_at_most(
     wanted = [expected.get(item) if item in bad else item for item in kept]
     assert samples == [item for item in wanted if item is not None]
     assert replaced == sorted(expected.items())
-    # Each once, however many looked at it.
+    # Each item is processed once, even if it replaces several others.
     assert sorted(told) == sorted(bad)
     assert sum(loader.failure_counts.values()) == len(bad)
 
@@ -141,7 +141,7 @@ def make_loader(num_threads: int = 3) -> sm.DataLoader:
 
 
 def test_a_resumed_epoch_has_the_same_stand_ins() -> None:
-    """With the random numbers of the item that failed, at whatever batch it was stopped."""
+    """A replacement gets the random numbers of the failed item, at any batch where the loader was stopped."""
     order = list(DistributedRandomSampler(60, rank=1, world_size=2, seed=5))
     loader = make_loader()
     whole, states, replaced = [], [], []
@@ -281,7 +281,7 @@ def test_a_walk_ends_when_the_consumer_has_gone() -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
-    """Twelve images whose level is their number; those at 3, 4 and 11 are damaged, each in its way."""
+    """Make twelve images whose level is their number; 3, 4 and 11 are damaged in different ways."""
     paths = [tmp_path / f"{number}.jpg" for number in range(12)]
     for number, path in enumerate(paths):
         path.write_bytes(make_image(np.full((32, 32, 3), 20 * number, np.uint8), codec="mjpeg"))
@@ -330,7 +330,7 @@ def test_damaged_files_under_each_policy(
         for images, labels, replaced in batches:
             good = labels >= 0
             check_labels(images[good], labels[good])
-            # Only the rows that are said to be replaced hold another sample than their own.
+            # Only rows that are reported as replaced contain another sample.
             rows = [each.row for each in replaced]
             assert [photos[each.position] for each in replaced] == [each.item for each in replaced]
             assert rows == ([] if policy == "skip" else rows)
@@ -442,7 +442,7 @@ def test_two_ranks_end_together(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.jpg" for number in range(80)]
     for path in paths:
         path.write_bytes(data)
-    # All damage in the share of one rank, so that without stand-ins it has a batch less.
+    # All damaged items belong to one rank, which would have one batch less without replacements.
     share = list(DistributedRandomSampler(80, seed=1, rank=0, world_size=2))
     for index in share[3:20:5]:
         paths[index].write_bytes(data[: len(data) // 2])

@@ -1,4 +1,4 @@
-"""Orientation read from metadata of every kind, and the filters that undo it, against NumPy."""
+"""Orientation in all kinds of metadata, and the filters that apply it, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from spdl_media.testing import make_image
 
 ALL = range(1, 9)
 
-# The definition of Exif: where row 0 and column 0 of the stored picture are seen.
+# The definition of Exif: the visual positions of row 0 and column 0 of the stored image.
 UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -54,7 +54,7 @@ UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 GRAY = np.arange(15, dtype=np.uint8).reshape(3, 5) * 16
 
-# Display matrices with fixed point 16.16 entries: the columns that a pixel (p, q) is multiplied by.
+# Display matrices with 16.16 fixed-point entries, by which a pixel (p, q) is multiplied.
 ONE = 1 << 16
 MATRICES = {
     1: (ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30),
@@ -123,7 +123,7 @@ def test_matrix(orientation: int) -> None:
     a, b, _, c, d, _, x, y, _ = (value >> 16 for value in matrix)
     seen = np.zeros_like(UPRIGHT[orientation](GRAY))
     for (q, p), value in np.ndenumerate(GRAY):
-        # Corners are mapped, so a mirrored pixel is one to the left of, or above, its corner.
+        # The matrix maps corners, so a mirrored pixel is one to the left of its corner, or above it.
         column, row = a * p + c * q + x - (a + c < 0), b * p + d * q + y - (b + d < 0)
         seen[row, column] = value
     np.testing.assert_array_equal(seen, UPRIGHT[orientation](GRAY))
@@ -139,7 +139,7 @@ def test_matrix_with_scale(orientation: int) -> None:
 
 
 def rotated(degrees: float) -> list[int]:
-    """A clockwise turn."""
+    """Return the matrix of a clockwise rotation."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return [round(v * ONE) for v in (cos, sin, 0, -sin, cos, 0, 0, 0, 1 << 14)]
 
@@ -193,7 +193,7 @@ def test_files(orientation: int, order: str) -> None:
 
 @pytest.mark.parametrize("orientation", ALL)
 def test_made_files_decode(orientation: int) -> None:
-    """The metadata put in by hand leave the pictures whole."""
+    """Images with hand-written metadata can still be decoded."""
     exif = exif_block(orientation)
     files = {
         "png": png_with_exif(image("png"), exif),
@@ -210,7 +210,7 @@ XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description %s</x:xmpmeta>'
 
 
 def _with_xmp(suffix: str, xmp: bytes, exif: bytes | None = None) -> bytes:
-    """A file with XMP, and with Exif behind it if it is given."""
+    """Make a file with XMP, followed by Exif if it is given."""
     if suffix == "jpg":
         data = image("mjpeg") if exif is None else jpeg_with_exif(image("mjpeg"), exif)
         segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
@@ -222,7 +222,7 @@ def _with_xmp(suffix: str, xmp: bytes, exif: bytes | None = None) -> bytes:
     if suffix == "webp":
         data = webp_with_exif(image("libwebp"), exif or exif_block(1), *GRAY.shape[::-1])
         chunks = data[12:] if exif else data[12 : data.index(b"EXIF")]
-        # Flags say that there are both.
+        # The flags say that both exist.
         return webp_form(chunks[:8] + b"\x0c" + chunks[9:], riff_chunk(b"XMP ", xmp))
     order = "<"
     tags = [(274, 3, 1, exif[18])] if exif else []
@@ -236,7 +236,7 @@ def test_xmp_counts_where_exif_does_not_speak_of_it(suffix: str) -> None:
     for text in (b'tiff:Orientation="6"/>', b"><tiff:Orientation>6</tiff:Orientation>"):
         assert exif_orientation(_with_xmp(suffix, XMP % text)) == 6
         assert exif_orientation(_with_xmp(suffix, XMP % text, exif_block(3))) == 3
-        # Exif of another tag alone.
+        # Exif with another tag only.
         other = exif_block(3).replace(struct.pack("<H", 274), struct.pack("<H", 305), 1)
         if suffix != "tif":
             assert exif_orientation(_with_xmp(suffix, XMP % text, other)) == 6
@@ -299,7 +299,7 @@ def test_kinds_of_bytes(kind: Callable[[bytes], bytes]) -> None:
 
 def test_directory_past_the_end() -> None:
     assert exif_orientation(b"II*\0" + struct.pack("<I", 0xFFFFFFF0) + bytes(32)) == 1
-    # More entries than there are bytes, before the orientation is found.
+    # More entries than fit into the data, before the orientation.
     assert exif_orientation(b"II*\0" + struct.pack("<IH", 8, 65535) + bytes(64)) == 1
 
 

@@ -1,4 +1,4 @@
-"""A still stands the same whichever way it is opened: as a picture, as a video, in chunks, or by probe."""
+"""A still has the same orientation when it is opened as image, as video, in chunks, or by probe."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def from_demuxer(src: Any, kind: str) -> sm.ImagePackets | sm.VideoPackets:
         return demuxer.demux_image() if kind == "image" else demuxer.demux_video()
 
 
-# The default for videos is quicker, and not the same to the last bit.
+# The default for videos is faster, but not bit-exact.
 EXACT = sm.get_video_filter_desc(quality="accurate")
 PACKETS: dict[str, Callable[[Any], Any]] = {
     "demux_image": sm.demux_image,
@@ -169,7 +169,7 @@ def test_an_avif_sequence_stands_as_its_track_says() -> None:
 
 
 def animated(suffix: str) -> bytes:
-    """An animation that holds Exif which says 6."""
+    """Make an animation with the Exif orientation 6."""
     pix_fmt = "yuv420p" if suffix == "webp" else "gray"
     codec = "libwebp_anim" if suffix == "webp" else suffix
     data = make_video(index_planes(3, 64, 48, pix_fmt), codec=codec, format=suffix, pix_fmt=pix_fmt)
@@ -190,7 +190,7 @@ def test_animations_are_left_as_they_are(suffix: str) -> None:
 
 
 def test_the_pictures_of_a_motion_jpeg_are_left_as_they_are() -> None:
-    """What a camera wrote into each of them is not meant for the video."""
+    """Exif of the single images does not apply to the video."""
     data = remux(MAKERS["jpg"](6), "avi")
     assert b"Exif" in data
     assert {demux(data).orientation for demux in PACKETS.values()} == {1}
@@ -220,7 +220,7 @@ def test_the_orientation_costs_no_further_reading(suffix: str, rng: np.random.Ge
         "png": lambda: make_image(noise, codec="png"),
         "avif": lambda: MAKERS["avif"](6) + box(b"free", bytes(1 << 20)),
     }[suffix]()
-    # FFmpeg reads it, and what FFmpeg does not tell (whether the end is missing) is looked up in it.
+    # FFmpeg reads the file, and this library checks what FFmpeg does not report, such as a missing end.
     for demux in (sm.demux_image, sm.demux_video):
         file = Counting(data)
         demux(file)

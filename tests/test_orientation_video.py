@@ -1,4 +1,4 @@
-"""Videos come out upright, whichever of the eight ways they lie, and however the file says so."""
+"""Videos are decoded upright, for all eight orientations and all ways to store them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oriented import FRAMES, oriented_clip, remux, upright
 
 import spdl_media as sm
 
-# Its matrix is taken away: only AV1 has none there, and not every FFmpeg encodes it.
+# Remove the matrix from the file: only AV1 files have none, and not every FFmpeg can encode AV1.
 from spdl_media.testing import make_video
 
 KEEP = "format=yuv420p"
@@ -126,7 +126,7 @@ def test_the_first_picture_of_a_video_is_turned() -> None:
 )
 @pytest.mark.parametrize("format", ["mpegts", "mp4", "h264"])
 def test_a_message_in_the_bitstream(insert: str, orientation: int, format: str) -> None:
-    """H.264 can say it itself, by a "display orientation" message; the container need not know."""
+    """H.264 itself can contain the orientation, in a "display orientation" SEI message."""
     base = "mp4" if format == "mp4" else "mpegts"
     data = make_video(FRAMES, codec="libx264", format=base, gop_size=3)
     result = io.BytesIO()

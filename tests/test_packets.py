@@ -140,7 +140,7 @@ os._exit(0)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect")
 def test_stills_at_the_end_of_memory(tmp_path: Path) -> None:
-    # FFmpeg reads past the end of what it decodes; behind this one there is nothing.
+    # FFmpeg reads beyond the end of the data that it decodes; no memory follows this data.
     codecs = ["bmp", "jpeg2000", "libwebp", "mjpeg", "png", "tiff"]
     for codec in codecs:
         (tmp_path / codec).write_bytes(make_image(index_frames(1, 64, 64)[0], codec=codec))
@@ -151,7 +151,7 @@ def test_stills_at_the_end_of_memory(tmp_path: Path) -> None:
 
 
 def test_unpickled_packets_have_zeros_behind_them() -> None:
-    # Without them, MPEG-4 reported damage in every other run.
+    # Without padding, MPEG-4 reported damage in every other run.
     data = make_video(index_planes(12, 96, 80), codec="mpeg4", format="avi", frame_rate=25)
     packets = sm.demux_video(data)
     wanted = digest(packets)
@@ -175,7 +175,7 @@ def test_make_packet_keeps_its_memory_alive() -> None:
 @pytest.mark.parametrize("profile", [0, 3])
 def test_frames_of_vp9_that_are_not_shown_have_no_timestamp(profile: int) -> None:
     packets = sm.demux_video(make_video(index_planes(4, 64, 48), codec="libvpx-vp9", format="webm"))
-    # The first byte: a marker and a profile of two bits each, one more in profile 3, and whether it shows a
+    # The first byte: two bits of marker, two of profile, one more in profile 3, and flags: whether it shows a
     # frame again, is no key frame, is shown.
     hidden, shown = (0b10_00_0100, 0b10_00_0110) if profile == 0 else (0b10_11_0010, 0b10_11_0011)
     both = bytes([0xC1, 1, 1, 0xC1])  # a superframe of two frames of one byte

@@ -1,4 +1,4 @@
-"""Packets that went to another process decode there to what they decode to here."""
+"""Pickled packets decode to the same frames in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that FFmpeg reads wrongly or not at all: Pillow reads them behind the same functions."""
+"""Images that FFmpeg reads wrongly or not at all are read by Pillow, through the same functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def slopes(width: int = 24, height: int = 16) -> Array:
-    """RGBA whose channels and axes differ."""
+    """Make RGBA in which all channels and axes differ."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([x, y, 255 - x, 64 + y * 0.7], axis=-1).astype(np.uint8)
 
@@ -51,14 +51,14 @@ def by_pillow(data: bytes) -> Array:
 
 
 def cursor() -> bytes:
-    """An icon of one BMP with the kind of a cursor, and the planes and bits where its hot spot stands."""
+    """Make an icon of one BMP, marked as a cursor, with planes and bits in the fields of its hot spot."""
     icon = bytearray(saved("RGBA", "ICO", sizes=[(24, 16)], bitmap_format="bmp"))
     icon[2] = 2
     return bytes(icon)
 
 
 def big_endian_tiles() -> bytes:
-    """A TIFF of two tiles of 16x16 gray pixels; Pillow does not write tiles."""
+    """Make a TIFF of two tiles of 16x16 gray pixels, because Pillow does not write tiles."""
     pixels = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(16, 32)
     tags = [(256, 32), (257, 16), (258, 8), (259, 1), (262, 1), (277, 1), (322, 16), (323, 16)]
     head = bytearray(b"MM\0*" + (8).to_bytes(4, "big") + (len(tags) + 2).to_bytes(2, "big"))
@@ -73,7 +73,7 @@ def big_endian_tiles() -> bytes:
 
 
 def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
-    """A TIFF of 4x2 pixels in one strip, little-endian, with these short tags besides the usual ones."""
+    """Make a little-endian TIFF of 4x2 pixels in one strip, with further tags of type SHORT."""
     usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2, 279: len(pixels)}
     entries = sorted((usual | tags).items())
     behind = 8 + 2 + 12 * (len(entries) + 2) + 4
@@ -86,7 +86,7 @@ def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
 
 
 def dds(flags: int, bits: int, masks: tuple[int, ...], pixels: bytes, dxgi: int = 0) -> bytes:
-    """A DDS of 4x4 pixels, with the header of DirectX 10 where it names a format."""
+    """Make a DDS of 4x4 pixels, with the header of DirectX 10 if a format is given."""
     kind = b"DX10" if dxgi else bytes(4)
     head = struct.pack("<4s7I44x", b"DDS ", 124, 0x100F, 4, 4, len(pixels) // 4, 0, 0)
     head += struct.pack("<2I4s5I", 32, flags, kind, bits, *masks) + struct.pack(
@@ -102,7 +102,7 @@ def bmp_without_place_for_its_palette() -> bytes:
 
 
 def bmp_with_masks() -> bytes:
-    """32 bits a pixel, and three masks in a header that FFmpeg does not know."""
+    """Make a BMP of 32 bits per pixel, with three masks in a header that FFmpeg does not support."""
     masks = struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)
     head = struct.pack("<IiiHHIIiiII", 52, 4, 2, 1, 32, 3, 32, 2835, 2835, 0, 0) + masks
     return struct.pack("<2sIHHI", b"BM", 14 + 52 + 32, 0, 0, 66) + head + NUMBERS[:32]
@@ -289,7 +289,7 @@ def test_probe_tells_the_size(format: str) -> None:
 
 
 def test_gray_of_limited_range_is_spread() -> None:
-    """FFmpeg's scaler takes all gray for full range; an AVIF of one channel says what it is."""
+    """FFmpeg's scaler assumes full range for gray formats, but an AVIF of one channel states its range."""
     file = io.BytesIO()
     levels = Image.fromarray(slopes(64, 48)).convert("L")
     levels.save(file, "AVIF", quality=100, subsampling="4:0:0", range="limited")

@@ -1,4 +1,4 @@
-"""What a source holds, told without decoding it."""
+"""probe: streams and metadata of a source, without decoding it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from oriented import oriented_clip
 
 import spdl_media as sm
 
-# Spied on: whether a frame is decoded to be probed shows in the time alone. Some streams have no matrix.
+# Private: that a frame is decoded by probe is visible otherwise only in the time. Some streams have no
+# matrix.
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -35,7 +36,7 @@ probe_module = importlib.import_module("spdl_media._probe")
 
 
 class Pipe(io.RawIOBase):
-    """Bytes that can be read once, and not sought."""
+    """A source that can be read only once and cannot seek."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -105,7 +106,7 @@ def test_streams_of_matroska_say_how_long_they_are(format: str) -> None:
     assert info.video is not None
     assert info.audio is not None
     assert (info.video.duration, info.audio.duration) == (2, pytest.approx(1, abs=0.03))
-    # Without the tags of streams it is that of the file.
+    # Without tags of the streams, it is that of the file.
     bare = sm.probe(data.replace(b"DURATION", b"DURATIOM"))
     assert bare.video is not None
     assert bare.video.duration == info.duration
@@ -180,7 +181,7 @@ def test_other_streams_are_listed(media_dir: Path) -> None:
 
 
 def test_a_stream_that_cannot_be_decoded_is_listed() -> None:
-    # FFV1 in MPEG-TS has no code of its own and comes back as data.
+    # FFV1 has no code in MPEG-TS, and is read as a data stream.
     info = sm.probe(make_video(index_planes(5, 64, 48), codec="ffv1", format="mpegts"))
     assert info.streams == (sm.OtherStreamInfo(0, "data"),)
     assert info.video is None
@@ -229,7 +230,7 @@ def test_a_source_that_cannot_seek(movie: bytes) -> None:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stills that were decoded to be probed."""
+    """Return a list of the stills that probe decodes."""
     calls: list[str] = []
     decode = probe_module.decode_packets
 

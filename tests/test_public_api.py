@@ -23,7 +23,7 @@ PUBLIC_WITH_UNDERSCORE = {"_collate", "_ffmpeg", "_probe"}
 
 
 def _module_names() -> list[str]:
-    """Full names of all modules that have an ``__all__``, found without importing them."""
+    """Return the full names of all modules with an ``__all__``, without importing them."""
     names = []
     for path in sorted((ROOT / "spdl_media").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -39,8 +39,8 @@ def _module_names() -> list[str]:
 
 MODULES = _module_names()
 
-# Modules whose names are for other modules (or for tests) and are not re-exported, and such
-# names of modules that are.
+# Modules whose names are for other modules or for tests and are not re-exported, and such names of modules
+# that are re-exported.
 NOT_REEXPORTED = {
     "config.OnCorrupt",
     "cuda.dali",
@@ -64,7 +64,7 @@ NOT_REEXPORTED = {
     "torch",
 }
 
-# Names that a module has from elsewhere, so that programs written for SPDL find them.
+# Names that a module imports from elsewhere, so that programs written for SPDL find them.
 FROM_ELSEWHERE = {
     "dataloader": {"MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng"},
     "source": {
@@ -75,7 +75,7 @@ FROM_ELSEWHERE = {
 
 
 def _defined_names(module: ModuleType) -> set[str]:
-    """Public names that the module's own source binds at top level, imports left out."""
+    """Return the public names that a module's own source defines at top level, without imports."""
     assert module.__file__
     names: set[str] = set()
     for node in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body:
@@ -90,7 +90,7 @@ def _defined_names(module: ModuleType) -> set[str]:
 
 @cache
 def _imported_names() -> dict[str, set[str]]:
-    """By module, the names that other files of the package import from it."""
+    """Return the names that other files of the package import, by module."""
     names: dict[str, set[str]] = {}
     for path in (ROOT / "spdl_media").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -101,7 +101,7 @@ def _imported_names() -> dict[str, set[str]]:
 
 @cache
 def _attributes() -> set[tuple[str, str]]:
-    """All pairs of a name and what follows it behind a dot, in all files of the package."""
+    """Return all pairs ``(name, attribute)`` of expressions ``name.attribute`` in the package."""
     return {
         pair
         for path in (ROOT / "spdl_media").rglob("*.py")
@@ -110,7 +110,7 @@ def _attributes() -> set[tuple[str, str]]:
 
 
 def _names_imported_by_siblings(module: ModuleType) -> set[str]:
-    """Names that other files of the package take from a module, in either form of import."""
+    """Return the names that other files of the package use from a module, by either form of import."""
     short = module.__name__.rpartition(".")[2]
     through_module = {attribute for name, attribute in _attributes() if name == short}
     return _imported_names().get(module.__name__, set()) | through_module
@@ -175,7 +175,7 @@ def test_functions_and_classes_have_docstrings() -> None:
     for name in spdl_media.__all__:
         value = getattr(spdl_media, name)
         if inspect.isfunction(value) or inspect.isclass(value):
-            # A dataclass without a docstring is given its signature for one.
+            # A dataclass without a docstring gets its signature as the docstring.
             doc = inspect.getdoc(value) or ""
             if not doc or doc.startswith(f"{name}("):
                 without.append(name)

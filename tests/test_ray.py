@@ -1,4 +1,4 @@
-"""Decoders for Ray Data, called as Ray calls them; and by Ray itself, on this machine."""
+"""Decoders for Ray Data, called as by Ray, and by Ray itself on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def png(level: int, side: int = 16) -> bytes:
 
 
 def column(*inputs: Any) -> Any:
-    """As Ray gives a column of bytes or text."""
+    """Make a column of bytes or text as Ray does."""
     made = np.empty(len(inputs), object)
     made[:] = inputs
     return made

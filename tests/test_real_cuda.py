@@ -1,4 +1,4 @@
-"""The mark ``cuda``: tests that need a GPU are skipped without one, and fail where one was promised."""
+"""The mark ``cuda``: tests are skipped without a GPU, and fail if the environment requires one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SOME = [
 ]
 
 
-@pytest.mark.long  # pytest starts twice, and imports all that the GPU tests import
+@pytest.mark.long  # pytest starts twice, and imports all packages of the GPU tests
 @pytest.mark.skipif(real_cuda.why_not("torch") is None, reason="there is a GPU")
 @pytest.mark.parametrize(("promised", "said"), [("", "6 skipped"), ("1", "6 errors")])
 def test_without_a_gpu_tests_skip_or_fail(promised: str, said: str) -> None:
-    """Those of transfers, pictures, videos and colours, whatever of the packages is installed."""
+    """They include tests of transfers, images, videos and colours, with any installed packages."""
     environment = {**os.environ, real_cuda.REQUIRE: promised}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SOME]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Recipes of classifiers give what load_image gives, in items of any kind and in batches."""
+"""ImageRecipe gives the same as load_image, in items of any kind and in batches."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_batch_is_that_of_arrays(photo: bytes) -> None:
     assert np.asarray(labels).tolist() == [0, 1, 2, 3, 4]
     assert images.boxes == tuple(image.boxes[0] for image, _ in items)
     assert images.flips == tuple(image.flips[0] for image, _ in items)
-    # One that is an array already is as good.
+    # An image that was already converted to an array works as well.
     array_of(items[2][0])
     again, _ = sm.collate(items)
     for row, (image, _) in enumerate(items):

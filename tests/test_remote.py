@@ -1,4 +1,4 @@
-"""URLs through fsspec: what is fetched for a window, how errors come out, what is left behind."""
+"""URLs through fsspec: bytes that are fetched for a window, errors, and cleanup."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FRAME_RATE = 25
 
 
 def _video_packets() -> list[tuple[bytes, bool]]:
-    """One group of noisy pictures: a key frame and eleven that build on it, some 120 KB each."""
+    """Make one GOP of noisy frames: a key frame and eleven that depend on it, about 120 KB each."""
     encoder = av.CodecContext.create("mpeg4", "w")
     encoder.width, encoder.height, encoder.pix_fmt = 320, 240, "yuv420p"
     encoder.time_base, encoder.gop_size, encoder.bit_rate = Fraction(1, 25), 100, 50_000_000
@@ -51,7 +51,7 @@ def _video_packets() -> list[tuple[bytes, bool]]:
 
 @pytest.fixture(scope="module")
 def large_mp4() -> bytes:
-    """50 MB of video and sound, interleaved, with the index at the end."""
+    """Make 50 MB of interleaved video and audio, with the index at the end."""
     group = _video_packets()
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as container:
@@ -152,12 +152,12 @@ def test_server_without_ranges_is_a_stream(large_mp4: bytes) -> None:
                 source.open(demux_config())
         with open_input(f"{files.url}/large.mp4") as source:
             assert source.head(8) == large_mp4[:8]
-            # aiohttp gives what has arrived; all of it is asked for in pieces.
+            # aiohttp returns the data that has arrived, so all of it takes several reads.
             assert len(source.read_all()) == len(large_mp4)
 
 
 def test_of_a_server_that_ignores_ranges_the_file_is_held_whole(large_mp4: bytes) -> None:
-    """Python's own ``http.server`` is one: it tells the size, and answers with everything."""
+    """Such as Python's ``http.server``: it sends the size, but always answers with the whole file."""
     with serve({"large.mp4": large_mp4}, ranges=False, sizes=True) as files:
         url = f"{files.url}/large.mp4"
         frames = sm.decode_packets(sm.demux_video(url, timestamp=(1.0, 1.2)), None)
@@ -197,7 +197,7 @@ def test_missing_file_is_an_error_with_its_cause(server: HTTPFiles) -> None:
 
 def test_refused_connection_is_an_error_with_its_cause() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         begin = time.perf_counter()
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/clip.mp4"
         with pytest.raises(SourceError, match="server can be reached") as caught:
@@ -243,7 +243,7 @@ def test_memory_file_is_shared_and_not_copied(small_clip: bytes) -> None:
             assert bytes(first.read_all()) == small_clip
         with filesystem.open("/inputs/clip.mkv", "r+b") as file:
             file.seek(0, 2)
-            file.write(b"more")  # BytesIO refuses this while someone holds its memory
+            file.write(b"more")  # BytesIO raises while its memory is in use
     finally:
         filesystem.rm("/inputs/clip.mkv")
 
@@ -260,7 +260,7 @@ _CHAINS = (
 )
 
 
-# The cache of blocks of fsspec leaves its file to the collector.
+# The block cache of fsspec closes its file only by garbage collection.
 @pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 def test_chained_urls_are_read_and_sought_in(small_clip: bytes, tmp_path: Path) -> None:
     (tmp_path / "clip.mkv").write_bytes(small_clip)
@@ -280,7 +280,7 @@ def test_chained_urls_are_read_and_sought_in(small_clip: bytes, tmp_path: Path) 
             )
             try:
                 with sm.Demuxer(url, demux_config=config) as demuxer:
-                    # Twice, and from the end: it seeks.
+                    # It reads twice and from the end, so it has to seek.
                     for window in ((0.3, 0.4), (0.0, 0.1), (0.3, 0.4)):
                         frames = sm.decode_packets(demuxer.demux_video(window), None)
                 np.testing.assert_array_equal(frames[0].planes[0], expected)

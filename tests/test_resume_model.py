@@ -1,4 +1,4 @@
-"""Random programs of stopping and going on, over each kind of source, against one list of items."""
+"""Random programs that stop and resume a loader over each kind of source, against a model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def samples_of_tar() -> Iterator[dict[str, Any]]:
     return sm.iter_samples([tar({f"{n}.cls": b"%d" % n for n in range(k, k + 9)}) for k in (0, 9)])
 
 
-# Each iteration is an epoch, from its start.
+# Sources of which each iteration is an epoch, from its start.
 ANEW: dict[str, Callable[[Path], Any]] = {
     "list": lambda _: list(range(N)),
     "array": lambda _: np.arange(N),
@@ -89,7 +89,7 @@ ANEW: dict[str, Callable[[Path], Any]] = {
     "with a state": lambda _: Anew(Counting(N)),
 }
 
-# Iterators that know where they are: an iteration goes on where the last one was stopped.
+# Iterators with a state: an iteration continues where the last one was stopped.
 GOES_ON: dict[str, Callable[[Path], Any]] = {
     "iterator": lambda _: Counting(150),
     "asynchronous iterator": lambda _: CountingAsync(150),
@@ -100,7 +100,7 @@ GOES_ON: dict[str, Callable[[Path], Any]] = {
     },
 }
 
-# Can be read once: to go on, the loader and the source are made anew.
+# Sources that can be read only once: to resume, loader and source are made again.
 ONCE: dict[str, Callable[[Path], Any]] = {
     "generator": lambda _: (item for item in range(N)),
     "asynchronous generator": lambda _: generated_async(),
@@ -119,12 +119,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Model:
-    """What a loader gives: where it is in lists of items.
+    """The expected behaviour of a loader: a position in lists of items.
 
     Attributes:
-        epochs: The items of each epoch. What goes on, or can be read once, has one.
-        goes_on: Whether an iteration goes on behind the last one.
-        state: Epoch, and number of items of it that were given out: what state_dict() says.
+        epochs: The items of each epoch. A source that continues, or can be read only once, has one epoch.
+        goes_on: Whether an iteration continues after the last one.
+        state: Epoch, and number of its items that were delivered, as in state_dict().
         next: The same for the next iteration.
     """
 
@@ -149,13 +149,13 @@ class Model:
 
 
 def sequentially(source: Any) -> list[list[Any]]:
-    """The model's epochs, one after the other, as a loop without a loader has them."""
+    """Return the epochs of a source, as in a loop without a loader."""
     if isinstance(source, ManyTimesAsync):
         source = source.items
     epochs = []
     for epoch in range(9):
         if isinstance(source, TorchSampler | Deals | MapIterator):
-            # They, or their samplers, do not move on by themselves.
+            # These sources or their samplers do not advance the epoch by themselves.
             source.set_epoch(epoch)
         epochs.append(list(source))
     return epochs
@@ -180,7 +180,7 @@ def run(
     *,
     is_once: bool = False,
 ) -> None:
-    """Compare the loader with the model: what it gives, from the state of one of the steps before."""
+    """Compare the loader with the model, from the state of an earlier step on."""
 
     def make_loader() -> DataLoader:
         return DataLoader(make(), output_order="input", **arguments)
@@ -196,7 +196,7 @@ def run(
         if how != "iterate" or is_once:
             loader.load_state_dict(state)
             model.next = place
-        # Endless sources have no end to read to.
+        # Infinite sources cannot be read to the end.
         some = min(count, 8) if model.goes_on else count
         assert list(itertools.islice(loader, some)) == model.take(some, batch_size)
         saved.append((loader.state_dict(), model.state))

@@ -1,4 +1,4 @@
-"""An epoch goes on with another number of ranks: what they have left is given once, whoever had it before."""
+"""An epoch is resumed with another number of ranks: each remaining sample is delivered exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def several(item: int) -> Iterator[tuple[int, int]]:
 
 
 def run(loader: DataLoader, state: Any, count: int | None) -> tuple[list[Any], Any]:
-    """Take some samples after a state; return them, and the new state as JSON keeps it."""
+    """Take some samples after a state; return them, and the new state after a round trip through JSON."""
     if state is None:
         loader.set_epoch(EPOCH)
     else:
@@ -61,14 +61,14 @@ def run(loader: DataLoader, state: Any, count: int | None) -> tuple[list[Any], A
 def test_worlds_share_an_epoch(
     kind: str, preprocessor: Any, n: int, worlds: list[int], uneven: Uneven, data: st.DataObject
 ) -> None:
-    """Worlds follow each other, each stops somewhere, and the last one ends the epoch."""
+    """Several world sizes in sequence, each stopped somewhere; the last one finishes the epoch."""
     expected = {
         item: sample_rng(0, EPOCH, place).integers(2**60)
         for place, item in enumerate(order_of(KINDS[kind](n, rank=0, world_size=1)))
     }
     given: list[tuple[int, int]] = []
     states = None
-    # All at once: which sample is the last of an epoch, and so whether there are more, is up to the threads.
+    # Take all at once: which sample is the last of an epoch depends on the threads.
     stops: list[list[int | None]] = [
         [data.draw(st.integers(0, 12)) for _ in range(world_size)] for world_size in worlds[:-1]
     ]
@@ -97,7 +97,7 @@ def test_worlds_share_an_epoch(
         assert counts <= every
         assert len({item for item, _ in (every - counts)}) < world_size
     if uneven == "pad":
-        # What is given again has numbers of its own.
+        # Repeated samples have random numbers of their own.
         assert {item for item, _ in counts} == {item for item, _ in every}
         assert len({item for item, _ in (counts - every)}) < sum(worlds)
 

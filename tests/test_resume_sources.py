@@ -1,4 +1,4 @@
-"""Each kind of source goes on where the loader was stopped, in the same process and in another."""
+"""Each kind of source is resumed where the loader was stopped, in the same and in another process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def through_pickle(state: dict[str, Any]) -> Any:
 class TestIteratorsWithState:
     @pytest.mark.parametrize("make", [Counting, CountingAsync, lambda n: repeat_source(range(n))])
     def test_stopped_over_and_over(self, make: Any) -> None:
-        """Each time the loader begins behind what it gave last, wherever the reading was."""
+        """The loader always continues after its last sample, wherever the source was read to."""
         loader = DataLoader(make(400), output_order="input")
         given: list[int] = []
         for count in (4, 39, 3, 16, 5, 0, 30):
@@ -92,7 +92,7 @@ SEQUENCES: dict[str, Callable[[int], Any]] = {
 
 
 class Signalling(Cards):
-    """Tells when it was shuffled."""
+    """A sequence that signals when it is shuffled."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -108,7 +108,7 @@ def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None
     loader = DataLoader(embed_shuffle(cards, shuffle_last=True), output_order="input")
     iterator = iter(loader)
     first = list(itertools.islice(iterator, 17))
-    # The source is read to its end, ahead of what was given out.
+    # The source is read to its end, ahead of the delivered samples.
     assert cards.was_shuffled.wait(20)
     state = loader.state_dict()
     del iterator
@@ -117,7 +117,7 @@ def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None
 
 
 class Slow(Counting):
-    """Gives an item when it may, however long that takes."""
+    """An iterator that waits for permission before each item."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -153,7 +153,7 @@ class TestReadsThatOutlastTheirIteration:
         slow.proceed.set()
         with warns_unless(is_stateful):
             given += loader
-        # What a generator gives to an iteration that was stopped is lost, and the warning says so.
+        # Items that a generator has given to a stopped iteration are lost, which the warning says.
         assert given == [item for item in range(30) if is_stateful or item != 5]
 
     def test_an_iterable_with_a_state(self, monkeypatch: pytest.MonkeyPatch) -> None:

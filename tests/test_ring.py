@@ -1,4 +1,4 @@
-"""Arrays in memory that two processes share: what crosses without a copy, and when a block is free."""
+"""Ring: arrays in shared memory between two processes, without copies, and the reuse of blocks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_arrays_cross_as_they_are(name: str, rig: Rig) -> None:
     assert found[0].flags.writeable
     constant = array.view()
     constant.flags.writeable = False
-    # Pickle itself does not keep it for arrays of objects and times.
+    # Pickle itself does not preserve it for arrays of objects and times.
     assert rig.cross([constant])[0].flags.writeable == (array.dtype.kind in "OM")
 
 
@@ -99,7 +99,7 @@ def test_nothing_big_is_in_the_message(rig: Rig) -> None:
 def test_a_block_is_free_when_the_last_array_over_it_is_gone(rig: Rig) -> None:
     before = rig.num_free
     found = rig.cross({"a": big(1), "b": big(2)})
-    # One block for both.
+    # Both share one block.
     assert rig.num_free == before - 1
     row = found["a"][3]
     del found
@@ -156,7 +156,7 @@ def test_what_is_made_in_a_block_is_not_copied(rig: Rig) -> None:
     rows = shared_empty((100, 100), np.float32)
     np.stack([np.arange(100, dtype=np.float32)] * 100, out=rows)
     message = bytes(_ring.pack([(rows, big())]))
-    # Written after it was pickled: it is one memory.
+    # Modified after it was pickled, so the memory is shared.
     rows[0] = -1
     found, other = unpack(message, rig.ring)
     np.testing.assert_array_equal(found[0], -1)
@@ -195,14 +195,14 @@ def test_batches_of_the_library_are_made_in_a_block(rig: Rig) -> None:
         "load_video": lambda: sm.load_video(video),
     }
     for name, make in makers.items():
-        # The first one tells how large they are.
+        # The first item determines the size of blocks.
         expected = np.array(rig.cross(make()))
         buffer = make()
         assert rig.sender._blocks.place(np.asarray(buffer).reshape(-1).view(np.uint8)), name
         found = rig.cross(buffer)
         assert np.shares_memory(np.asarray(found), np.asarray(buffer)), name
         np.testing.assert_array_equal(found, expected)
-        # What is much smaller than a batch is a part of it, and takes no block.
+        # An array much smaller than a batch is part of the batch, and takes no block.
         assert rig.sender.offer(np.asarray(buffer).nbytes // 3) is None, name
 
 
@@ -210,7 +210,7 @@ def test_a_sender_that_keeps_its_arrays_gets_ordinary_ones(rig: Rig) -> None:
     kept = [shared_empty(5000) for _ in range(40)]
     for index, array in enumerate(kept):
         array[:] = index
-    # There is a block for what is copied, whatever is kept.
+    # There is always a block for copies, even if the consumer keeps all others.
     for _ in range(30):
         found = [rig.cross(array) for array in kept[-2:]]
     np.testing.assert_array_equal(found[0], 38)
@@ -236,7 +236,7 @@ def test_what_a_function_keeps_is_not_what_the_other_process_gets(rig: Rig) -> N
     np.testing.assert_array_equal(kept, 3)
     del kept, found
     assert rig.num_free == free
-    # Larger than a block: pickled.
+    # Larger than a block, so it is pickled.
     np.testing.assert_array_equal(alone([big(shape=(2 * BLOCK,))]), 7)
     assert rig.num_free == free
 
@@ -245,7 +245,7 @@ def test_one_array_may_be_sent_any_number_of_times(rig: Rig) -> None:
     free = rig.num_free
     rows = shared_empty(5000)
     rows[:] = 6
-    # More than a pipe has room for, if nobody read what comes back.
+    # More than fits into a pipe, if the answers were not read.
     for _ in range(15_000):
         rig.cross(rows)
     np.testing.assert_array_equal(rig.cross(rows), 6)
@@ -294,7 +294,7 @@ def test_memory_that_cannot_be_had_is_an_error_and_no_crash(
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     free = rig.num_free
-    # An array that is not sent yet may lie elsewhere.
+    # An array that has not been sent yet may be elsewhere.
     assert shared_empty(10_000).nbytes == 10_000
     with pytest.raises(
         MemoryError, match=r"10048 bytes of shared memory more .*No space left.*buffer_size="
@@ -342,7 +342,7 @@ def test_without_memory_of_that_kind_the_file_has_no_name_either(
 
 
 class Runtime:
-    """What torch calls of CUDA, without CUDA."""
+    """A stand-in for torch.cuda.cudart()."""
 
     def __init__(self) -> None:
         self.pinned: dict[int, int] = {}

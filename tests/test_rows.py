@@ -1,4 +1,4 @@
-"""``load_video`` writes each frame to its row at once, and gives what frames kept and converted give."""
+"""``load_video`` writes each frame directly to its row, with the same result as converting all frames."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def turned(orientation: int, width: int, height: int) -> bytes:
 
 
 def outcome(make: Callable[[], Any]) -> Any:
-    """An array with what is said of it, or an error."""
+    """Return an array with its metadata, or an error."""
     try:
         buffer = make()
     except (sm.MediaError, ValueError) as error:
@@ -136,7 +136,7 @@ def test_rows_of_every_format() -> None:
 
 
 def test_more_frames_than_can_be_expected() -> None:
-    for stop in (7, 60, 500, 3000):  # within what is reserved, and beyond it
+    for stop in (7, 60, 500, 3000):  # within the reserved memory, and beyond it
         check(stored("gray", 32, 24), f"tpad=stop_mode=clone:stop={stop}")
     check(stored("gray", 32, 24), sm.get_video_filter_desc(frame_rate=1000))
 
@@ -191,7 +191,7 @@ def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("part", [1, 9000])
 def test_a_long_video_that_is_cut_short_says_so(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last packet is always in the last part, wherever the parts are cut."""
+    """The last packet is always in the last part, for all sizes of parts."""
     monkeypatch.setattr(_load, "_PART_BYTES", part)
     whole = make_video(index_frames(COUNT, 64, 48), gop_size=1)
     start, stop = packet_spans(whole, "video")[-1]
@@ -220,7 +220,7 @@ print(buffer.nbytes, memory("VmHWM") - before)
 def test_peak_memory_is_the_array_and_little_more(tmp_path: Any) -> None:
     frame = np.full((480, 640, 3), 90, np.uint8)
     path = tmp_path / "made.nut"
-    # The array is large in one, and the file in the other.
+    # One has a large array, the other a large file.
     for codec, width in (("mpeg4", 640), ("rawvideo", 32)):
         path.write_bytes(make_video([frame] * 240, codec=codec, format="nut"))
         done = subprocess.run(

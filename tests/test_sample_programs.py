@@ -1,4 +1,4 @@
-"""The samples that load for a training, run as users run them; and their loaders, stopped and resumed."""
+"""The sample programs of trainings, run as users run them, and their loaders, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import spdl_media as sm
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SAMPLES = CHECKOUT / "samples"
-# What they say of the images that they damage.
+# Expected messages about the images that the samples damage.
 LOGGED = re.compile(
     r"first failure of stage '((ImageRecipe|load)': DecodeError|download': ClientResponseError): |"
-    r"failures of this epoch|\[[^]]*\] core_worker.cc"  # Ray's, of how it restarts actors
+    r"failures of this epoch|\[[^]]*\] core_worker.cc"  # Ray warns about restarting actors
 )
 
 
@@ -40,7 +40,7 @@ LOGGED = re.compile(
         ("image_server", None),
         pytest.param("async_downloads", "aiohttp", marks=pytest.mark.long),  # one takes 5 s to fail
         pytest.param("spdl_steps", "torch", marks=pytest.mark.long),
-        # Many processes, or imports of much beside PyTorch.
+        # Slow: many processes, or imports of many packages besides PyTorch.
         pytest.param("elsewhere", "datasets", marks=pytest.mark.long),
         pytest.param("lightning_classifier", "lightning", marks=pytest.mark.long),
         pytest.param("dask_cluster", "distributed", marks=pytest.mark.long),
@@ -51,7 +51,7 @@ LOGGED = re.compile(
         ("caption_shards", None),
         ("interrupted", None),
         ("torch_dataset", "torch"),
-        # Five processes with PyTorch, in two turns.
+        # Five processes with PyTorch, in two rounds.
         pytest.param("train_ddp", "torch", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
     ],
 )
@@ -59,7 +59,7 @@ def test_prints_what_its_docstring_shows(name: str, package: str | None, tmp_pat
     if package is not None:
         pytest.importorskip(package)
     script = SAMPLES / f"{name}.py"
-    # Ray warns of settings of its own.
+    # Ray warns about its own settings.
     strict = [] if name == "ray_data" else ["-W", "error"]
     done = subprocess.run(
         [sys.executable, *strict, script],
@@ -82,7 +82,7 @@ def test_prints_what_its_docstring_shows(name: str, package: str | None, tmp_pat
 
 @pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a sample, and forgets it after the test."""
+    """Return a function that imports a sample; the module is removed after the test."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(SAMPLES))
     yield importlib.import_module
@@ -91,7 +91,7 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
 
 
 def plain(batch: Any) -> Any:
-    """A batch as values that ``==`` compares bit for bit."""
+    """Convert a batch to values that ``==`` compares bit for bit."""
     if isinstance(batch, dict):
         return {key: plain(value) for key, value in batch.items()}
     if dataclasses.is_dataclass(batch):
@@ -114,7 +114,7 @@ def shards(made: Any, folder: Path) -> Path:
     return folder
 
 
-# Of each sample: how its media are made, and the loader of them.
+# For each sample: how its media are made, and its loader.
 LOADERS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Any, Any], sm.DataLoader]]] = {
     "train_images": (photos, lambda sample, folder: sample.train_loader(folder)),
     "train_ddp": (
@@ -168,7 +168,7 @@ def test_every_sample_with_a_loader_is_among_those(sample: Callable[[str], Any])
     found = {
         path.stem for path in SAMPLES.glob("*.py") if "sm.DataLoader(" in path.read_text("utf-8")
     }
-    # Those of the others stand for something else than a training.
+    # The other samples are not trainings.
     assert found - {"elsewhere", "failures", "lightning_classifier"} == set(LOADERS)
 
 
@@ -181,7 +181,7 @@ def test_the_notebook_gives_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> No
             text, now = (one.get("text") or one["data"]["text/plain"] for one in (before, after))
             if "PipelineStatistics" not in text[0]:
                 assert now == text
-            # Pixels are those of this FFmpeg; that there are as many images is enough.
+            # Pixels depend on the version of FFmpeg, so only the number of images is compared.
             images = [
                 "".join(one.get("data", {}).get("text/html", "")).count("<img")
                 for one in (before, after)

@@ -1,4 +1,4 @@
-"""Samplers share each epoch out over the ranks, the same way on every machine."""
+"""Samplers divide each epoch among the ranks, in the same way on every machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ EPOCHS = st.integers(0, 1000)
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the tests themselves are run by, they are one process."""
+    """Remove rank variables of the environment, so that the tests count as one process."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
 def share_out(order: list[int], world_size: int, uneven: Uneven) -> list[list[int]]:
-    """The model: deal the order out like cards, then mend the last round."""
+    """Return the expected shares: deal the order out like cards, then adjust the last round."""
     order = list(order)
     if uneven == "drop":
         order = order[: len(order) // world_size * world_size]
@@ -112,16 +112,16 @@ def test_weights_are_kept_in_the_long_run() -> None:
 
 
 def test_every_order_is_as_likely() -> None:
-    """Each of 24 orders of four comes as often as chance has it, by the chi-square test."""
+    """All 24 orders of four items are equally likely, by the chi-square test."""
     sampler = DistributedRandomSampler(4, rank=0, world_size=1)
     orders = [tuple(sampler) for _ in range(4800)]
     counts = np.array([orders.count(order) for order in itertools.permutations(range(4))])
-    # 99.99 % of the chi-square distribution with 23 degrees of freedom lie below 58.6.
+    # 99.99 % of the chi-square distribution with 23 degrees of freedom are below 58.6.
     assert ((counts - 200) ** 2 / 200).sum() < 58.6
 
 
 def test_orders_never_change() -> None:
-    """Written down once: a training that goes on with a newer release must find the same order."""
+    """Fixed expected values: a training that is resumed with a newer release must get the same order."""
     sampler = DistributedRandomSampler(12, rank=0, world_size=1, seed=7)
     assert [list(sampler), list(sampler)] == [
         [3, 1, 10, 4, 5, 0, 2, 11, 8, 6, 7, 9],
@@ -155,7 +155,7 @@ def test_each_iteration_is_the_next_epoch() -> None:
         sampler.set_epoch(epoch)
         assert list(sampler) == epochs[epoch]
         assert sampler.epoch == epoch + 1
-    # The epoch of an iteration is that in which it was begun.
+    # The epoch of an iteration is the one in which it began.
     sampler.set_epoch(0)
     begun = iter(sampler)
     sampler.set_epoch(2)
@@ -168,7 +168,7 @@ def test_an_order_can_be_asked_for_by_position() -> None:
     sampler = DistributedRandomSampler(9000, rank=1, world_size=2, seed=3)
     sampler.set_epoch(5)
     order = sampler.begin_by_position(0)
-    # As an iteration leaves it.
+    # The state after an iteration.
     assert sampler.epoch == 1
     sampler.set_epoch(0)
     indices = list(sampler)
@@ -367,7 +367,7 @@ def test_bad_arguments(make: Callable[[], object], error: type[Exception], messa
 
 
 def test_the_last_index_without_weight_is_never_drawn() -> None:
-    """The largest chance times the total may be rounded up to the total."""
+    """The largest random number times the total may be rounded up to the total."""
     from spdl_media.epochs import weighted_choice
 
     cumulative = np.cumsum([0.1, 0.7, 0.0])

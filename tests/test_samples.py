@@ -40,7 +40,7 @@ def test_stills_show_the_frames_they_are_named_for() -> None:
     for name, expected in pairs.items():
         picture = rgb(MEDIA / name)
         assert picture.shape == expected.shape, name
-        # Levels of 255: conversion to RGB with its rounding, and the loss of JPEG and WebP.
+        # Allowed differences in levels: rounding of the conversion to RGB, and the loss of JPEG and WebP.
         assert np.abs(picture - expected).mean() < 4, name
 
 
@@ -54,7 +54,7 @@ def test_stills_are_of_the_kinds_that_their_names_say() -> None:
         "technician_odd.webp": ("webp", "yuv420p", 1, 239),
         "technician_turned.jpg": ("mjpeg", "yuvj420p", 6, 480),
     }
-    assert (MEDIA / "mirror.webp").read_bytes().find(b"VP8L") == 12  # without loss
+    assert (MEDIA / "mirror.webp").read_bytes().find(b"VP8L") == 12  # lossless
 
 
 def test_make_stills_makes_the_stills_again(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_make_stills_makes_the_stills_again(tmp_path: Path) -> None:
         done.stdout == re.sub(r"^    ", "", shown[1] + "\n", flags=re.MULTILINE).rstrip("\n") + "\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == STILLS
-    if av.__version__.startswith("18."):  # of the one that the stills in the folder were made with
+    if av.__version__.startswith("18."):  # the version with which the stills were made
         for name in STILLS:
             assert (tmp_path / name).read_bytes() == (MEDIA / name).read_bytes(), name
     for name in STILLS:

@@ -1,4 +1,4 @@
-"""Videos, audio and pieces of files by one call: equal without loss, near and complete with it."""
+"""save_video, save_audio and cut: equal for lossless codecs, close and complete for lossy ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spdl_media.testing import (
 Array = npt.NDArray[Any]
 
 VIDEO = np.stack([np.roll(drawing(), 3 * shift, 1) for shift in range(12)])
-"""A drawing that moves; its seam costs lossy codecs some decibels."""
+"""Make a moving drawing, whose edge reduces the quality of lossy codecs by some decibels."""
 
 
 def saved(frames: Any, *, format: str = "matroska", **options: Any) -> bytes:
@@ -126,7 +126,7 @@ def test_frames_keep_their_times_unless_a_rate_is_given() -> None:
     assert sm.decode_packets(sm.demux_video(even)).timestamps == pytest.approx([0, 0.2, 0.4])
     with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.7 s before"):
         saved(frames[[10, 3, 3]])
-    # FFmpeg has times of decoding for it.
+    # FFmpeg makes decoding times for it.
     odd = make_video(index_planes(9, 64, 48), codec="mpeg2video", format="asf", max_b_frames=2)
     remedy = "have them placed evenly: frame_rate= of save_video"
     with pytest.raises(sm.EncodeError, match=remedy):
@@ -148,7 +148,7 @@ def test_rates_as_floats_are_those_that_they_stand_for() -> None:
     "format,encoder", [("mp4", "libx264"), ("matroska", "ffv1"), ("avi", "mpeg4"), ("mov", "mpeg4")]
 )
 def test_colours_of_frames_are_kept(format: str, encoder: str) -> None:
-    """Where no file would state BT.709 or full range, the numbers are converted."""
+    """If the file cannot state BT.709 or full range, the values are converted."""
     graph = sm.FilterGraph("scale=out_color_matrix=bt709:out_range=pc,format=yuv420p")
     graph.add_frames(sm.frames_from_array(VIDEO))
     graph.flush()
@@ -210,7 +210,7 @@ def test_lossy_audio_is_near(tmp_path: Path) -> None:
 
 @each("peak", [float("nan"), float("inf"), 32768.0])
 def test_samples_that_are_no_audio_are_refused(peak: float) -> None:
-    """LAME ends the process there."""
+    """LAME aborts the process for such samples."""
     samples = np.zeros((2, 9000), np.float32)
     samples[1, 5000:] = peak
     for format in ("mp3", "flac", "ogg"):
@@ -222,7 +222,7 @@ def test_samples_that_are_no_audio_are_refused(peak: float) -> None:
 
 
 class Pipe:
-    """Writes, and cannot seek."""
+    """A file object that cannot seek."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -258,7 +258,7 @@ def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def long() -> bytes:
-    """Ten seconds with a key frame in each, and samples that tell their place."""
+    """Make ten seconds with one key frame per second, and samples that contain their position."""
     video = VideoTrack(frames=index_planes(100, 64, 48), codec="libx264", gop_size=10)
     audio = AudioTrack(samples=index_samples(80000), sample_rate=8000)
     return make_media([video, audio], format="mov")

@@ -1,4 +1,4 @@
-"""Examples of SPDL's documentation, with the module renamed and their slips mended."""
+"""Examples of SPDL's documentation, with the module renamed and errors in them corrected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PICTURES = index_frames(6, 64, 48)
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[str]:
-    """Six pictures, written as JPEG."""
+    """Write six images as JPEG."""
     for index, picture in enumerate(PICTURES):
         (tmp_path / f"{index}.JPEG").write_bytes(make_image(picture, codec="mjpeg"))
     return [str(path) for path in sorted(tmp_path.iterdir())]

@@ -1,7 +1,7 @@
-"""Pipelines and loaders of SPDL's documentation, with the modules renamed and their slips mended.
+"""Pipelines and loaders of SPDL's documentation, with the modules renamed and errors in them corrected.
 
-What their programs leave open (downloads, a training step) is filled in with pictures made here.
-Until there is a way to a GPU, ``transfer_tensor`` and the transfer are the identity.
+Parts that the programs leave open (downloads, a training step) use images made here. Without a GPU,
+``transfer_tensor`` and the transfer are the identity.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from spdl_media.testing import index_frames, make_image
 T = TypeVar("T")
 
 NUM_IMAGES = 11
-# The programs ask for more concurrency than threads, which is allowed and warned of.
+# The programs set a higher concurrency than threads, which is allowed, with a warning.
 IDLE = "ignore:.*concurrency"
 
 
 @pytest.fixture
 def root_dir(tmp_path: Path) -> Path:
-    """Pictures whose pixels tell their index, written as JPEG in the folders of their classes."""
+    """Write images whose pixels show their index as JPEG, in the folders of their classes."""
     for index, picture in enumerate(index_frames(NUM_IMAGES, 64, 48)):
         folder = tmp_path / f"class{index % 3}"
         folder.mkdir(exist_ok=True)
@@ -60,12 +60,12 @@ def decode_image(data: bytes) -> np.ndarray:
 
 
 def transfer_tensor(batch: T) -> T:
-    """Stands for the copy to a GPU."""
+    """Stand in for the copy to a GPU."""
     return batch
 
 
 def picture_number(picture: Any, urls: list[str]) -> int:
-    """Which of the pictures it is: the one that it differs from least."""
+    """Return the number of the image to which it is closest."""
     expected = np.stack([decode_image(download(url)).astype(int) for url in urls])
     return int(abs(expected - np.asarray(picture)).mean(axis=(1, 2, 3)).argmin())
 
@@ -257,7 +257,7 @@ class TestBuildingDataLoaders:
 
 
 class ImageNet:
-    """What torchvision's class of this name does with a folder."""
+    """A stand-in for torchvision's class of this name."""
 
     def __init__(self, root: Path, loader: Callable[[str], Any], transform: Any = None) -> None:
         self.samples = [

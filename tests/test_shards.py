@@ -1,4 +1,4 @@
-"""Shards give what iter_samples gives, by position: shuffled, shared out, and without reading twice."""
+"""Shards: the samples of iter_samples by position, shuffled, divided among ranks, and read only once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shard(first: int, count: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four shards of 0 to 29, of 10, 5, 0 and 15 samples."""
+    """Make four shards of 10, 5, 0 and 15 samples, numbered from 0 to 29."""
     for index, (first, count) in enumerate([(0, 10), (10, 5), (15, 0), (15, 15)]):
         (tmp_path / f"train-{index:03}.tar").write_bytes(shard(first, count))
     return tmp_path
@@ -71,7 +71,7 @@ def test_gives_what_iter_samples_gives(folder: Path) -> None:
 
 
 def test_all_kinds_of_archives(tmp_path: Path) -> None:
-    """Long names, pax headers, members of no sample, and a sample at the very end."""
+    """The shards have long names, pax headers, members of no sample, and a sample at the very end."""
     long, members = "d" * 150, {}
     for number in range(3):
         members[f"{long}{number}/a.cls"] = b"%d" % number
@@ -140,7 +140,7 @@ def test_ranks_have_runs_of_one_order(
     end = total // world_size * world_size if equal_length else total
     assert list(itertools.chain(*ranks)) == whole[:end]
     assert len(lengths) == 1 if equal_length else max(lengths) - min(lengths) <= 1
-    # Without the buffer shards stay whole, and in their order unless they are shuffled.
+    # Without the buffer, shards are not mixed, and are in order unless they are shuffled.
     unmixed = order(0, 1, shuffle_buffer=0)
     starts = np.cumsum(counts) - counts
     runs = [list(range(start, start + n)) for start, n in zip(starts, counts, strict=True) if n]
@@ -149,7 +149,7 @@ def test_ranks_have_runs_of_one_order(
     assert found == runs
     if not shuffle_shards:
         assert unmixed == list(range(total))
-    # Nothing moves by as much as the buffer is long.
+    # No sample moves by the length of the buffer or more.
     moved = np.argsort(whole)[unmixed] - np.arange(total)
     assert np.abs(moved).max() < max(1, shuffle_buffer)
 
@@ -164,7 +164,7 @@ def test_orders_change_with_seed_and_epoch(folder: Path) -> None:
     assert first != second
     assert numbers_of(make(), 1) == second
     assert numbers(make(seed=1)) != first
-    # Far beyond the number of samples, any place is as likely as another.
+    # With a buffer much larger than the number of samples, all positions are equally likely.
     places = Counter(numbers_of(source, epoch).index(0) // 10 for epoch in range(300))
     assert min(places.values()) > 70
 
@@ -199,7 +199,7 @@ def test_a_loader_resumes_without_reading_what_is_done(
         lambda *a, **k: (opened.append(k["name"]), open_input(*a, **k))[1],
     )
     resumed = make()
-    assert opened == []  # places of samples are known from the cache
+    assert opened == []  # offsets of samples are in the cache
     resumed.load_state_dict(state)
     assert head + list(resumed) == whole
     assert len(opened) == 30 - 12
@@ -249,7 +249,7 @@ def test_the_cache_knows_when_a_file_has_changed(folder: Path) -> None:
     assert [file.stat().st_mtime_ns for file in cache.iterdir()] == [before]
     path.write_bytes(shard(20, 4))
     assert make() == [20, 21, 22, 23]
-    # What was not written to its end is made anew.
+    # An index that was not written completely is made again.
     for length in (100, 0):
         for file in cache.iterdir():
             file.write_bytes(file.read_bytes()[:length])
@@ -335,7 +335,7 @@ def test_what_are_no_shards(folder: Path) -> None:
 def test_a_pipe_cannot_be_read_from_any_place(tmp_path: Path) -> None:
     path = tmp_path / "pipe.tar"
     os.mkfifo(path)
-    keep = os.open(path, os.O_RDWR)  # a writer, so that opening it does not wait
+    keep = os.open(path, os.O_RDWR)  # a writer, so that opening does not block
     try:
         with pytest.raises(sm.SourceError, match=r"pipe.tar: its seek\(\) failed.*Illegal seek"):
             sm.Shards(path, **ALONE)
@@ -363,7 +363,7 @@ class TestRemote:
             copied = sm.Shards(urls, cache=tmp_path / "b", **ALONE)
             assert list(copied) == list(pickle.loads(pickle.dumps(copied))) == expected
             assert server.requests == {"a-0.tar": 1, "a-1.tar": 1}
-        # All is in the folder: the server has gone.
+        # Everything is in the folder now, so the server can be gone.
         assert list(sm.Shards(urls, cache=tmp_path / "b", **ALONE)) == expected
         assert len(list((tmp_path / "b").iterdir())) == 4
         assert len(list((tmp_path / "a").iterdir())) == 2
@@ -406,7 +406,7 @@ class TestRemote:
             await get_file(self, url, path, **options)
 
         monkeypatch.setattr(http, "_get_file", fail_twice)
-        http.clear_instance_cache()  # they hold the method that they were made with
+        http.clear_instance_cache()  # they keep the method that they were made with
         with serve(self.FILES) as server:
             url = f"{server.url}/a-1.tar"
             assert numbers(sm.Shards(url, cache=tmp_path, **ALONE)) == [8, 9, 10, 11]
@@ -418,4 +418,4 @@ class TestRemote:
             monkeypatch.setattr(remote, "_PAUSES", (0.0,))
             with pytest.raises(sm.SourceError, match=r"a-0\.tar: cannot be opened: FSTimeoutError"):
                 sm.Shards(f"{server.url}/a-0.tar", cache=tmp_path, **ALONE)
-        assert len(list(tmp_path.iterdir())) == 2  # no part of a copy is left
+        assert len(list(tmp_path.iterdir())) == 2  # no incomplete copy is left

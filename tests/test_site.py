@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, its links lead somewhere, it needs no network.
+"""The documentation site builds without warnings, has no broken links, and needs no network.
 
 Skipped without the extra ``docs``.
 """
@@ -18,13 +18,13 @@ import pytest
 import spdl_media
 
 ROOT = Path(__file__).resolve().parent.parent
-# Each parses the whole site or waits for its build: 20 s, on a busy machine minutes.
+# Each test parses the whole site or waits for its build: 20 s, on a busy machine minutes.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page links to, loads, and can be linked to by."""
+    """The links, the loaded resources and the anchors of a page."""
 
     links: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 
 def read(folder: Path) -> dict[Path, Page]:
-    """All pages of a site."""
+    """Read all pages of a site."""
     pages = {}
     for path in folder.rglob("*.html"):
         pages[path] = Page()
@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[Path, Page]:
 
 
 def broken(pages: dict[Path, Page]) -> list[str]:
-    """The links inside of a site that lead nowhere."""
+    """Return the broken links within a site."""
     wrong = []
     for path, page in pages.items():
         for link in [*page.links, *page.loads]:

@@ -1,4 +1,4 @@
-"""Sources give what they say, epoch after epoch, and can be read by position where they say so."""
+"""Sources: their items in each epoch, and access by position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def random_sampler(n: int, **arguments: Any) -> DistributedRandomSampler:
 
 
 class Letters:
-    """A source whose order can be changed, and which notes the seeds."""
+    """A source that can be shuffled, and records the seeds."""
 
     def __init__(self, letters: str = "abcdef") -> None:
         self.letters = letters
@@ -275,7 +275,7 @@ class TestEmbedShuffle:
         for epoch in (4, 2, 3, 1, 0):
             source.set_epoch(epoch)
             assert "".join(source) == epochs[epoch]
-        # An epoch that was broken off does not change the next one.
+        # An epoch that was left early does not change the next one.
         source = embed_shuffle(Letters(), shuffle_last=shuffle_last)
         take(2, source)
         assert "".join(source) == epochs[1]
@@ -353,7 +353,7 @@ class TestWhatCanBeReadByPosition:
 
     def test_a_table_cannot(self) -> None:
         class Table:
-            """Like those of pandas: iteration gives names of columns, the length is of rows."""
+            """Like a table of pandas: iteration gives the names of columns, but the length counts rows."""
 
             def __getitem__(self, column: str) -> list[int]:
                 return [1, 2, 3]
@@ -377,7 +377,7 @@ def test_epochs_are_a_protocol() -> None:
 def test_a_sampler_for_more_items_than_there_are(kind: Any) -> None:
     with pytest.raises(ValueError, match="the sampler is for 11 items, and the dataset has 10"):
         MapIterator(range(10), kind(11, rank=0, world_size=1))
-    # Fewer, and more draws than items, are as good as any.
+    # Fewer draws than items, and more, are both allowed.
     assert sorted(MapIterator(range(10), kind(9, rank=0, world_size=1))) == [*range(9)]
     repeated = DistributedRandomSampler(10, num_draws=30, weights=[1] * 10)
     assert set(MapIterator(range(10), repeated)) <= set(range(10))

@@ -1,4 +1,4 @@
-"""What is said of stills by their headers alone, against what Pillow and FFmpeg's decoders find."""
+"""Metadata of stills from their headers only, compared with Pillow and FFmpeg's decoders."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _with_late_exif(png: bytes) -> bytes:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[sm.ImagePackets]:
-    """The stills that were decoded to be probed."""
+    """Return a list of the stills that probe decodes."""
     calls: list[sm.ImagePackets] = []
-    # Spied on: that nothing is decoded shows in the time alone.
+    # Private: that nothing is decoded is visible otherwise only in the time.
     decode = _probe.decode_packets
     monkeypatch.setattr(
         _probe, "decode_packets", lambda packets, *_: calls.append(packets) or decode(packets, *_)

@@ -1,4 +1,4 @@
-"""Which decoder takes a file, whether the file is whole, and what FFmpeg itself notices."""
+"""Stills: the decoder of a file, the detection of truncated files, and FFmpeg's own checks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def bmp_24(rows: bytes, width: int, height: int, file_size: int | None = None) -
 
 
 def bmp_runs(size: int, tail: bytes) -> bytes:
-    """A row of four equal pixels, eight bits each, run-length coded, with a palette of two."""
+    """Make a BMP of a row of four equal 8-bit pixels, run-length coded, with a palette of two colours."""
     header = struct.pack("<IiiHHIIIIII", 40, 4, 1, 1, 8, 1, size, 0, 0, 2, 2)
     return bmp(header + b"\0\0\0\0\xff\xff\xff\0", b"\x04\x01" + tail)
 
 
 def targa_runs(runs: bytes, width: int = 4, height: int = 2) -> bytes:
-    """Gray and run-length coded."""
+    """Make a gray, run-length coded TGA."""
     return struct.pack("<BBBHHBHHHHBB", 0, 0, 11, 0, 0, 0, 0, 0, width, height, 8, 0x20) + runs
 
 
@@ -93,7 +93,7 @@ IN_CONTAINERS = ("gif", "avif", "apng")
 
 
 def decode(codec: str, data: bytes) -> list[bytes] | None:
-    """The pixels of all frames, as FFmpeg decodes them with the option of the table."""
+    """Return the pixels of all frames, decoded by FFmpeg with the options of the table."""
     options = {"err_detect": ERR_DETECT[codec]} if codec in ERR_DETECT else {}
     try:
         if codec in IN_CONTAINERS:
@@ -111,7 +111,7 @@ def decode(codec: str, data: bytes) -> list[bytes] | None:
 
 
 def silent_cuts(codec: str, data: bytes) -> list[int]:
-    """The lengths to which a file can be cut without a word, and with another picture."""
+    """Return the lengths to which a file can be cut without an error, but with a different image."""
     whole = decode(codec, data)
     step = max(1, len(data) * 7 // 100)
     lengths = {*range(0, len(data), step), *range(max(0, len(data) - 40), len(data))}
@@ -286,7 +286,7 @@ def test_animation_behind_a_colour_profile() -> None:
     profile = png_chunk(b"iCCP", bytes(HEAD_SIZE - 200))
     animated = png[:33] + profile + png_chunk(b"acTL", bytes(8)) + png[33:]
     assert still_codec(animated[:HEAD_SIZE]) is None
-    assert still_codec(animated[:1000]) == "png"  # Too little of the file to tell.
+    assert still_codec(animated[:1000]) == "png"  # Too little data to recognize the format.
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_names_are_decoders() -> None:
 
 
 def test_explode_refuses_whole_tiffs() -> None:
-    """Why TIFF is not in the table: an unknown tag is taken for damage."""
+    """This is why TIFF is not in the table: FFmpeg treats an unknown tag as damage."""
     data = made("tiff")
     context = CodecContext.create("tiff", "r")
     context.options = {"err_detect": "explode"}

@@ -1,4 +1,4 @@
-"""Storages and pools: memory is used again, and never while something still looks at it."""
+"""Storages and pools: memory is reused, but never while a view of it exists."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_release_gives_back_at_once_and_ends_the_use() -> None:
 
 
 def test_release_waits_for_views_of_the_array_interface() -> None:
-    """They hold the buffer and not its memory, which must not go back while one lives."""
+    """They hold the buffer and not its memory, which must not be reused while one of them exists."""
     pool = pool_of(1, on_exhausted="raise")
     buffer = sm.convert_frames(rgb(8, 6, 7), pool)
     held = np.asarray(buffer)
@@ -309,7 +309,7 @@ def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
-    """Stand-ins for torch and cupy; None: not installed."""
+    """Install stand-ins for torch and cupy; ``None`` means not installed."""
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(devices, "is_available", lambda name: modules.get(name) is not None)
     for module in (devices, storage_module):
@@ -495,7 +495,7 @@ def test_a_wait_without_an_end(timeout: float | None) -> None:
 def test_blocks_in_garbage_are_found_before_anybody_suffers(
     on_exhausted: Any, monkeypatch: Any
 ) -> None:
-    """Threads that all wait make nothing, and so would never start the garbage collector."""
+    """Waiting threads allocate nothing, so they would never trigger the garbage collector."""
     monkeypatch.setattr(storage_module, "_PATIENCE", 0.01)
     options = {"timeout": 20} if on_exhausted == "wait" else {}
     pool = pool_of(1, on_exhausted=on_exhausted, **options)
@@ -523,7 +523,7 @@ def test_a_pool_gives_the_block_that_came_back_last() -> None:
     first = pool.acquire(64)
     address = first.ctypes.data
     del first
-    # Blocks that are never needed stay untouched, and take no memory of the system.
+    # Unused blocks are never touched, and take no memory of the system.
     for _ in range(5):
         assert pool.acquire(64).ctypes.data == address
 

@@ -1,4 +1,4 @@
-"""Streams in bounded chunks: none lost, none doubled, and decoded as if in one piece."""
+"""Streaming in bounded chunks: no packet is lost or repeated, and decoding equals that of the whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def indices(chunks: Iterable[sm.VideoFrames]) -> list[int]:
 
 
 def samples(chunks: Iterable[sm.AudioFrames]) -> np.ndarray:
-    """Packed samples, ``(samples, channels)``."""
+    """Return packed samples, ``(samples, channels)``."""
     blocks = [chunk.planes[0] for frames in chunks for chunk in frames.chunks]
     return np.concatenate(blocks)
 
@@ -44,7 +44,7 @@ def raw_times(packets: Any) -> tuple[float, ...]:
 
 @pytest.fixture(scope="module", params=["matroska", "mpegts", "mov", "nut"])
 def both(request: pytest.FixtureRequest) -> bytes:
-    """Stream 0: 6 s of video at 10 a second, a key frame each 8. Stream 1: 6 s of sound."""
+    """Stream 0: 6 s of video at 10 fps, a key frame every 8. Stream 1: 6 s of audio."""
     codec = "mp2" if request.param == "mpegts" else "pcm_s16le"
     video = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8, max_b_frames=2)
     sound = AudioTrack(samples=index_samples(288000, 2), codec=codec)
@@ -105,17 +105,17 @@ def test_a_chunk_of_one_stream_has_exactly_that_many(both: bytes) -> None:
 
 
 def test_duration_is_cut_by_pts_on_the_containers_clock(both: bytes) -> None:
-    """What is shown in a chunk's time is in it, or, being coded later, in the next one."""
+    """A frame shown in a chunk's time is in the chunk or, if it is coded later, in the next one."""
     with sm.Demuxer(both) as demuxer:
         chunks = list(demuxer.streaming_demux([0, 1], duration=1))
-    assert 6 <= len(chunks) <= 7  # coded sound can be a little longer than the picture
+    assert 6 <= len(chunks) <= 7  # coded audio can be a little longer than the video
     for number, chunk in enumerate(chunks):
         for packets in chunk.values():
             assert max(raw_times(packets)) < number + 1
-            # In decoding order, B frames follow the frame they refer to into the next chunk.
+            # In decoding order, B-frames come after the frame that they refer to, so in the next chunk.
             assert min(raw_times(packets)) >= number - 0.3
     everything = sorted(itertools.chain(*(raw_times(chunk[0]) for chunk in chunks if 0 in chunk)))
-    start = everything[0]  # in MPEG-TS, the sound begins 10 ms before the picture
+    start = everything[0]  # in MPEG-TS, the audio begins 10 ms before the video
     assert 0 <= start < 0.02
     assert everything == pytest.approx([start + k / 10 for k in range(60)])
 
@@ -154,7 +154,7 @@ def test_a_stream_that_ends_early_does_not_hold_the_others_up() -> None:
 
 
 def test_reading_stops_within_ten_seconds_of_a_chunk_that_waits() -> None:
-    """A paused stream: nobody can know that its next packet is far away, but reading is bounded."""
+    """One stream pauses: it cannot be known that its next packet is far away, but reading is bounded."""
     pause = VideoTrack(frames=FRAMES[:4], codec="libx265", pts=[0, 1, 2, 590])
     sound = AudioTrack(samples=index_samples(8000 * 60), sample_rate=8000, codec="pcm_s16le")
     data = make_media([pause, sound], format="matroska")
@@ -185,7 +185,7 @@ def test_a_timestamp_that_jumps_ahead(jump: int) -> None:
 
 @pytest.mark.parametrize("indices_", [0, [0, 1]])
 def test_a_clock_that_is_set_back(indices_: Any) -> None:
-    """Two recordings, one behind the other: the second starts at 0 again."""
+    """Two recordings in sequence, of which the second starts at 0 again."""
     late = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8, pts=[k + 900 for k in range(60)])
     sound = AudioTrack(samples=index_samples(288000), codec="mp2", start=48000 * 90)
     early = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8)
@@ -223,7 +223,7 @@ def test_a_chunk_in_mid_group_is_for_video_decoder(both: bytes) -> None:
     assert indices([sm.decode_packets(first, None)]) == list(range(8))
     with pytest.raises(sm.DecodeError, match="Give the chunks of a stream, in order, to one Video"):
         sm.decode_packets(third)
-    if not second._packets[0].is_keyframe:  # muxers may shift key frames by the pictures before
+    if not second._packets[0].is_keyframe:  # muxers may shift key frames by the frames before
         with pytest.raises(sm.DecodeError, match="do not start with a key frame"):
             sm.decode_packets(second)
 

@@ -1,4 +1,4 @@
-"""The maker of test media: what it makes is exact, deterministic, and reads back its own index."""
+"""spdl_media.testing: media are exact and deterministic, and their index can be read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-# One picture of a high index; index_frames would draw all before it, too.
+# One frame with a high index; index_frames would also draw all frames before it.
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -65,7 +65,7 @@ def _samples(data: bytes) -> np.ndarray:
     return np.concatenate([a.T if planar else a.reshape(-1, channels) for a in arrays])
 
 
-# Pictures that know their index
+# Frames that contain their index
 
 
 @given(st.integers(0, 2**18 - 1), st.integers(5, 40), st.integers(5, 40))
@@ -149,7 +149,7 @@ def test_limits_of_the_index_are_stated() -> None:
         index_planes(1, W, H, "grayf32le")
 
 
-# Samples that know their index
+# Samples that contain their index
 
 
 def test_samples_are_their_index() -> None:
@@ -241,7 +241,7 @@ def test_b_frames_and_groups_of_pictures(
         error = _planes(frame)[0].astype(int) - planes[0]
         assert np.abs(error).max() <= tolerance
     kinds = "".join("?IPB"[int(frame.pict_type)] for frame in decoded)
-    # In an open group, B frames stand before the next key frame and refer to it.
+    # In an open GOP, B-frames are shown before the next key frame and refer to it.
     assert kinds == ("IBBPBBPBIBBPBBPBIBBP" if open_gop else "IBBPBBPPIBBPBBPPIBBP")
 
 
@@ -274,7 +274,7 @@ def test_streams_keep_their_order_and_content() -> None:
     data = make_media(tracks, format="mp4")
     with av.open(io.BytesIO(data)) as container:
         assert [stream.type for stream in container.streams] == ["video", "video", "audio"]
-        # Packets of all streams alternate; a file in which they do not cannot be streamed.
+        # Packets of all streams are interleaved; otherwise the file cannot be streamed.
         first = [packet.stream_index for packet in container.demux()][: 2 * N]
     assert set(first) == {0, 1, 2}
     assert _indices(_decode(data, 0)) == list(range(N))
@@ -282,7 +282,7 @@ def test_streams_keep_their_order_and_content() -> None:
     assert [_decode(data, stream)[0].rotation for stream in (0, 1)] == [0, -90]
 
 
-# The first two rows of the display matrix, as FFmpeg gives it.
+# The first two rows of FFmpeg's display matrix.
 MATRICES = {
     2: [-1, 0, 0, 0, 1, 0],
     3: [-1, 0, 0, 0, -1, 0],
@@ -301,7 +301,7 @@ def test_orientation_is_written_as_a_display_matrix(orientation: int, format: st
     frame = _decode(make_media([track], format=format))[0]
     matrix = np.frombuffer(bytes(frame.side_data[0]), np.int32)
     assert (matrix[:6] / 65536).tolist() == MATRICES[orientation]
-    # Stored as given; turning is the reader's part.
+    # Stored unchanged; the reader has to rotate.
     assert (frame.width, frame.height) == (W, H)
 
 
@@ -414,7 +414,7 @@ def test_jpeg_is_close_and_its_quality_can_be_chosen() -> None:
     poor = make_image(picture, codec="mjpeg", options={"qmin": "31", "qmax": "31"})
     assert len(poor) < len(good) / 5
     (frame,) = _decode(good)
-    # Measured 1.9; the ripple is as hard as it gets for JPEG.
+    # Measured 1.9; the ripple is very hard to compress for JPEG.
     assert np.abs(frame.to_ndarray(format="rgb24").astype(int) - picture).mean() < 3
     assert _indices(_decode(poor)) == [7]
 
@@ -433,7 +433,7 @@ def test_planes_of_a_still_need_their_format() -> None:
         make_image(planes, codec="mjpeg")
 
 
-# The same call, the same bytes
+# Deterministic bytes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Functions and values are free to share between threads; FFmpeg works without the GIL."""
+"""Functions and values can be shared between threads, and FFmpeg works without the GIL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def movie(request: pytest.FixtureRequest) -> bytes:
 
 
 def at_once(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """Results of ``work(k)``, all started at the same moment."""
+    """Run ``work(k)`` in all threads at once; return the results."""
     barrier = threading.Barrier(threads)
 
     def run(number: int) -> Any:
@@ -94,7 +94,7 @@ def test_frames_are_read_by_eight_threads(movie: bytes) -> None:
 
 
 def test_a_decoder_shared_by_threads_serves_one_or_says_so(movie: bytes) -> None:
-    """Nobody waits: whoever comes second gets the error, and no frame is lost or doubled."""
+    """The second thread gets an error at once, and no frame is lost or repeated."""
     packets = sm.demux_video(movie)
     decoder = sm.VideoDecoder(packets.codec, filter_desc=None, num_frames=1)
     list(decoder.decode(packets[:0]))
@@ -104,7 +104,7 @@ def test_a_decoder_shared_by_threads_serves_one_or_says_so(movie: bytes) -> None
         for _ in range(20):
             try:
                 for chunk in decoder.decode(packets[:0]):
-                    # Each by itself: another thread may come before the next.
+                    # One step at a time, because another thread may come in between.
                     frames += len(chunk)
             except RuntimeError as error:
                 assert "in use by another thread" in str(error)  # noqa: PT017
@@ -137,7 +137,7 @@ def test_a_demuxer_shared_by_threads_serves_one_or_says_so(movie: bytes) -> None
 
 
 def test_errors_stay_in_their_thread() -> None:
-    """Each thread's error quotes what FFmpeg said in that thread."""
+    """The error of each thread quotes FFmpeg's messages of that thread."""
     good = make_image(FRAMES[0][0], codec="png")
 
     def work(number: int) -> str:
@@ -153,7 +153,7 @@ def test_errors_stay_in_their_thread() -> None:
 
 
 def test_other_threads_run_while_one_decodes() -> None:
-    """A thread that counts in Python keeps on counting, because FFmpeg works without the GIL."""
+    """A thread that counts in Python is not stopped, because FFmpeg works without the GIL."""
     planes = index_planes(8, 1280, 720)
     track = VideoTrack(frames=planes, codec="ffv1", gop_size=8)
     packets = sm.demux_video(make_media([track]))
@@ -173,7 +173,7 @@ def test_other_threads_run_while_one_decodes() -> None:
         thread.join()
         return ticks
 
-    # Millions, where this thread gets a core. For a second or so the system may keep both threads on one
+    # Millions, if this thread gets a core. For about a second, the system may keep both threads on one core
     # (seen with hashlib in the other as well); if the GIL were held, no attempt would get there.
     deadline = time.monotonic() + 30
     while count_while_decoding() <= 2000:
@@ -182,7 +182,7 @@ def test_other_threads_run_while_one_decodes() -> None:
 
 @pytest.mark.long
 class Stuck(io.BytesIO):
-    """A file whose second half comes only when it is told to go on."""
+    """A file object whose second half is read only when the test allows it."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -190,7 +190,7 @@ class Stuck(io.BytesIO):
         self.half = len(data) // 2
 
     def read(self, size: int | None = -1) -> bytes:
-        if self.half < self.tell() < 2 * self.half - 65536:  # not its end, which is looked at first
+        if self.half < self.tell() < 2 * self.half - 65536:  # not its end, which is read first
             self.arrived.set()
             self.goes_on.wait()
         return super().read(size)
@@ -204,7 +204,8 @@ def test_audio_that_waits_for_its_source_keeps_nobody_from_decoding() -> None:
         late = threads.submit(sm.load_audio, stuck)
         try:
             assert stuck.arrived.wait(30)
-            # AAC is decoded by one thread at a time, but nobody waits for one that waits for its file.
+            # AAC is decoded by one thread at a time, but a thread that waits for its file does not block
+            # others.
             now = threads.submit(sm.load_audio, data).result(30)
             assert not late.done()
         finally:

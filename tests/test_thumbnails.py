@@ -1,4 +1,4 @@
-"""What notebooks show of frames and buffers: small images of them, decoded here by the library itself."""
+"""Notebooks show frames and buffers as small images, which the tests decode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spdl_media.testing import index_frames, make_video
 
 
 def shown(value: Any) -> list[np.ndarray]:
-    """The images in what a notebook gets."""
+    """Decode the images in the HTML of a value."""
     data = re.findall(r"data:image/png;base64,([\w+/=]+)", value._repr_html_())
     return [np.array(sm.load_image(base64.b64decode(one), pix_fmt="rgb24")) for one in data]
 
@@ -36,7 +36,7 @@ def buffer_of(array: np.ndarray) -> sm.CPUBuffer:
         (pixels(2, 3, 20, 30), list(pixels(2, 3, 20, 30).transpose(0, 2, 3, 1))),
         (pixels(2, 2, 20, 30, 3), list(pixels(4, 20, 30, 3))),
         (pixels(10, 20, 30, 3), list(pixels(10, 20, 30, 3)[:8])),
-        # Every other pixel of what is larger than a thumbnail.
+        # Every other pixel of an image that is larger than a thumbnail.
         (pixels(200, 300, 3), [pixels(200, 300, 3)[::2, ::2]]),
         (pixels(20, 30, 1), [pixels(20, 30, 1).repeat(3, axis=-1)]),
         (pixels(20, 30, 3, dtype=np.uint16) * 257, [pixels(20, 30, 3)]),
@@ -99,7 +99,7 @@ def test_frames_show_some_of_them_with_their_times(pix_fmt: str) -> None:
     np.testing.assert_array_equal(image, images[-1])
     small = sm.load_video(data, width=160, height=120, scale_mode=None).array[19]
     if pix_fmt != "gray":
-        # Scaled in one step here and there, with kernels that differ.
+        # Both scale in one step, but with different kernels.
         assert np.abs(image.astype(int) - small).mean() < 12
 
 

@@ -1,4 +1,4 @@
-"""Windows of time: how users may write them, what they hold, and how they tile."""
+"""Windows of time: the accepted forms, the frames and samples in them, and adjacent windows."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_samples_are_those_whose_time_is_inside(
     window = Window(start, start + abs(length) + Fraction(1, 10**6))
     first, stop = window.samples(rate)
     assert stop is not None
-    # The samples at the edges are where a count is off by one.
+    # An off-by-one error would be at the edges.
     for k in {sample, first - 1, first, stop - 1, stop} - {-1}:
         assert (first <= k < stop) == (Fraction(k, rate) in window)
 
@@ -193,7 +193,7 @@ def test_ticks_stand_where_the_time_base_says(
 @given(pts=st.integers(-(10**6), 10**6), side=st.integers(-(10**6), 10**6))
 def test_a_window_in_ticks_holds_the_timestamps_that_lie_in_it(pts: int, side: int) -> None:
     time_base, zero = Fraction(1, 90_000), Fraction(1, 7)
-    # Sides as users compute them: floats, a hair beside the exact moment of a frame.
+    # Bounds as users compute them: floats that differ slightly from the exact time of a frame.
     seconds = float(ticks_to_seconds(side, time_base, zero))
     first, stop = parse_window((seconds, seconds + 1)).ticks(time_base, zero)
     assert (first, stop) == (side, side + 90_000)

@@ -38,7 +38,7 @@ WEIGHTS = [1.0 + number % 5 for number in range(NUM_SAMPLES)]
 
 
 def plain(value: Any) -> Any:
-    """Arrays and tensors as lists, beside their type, so that nested batches can be compared."""
+    """Convert arrays and tensors to lists with their type, so that nested batches can be compared."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict):
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def batches(loader: Any, num_epochs: int = 3) -> list[Any]:
-    """The batches of some epochs, by a consumer that draws random numbers itself."""
+    """Return the batches of some epochs; the consumer draws random numbers in between."""
     epochs = []
     for epoch in range(num_epochs):
         if hasattr(loader.sampler, "set_epoch"):
@@ -77,7 +77,7 @@ class SizedStream(Stream):
 
 
 class EagerSampler(torch_data.Sampler[int]):
-    """Draws from torch's global state as soon as it is iterated."""
+    """Draws all indices from torch's global generator when iteration begins."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(torch.randperm(NUM_SAMPLES).tolist())
@@ -87,7 +87,7 @@ class EagerSampler(torch_data.Sampler[int]):
 
 
 class OneByOneSampler(torch_data.Sampler[int]):
-    """Draws each index when it is asked for."""
+    """Draws each index only when it is taken."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(NUM_SAMPLES):
@@ -147,7 +147,7 @@ def test_batches_are_those_of_torch_in_the_callers_thread(order: str) -> None:
     [(order, order == "shuffled") for order in ORDERS] + [("shuffled", False)],
 )
 def test_batches_are_those_of_torch_with_workers(order: str, is_persistent: bool) -> None:
-    """Also where the sampler and the consumer draw from one random state, in turns."""
+    """Also if sampler and consumer alternately draw from one random generator."""
     results = []
     for loader_type in (torch_data.DataLoader, DataLoader):
         torch.manual_seed(5)
@@ -195,7 +195,7 @@ def test_datasets_that_fetch_a_batch_at_once_are_asked_for_batches() -> None:
         list(range(10, 20)),
         [20, 21, 22],
     ]
-    # A subset asks its dataset.
+    # A subset calls the method of its dataset.
     subset = torch_data.Subset(Fetching(), [7, 5])
     assert next(iter(DataLoader(subset, 2, num_workers=1))).tolist() == [-7, -5]
 
@@ -213,7 +213,7 @@ def test_datasets_that_fetch_a_batch_at_once_are_asked_for_batches() -> None:
     ],
 )
 def test_iterable_datasets_give_each_item_once(options: dict[str, Any]) -> None:
-    """However many threads: torch's workers would give each item as often as there are workers."""
+    """With any number of threads; torch's workers would repeat each item once per worker."""
     alone = {key: one for key, one in options.items() if key != "persistent_workers"}
     expected = torch_data.DataLoader(SizedStream(), **alone)
     loader = DataLoader(SizedStream(), num_workers=4, **options)
@@ -238,7 +238,7 @@ def test_an_iterable_dataset_is_read_in_one_thread_that_knows_it_is_alone() -> N
 
 def test_an_iterator_that_has_ended_is_not_asked_again() -> None:
     class Endless:
-        """Goes on after its end, which no iterator may do."""
+        """An invalid iterator, which continues after its end."""
 
         numbers = iter([1, 2, 3, None, 4, 5, 6, 7, 8])
 
@@ -345,7 +345,7 @@ def test_an_error_is_raised_when_its_batch_is_due_and_the_next_batch_follows() -
     assert next(items).tolist() == [0, 1, 2, 3]
     with pytest.raises(Damage, match="7: damaged") as caught:
         next(items)
-    # The exception itself, with the lines that raised it, and what torch would have said.
+    # The exception itself, with the lines that raised it, and torch's message.
     assert caught.value.index == 7
     assert caught.traceback[-1].name == "__getitem__"
     assert "a worker thread of a DataLoader" in caught.value.__notes__[0]
@@ -418,7 +418,7 @@ def test_a_batch_that_takes_too_long_is_an_error_of_torchs_kind() -> None:
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.01 seconds"):
         next(items)
     may_go_on.set()
-    # It is still being made, and is given by a later call.
+    # The batch is still being made, and is returned by a later call.
     for _ in range(1000):
         try:
             assert next(items).tolist() == [0, 1, 2, 3]
@@ -428,7 +428,7 @@ def test_a_batch_that_takes_too_long_is_an_error_of_torchs_kind() -> None:
 
 
 class Meeting(Squares):
-    """Whose threads wait for each other, so that each makes a batch."""
+    """A dataset whose threads wait for each other, so that each makes a batch."""
 
     def __init__(self, num_threads: int) -> None:
         self.barrier = threading.Barrier(num_threads)
@@ -542,7 +542,7 @@ def test_threads_that_stay_give_nothing_of_an_iteration_that_was_broken_off() ->
     loader = DataLoader(Squares(), 2, num_workers=3, persistent_workers=True, prefetch_factor=3)
     items = iter(loader)
     assert next(items).tolist() == [0, 1]
-    # The iterator is the one of before, begun anew, as in torch.
+    # The iterator is the same object, started again, as in torch.
     again = iter(loader)
     assert again is items
     assert [batch.tolist()[0] for batch in again] == [n * n for n in range(0, NUM_SAMPLES, 2)]

@@ -1,4 +1,4 @@
-"""The sample of a training, run as its users run it."""
+"""The sample of a training, run as users run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPT = CHECKOUT / "samples" / "train_images.py"
 
 
 def without_figures(text: str) -> list[str]:
-    """The part that was told right and the time are not the same on all machines."""
+    """Remove accuracy and time, which differ between machines."""
     return [re.sub(r"\d+% right|\d+ ms", "...", line).strip() for line in text.splitlines()]
 
 

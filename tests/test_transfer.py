@@ -1,4 +1,4 @@
-"""Transfers, on devices that are not there: what is copied, when, on which stream, and who keeps what."""
+"""Transfers on stand-in devices: what is copied, when, on which stream, and lifetimes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def card() -> Card:
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No library finds a device, and none was found before."""
+    """By default, no library finds a device, and none has found one before."""
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
     fresh_process(monkeypatch)
@@ -104,7 +104,7 @@ def test_without_a_stream_each_thread_has_its_own(card: Card, library: Any) -> N
 
 
 def test_a_buffer_outlives_the_thread_whose_stream_made_it(card: Card, library: Any) -> None:
-    """The next thread works on the same stream: as many are made as threads work at once."""
+    """The next thread uses the same stream: there are only as many streams as threads at once."""
     card.runs_by_itself = False
     made: list[sm.CUDABuffer] = []
     for value in range(3):
@@ -165,7 +165,7 @@ def test_the_lease_of_a_pool_is_held_until_the_copy_is_done(card: Card, library:
     first, second = [], []
     first.append(pool.acquire(8))
     waiting = threading.Thread(target=lambda: second.append(pool.acquire(8)))
-    waiting.start()  # nobody transfers again, so nobody else would let go of the block
+    waiting.start()  # there is no later transfer, which would release the block
     card.run()
     waiting.join()
     assert second
@@ -185,7 +185,7 @@ def test_a_source_that_is_read_already_is_not_kept(card: Card, library: Any) -> 
 
 
 class Gone:
-    """An object that tells when it is gone."""
+    """An object that records its deletion."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -193,7 +193,7 @@ class Gone:
 
 
 class Point:
-    """An event of a stand-in, which calls a function to wait."""
+    """A stand-in for an event, whose wait calls a function."""
 
     def __init__(self, synchronize: Any = lambda: None) -> None:
         self.synchronize = synchronize
@@ -247,7 +247,7 @@ def test_one_thread_a_stream_idles_between_copies(
 
 
 def test_the_thread_that_keeps_a_source_starts_no_other_device(card: Card, cupy: FakeCupy) -> None:
-    """With CUDA 12 it would by selecting the device that was current there before, the first one."""
+    """With CUDA 12, it would start the first device by selecting the device that was current before."""
     cupy.cuda.Device(1).use()
     card.runs_by_itself = False
     buffer = sm.transfer_buffer(buffer_of(np.arange(5)), cuda_config=1)
@@ -447,7 +447,7 @@ def test_no_dimensions_and_no_elements(library: Any) -> None:
         assert sm.transfer_buffer_cpu(buffer).shape == shape
 
 
-# --- what is refused
+# --- errors
 
 
 def test_no_device_at_all(card: Card, library: Any) -> None:
@@ -561,7 +561,7 @@ def test_configs_are_values() -> None:
     assert type(config.device_index) is int
 
 
-# --- whose stream it is
+# --- ownership of streams
 
 
 def test_the_driver_knows_the_device_of_a_stream(
@@ -677,7 +677,7 @@ def test_containers_keep_their_kind(card: Card, torch: FakeTorch) -> None:
 
 
 class Record(dict[str, Any]):
-    """A mapping that takes no mapping to be made, and has a field beside its items."""
+    """A mapping that cannot be made from a mapping, and has an attribute besides its items."""
 
     def __init__(self, note: str, *, kept: bool) -> None:
         super().__init__()
@@ -703,7 +703,7 @@ class Attributes(dict[str, Any]):
 
 
 class Plain(MutableMapping[str, Any]):
-    """A mapping that copies share."""
+    """A mapping whose copies share its items."""
 
     def __init__(self, **items: Any) -> None:
         self.items_ = items
@@ -746,7 +746,7 @@ def test_tensors_are_ready_and_pinned_and_kept_for_the_default_stream(
 ) -> None:
     tensor = fake_cuda.HostTensor(
         torch, np.arange(3)
-    )  # not pinned, which the stand-in refuses to copy
+    )  # not pinned, so the stand-in refuses the copy
     result = sm.transfer_tensor(tensor)
     np.testing.assert_array_equal(result.values, np.arange(3))
     assert "memory kept for stream 0x1 of device 0" in card.log

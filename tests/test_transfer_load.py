@@ -1,4 +1,4 @@
-"""Transfers under load, by the same tests on devices that are not there and on a real one (mark ``cuda``)."""
+"""Transfers under load. The same tests run on stand-in devices and on a real one (mark ``cuda``)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_a_result_that_is_dropped_while_it_is_read_is_not_written_over(rig: Any)
     config = sm.cuda_config(0, stream=copying)
     results = []
     for value in range(16):
-        # Each takes the memory of the one before, which is dropped while the side stream is to read it.
+        # Each buffer reuses the memory of the one before, which is dropped while the side stream still reads
+        # it.
         buffer = sm.transfer_buffer(batch(value), cuda_config=config)
         results.append(rig.copy_on(side, buffer))
         del buffer
@@ -67,7 +68,7 @@ def test_a_pool_is_used_again_under_load(rig: Any) -> None:
     config = sm.cuda_config(0, stream=copying)
     results = []
     for value in range(64):
-        # No reference to the source is left: its block comes back when the copy has read it.
+        # No reference to the source is left, so its block is reused when the copy has read it.
         buffer = sm.transfer_buffer(batch(value, pool=pool), cuda_config=config)
         results.append(rig.copy_on(side, buffer))
     assert pool.count == 2
@@ -95,7 +96,7 @@ def test_memory_is_flat_over_a_thousand_ragged_batches(rig: Any, rng: np.random.
         buffer.synchronize()
         used.append(rig.bytes_used())
     after_a_while, at_the_end = used[400], used[-1]
-    # A real device counts what other processes take, too.
+    # The memory of a real device includes that of other processes.
     assert at_the_end <= after_a_while + (0 if rig.is_fake else 32 << 20)
     assert pool.count == 3
 

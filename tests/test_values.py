@@ -1,4 +1,4 @@
-"""Floats are those of torchvision's formula, whatever the format, the layout and the way to the array."""
+"""Normalised floats equal torchvision's formula, for all formats, layouts and paths."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PICTURE = index_frames(1, 61, 47)[0]
 PNG = make_image(PICTURE)
 JPEG = make_image(PICTURE, codec="mjpeg", pix_fmt="yuvj420p")
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-# Levels of all values, so that no number stays untried.
+# All levels occur, so that every value is tested.
 GRADIENT = make_image(np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3))
-# So small that a factor and a summand alone would be further off.
+# A std so small that one factor and one summand alone would be less accurate.
 NARROW: dict[str, Any] = {"mean": 0.5, "std": 0.001}
 
 
 def formula(levels: Any, mean: Any = 0.0, std: Any = 1.0, axis: int = -1) -> np.ndarray:
-    """In float32 and in the order of ToTensor and Normalize."""
+    """Compute the formula in float32, in the order of ToTensor and Normalize."""
     values = np.asarray(levels)
     largest = np.float32(np.iinfo(values.dtype).max)
     shape = np.ones(values.ndim, int)
@@ -82,7 +82,7 @@ def test_numbers_are_those_of_torch() -> None:
 @pytest.mark.parametrize("scale_mode", ["pad", "crop", None])
 @pytest.mark.parametrize("source", [JPEG, PNG])
 def test_planes_are_those_of_packed_pixels(source: bytes, scale_mode: Any, quality: Any) -> None:
-    """RGB in planes is taken from the scaler as it is."""
+    """Planar RGB of the scaler is used without a copy."""
     options = {"width": 33, "height": 18, "scale_mode": scale_mode, "quality": quality}
     packed = sm.load_image_batch([source], crops=(3, 1, 52, 41), flips=True, **options)
     planes = sm.load_image_batch(

@@ -1,4 +1,4 @@
-"""Clips: which frames they hold, and their audio; opened videos that are kept; frames out of packets."""
+"""Clips: their frames and audio, the cache of opened videos, and frames from packets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLE_RATE = 8000
 
 @cache
 def movie(audio_start: int = 0, audio_end: int = NUM_FRAMES * SAMPLE_RATE // RATE) -> bytes:
-    """Six seconds of frames and samples that tell their index."""
+    """Make six seconds of frames and samples that contain their index."""
     samples = index_samples(audio_end, 2)[audio_start:]
     return make_media(
         [
@@ -47,13 +47,13 @@ def opened() -> sm.VideoFile:
 
 
 def numbers(video: Any) -> list[list[int]]:
-    """What the pixels of clips say."""
+    """Return the indices of frames, read from the pixels of clips."""
     return [[frame_index(frame[..., 0]) for frame in clip] for clip in np.asarray(video)]
 
 
 def check(clips: sm.VideoClips, expected: list[list[int]]) -> None:
     assert clips.indices.tolist() == expected
-    # Pixels of RGB are a level or so beside those of the planes that tell the index.
+    # RGB pixels differ by about a level from the planes with the index.
     whole = np.asarray(opened().load(range(NUM_FRAMES)))
     found = np.asarray(clips.video)
     assert found.shape == (*clips.indices.shape, 48, 64, 3)
@@ -63,11 +63,11 @@ def check(clips: sm.VideoClips, expected: list[list[int]]) -> None:
 
 def test_uniform_clips_lie_in_the_middle_of_equal_parts() -> None:
     clips = sm.sample_clips(opened(), num_clips=3, num_frames=4, step=2, sampler="uniform")
-    # Parts of 20 frames; of 7 frames from the first to the last, 6.5 lie before.
+    # Parts of 20 frames. A clip covers 7 of them, so 6.5 frames of its part are before it.
     check(clips, [[6, 8, 10, 12], [26, 28, 30, 32], [46, 48, 50, 52]])
     np.testing.assert_allclose(clips.timestamps, clips.indices / RATE)
     assert (clips.audio, clips.sample_rate) == (None, None)
-    # What does not fit stays inside.
+    # A clip that does not fit is moved inside.
     clips = sm.sample_clips(opened(), num_clips=2, num_frames=50, sampler="uniform")
     assert clips.indices[:, 0].tolist() == [0, 10]
 
@@ -89,7 +89,7 @@ def test_random_starts_are_equally_likely_and_those_of_the_seed() -> None:
             opened(), num_clips=100, num_frames=2, step=50, rng=rng, width=8, height=8
         )
         drawn.update(clips.indices[:, 0].tolist())
-    # Of 2,000 draws some 200 each; three times the deviation of 13 is 40.
+    # 2,000 draws give about 200 each; three standard deviations of 13 are 40.
     assert sorted(drawn) == list(range(10))
     assert min(drawn.values()) > 150 and max(drawn.values()) < 250  # noqa: PT018
     one, other = (
@@ -143,7 +143,7 @@ def test_a_rate_shows_the_frames_of_its_moments() -> None:
             assert 0 <= times[0] < video.end - 3 / 30
         long = sm.sample_clips(video, num_frames=20, frame_rate=20, on_short="repeat_last")
         assert long.indices[0, -1] == 9
-        # Moments up to 0.65 s lie in the video; the last one is repeated.
+        # Times up to 0.65 s are within the video; the last frame is repeated.
         np.testing.assert_allclose(long.timestamps[0, 12:], [0.6] + [0.65] * 7)
 
 
@@ -158,7 +158,7 @@ def test_audio_begins_with_each_clip_and_has_one_length() -> None:
     for clip, first in zip(np.asarray(clips.audio), clips.indices[:, 0], strict=True):
         start = first * SAMPLE_RATE // RATE
         np.testing.assert_array_equal(clip.T, samples[start : start + length])
-    # Whatever the rates, all have one length.
+    # All clips have one length, for any rates.
     clips = sm.sample_clips(
         opened(), num_clips=7, num_frames=5, frame_rate=7, rng=1, audio=True, sample_rate=11025
     )
@@ -188,7 +188,7 @@ def test_real_audio_is_that_of_load_audio(media_dir: Path) -> None:
     for clip, times in zip(np.asarray(clips.audio), clips.timestamps, strict=True):
         start = int(np.ceil(times[0] * 16000 - 1e-6))
         assert clip.shape == (2, round(16 / Fraction(30000, 1001) * 16000))
-        # AAC decodes noise by chance, so that seeks change it.
+        # AAC decodes noise with random numbers, so seeks change it.
         assert np.abs(clip - whole[:, start : start + clip.shape[1]]).mean() < 1e-3
 
 
@@ -247,7 +247,7 @@ def test_wrong_options(options: Any, error: type[Exception], match: str) -> None
         sm.sample_clips(video, **{"num_frames": 2, **options})
 
 
-# Opened videos that are kept.
+# The cache of opened videos.
 
 
 def paths(folder: Path, count: int) -> list[Path]:
@@ -268,7 +268,7 @@ def test_a_cache_keeps_the_videos_last_used(tmp_path: Path) -> None:
     gc.collect()
     assert (len(cache), second_video()) == (2, None)
     cache.open(second)
-    # The first fell out, and serves whoever holds it.
+    # The first video was removed from the cache, but can still be used.
     assert cache.open(first) is not video
     assert frame_index(video[2].planes[0]) == 2
     with pytest.raises(TypeError, match="a VideoFile has an open file, and is not copied or pickl"):

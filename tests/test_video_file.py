@@ -1,4 +1,4 @@
-"""Frames by number and time are those of the whole video, and little is read and decoded for them."""
+"""VideoFile: frames by number and time equal those of the whole video, with little reading and decoding."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from spdl_media.testing import (
 
 
 def remuxed(data: bytes, change: Callable[[Any], Any], **options: str) -> bytes:
-    """The same packets, each changed."""
+    """Remux a file, with a function that changes each packet."""
     file = io.BytesIO()
     with av.open(io.BytesIO(data)) as source:
         format = source.format.name.partition(",")[0].replace("mov", "mp4")
@@ -66,7 +66,7 @@ def remuxed(data: bytes, change: Callable[[Any], Any], **options: str) -> bytes:
 
 @cache
 def trimmed() -> bytes:
-    """What is before second 0 is hidden by an edit list."""
+    """Make a video in which an edit list hides the frames before second 0."""
 
     def earlier(packet: Any) -> Any:
         shift = 10240 * 11 // 10 + 300
@@ -78,11 +78,11 @@ def trimmed() -> bytes:
 
 @cache
 def edited() -> bytes:
-    """An edit list of two pieces: frames 3 to 12, then 20 to 26."""
+    """Make a video with an edit list of two segments: frames 3 to 12, then 20 to 26."""
     data = bytearray(
         make_video(planes(), codec="libx264", format="mp4", gop_size=8, max_b_frames=2)
     )
-    delay = 2048  # ticks of 1/10240 s from the first frame to be decoded to the first that is shown
+    delay = 2048  # ticks of 1/10240 s from the first decoded frame to the first shown frame
     pieces = [(1000, delay + 3 * 1024), (700, delay + 20 * 1024)]
     table = struct.pack(">II", 0, len(pieces))
     table += b"".join(struct.pack(">Iii", *piece, 1 << 16) for piece in pieces)
@@ -97,7 +97,7 @@ def edited() -> bytes:
 
 @cache
 def of_a_phone() -> bytes:
-    """Five frames, whose last two are shown the longest before they are decoded; the list hides frame 4."""
+    """Make five frames, of which the last two have the largest reordering; the edit list hides frame 4."""
     options = {"x264-params": "b-adapt=0:b-pyramid=normal:scenecut=0"}
     track = VideoTrack(frames=planes()[:5], codec="libx264", max_b_frames=3, options=options)
     data = make_media([track], format="mp4", options={"movflags": "negative_cts_offsets"})
@@ -111,7 +111,7 @@ def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
     frames = sm.decode_packets(sm.demux_video(edited()), None)
     assert [frame_index(frame.planes[0]) for frame in frames] == numbers
     assert [frame_index(frame.planes[0]) for frame in opened("edited")[[16, 0, 9]]] == [26, 3, 12]
-    # FFmpeg lets the second piece begin two frames early.
+    # FFmpeg begins the second segment two frames early.
     times = [round(10 * time) for time in frames.timestamps]
     for first in range(8):
         for stop in range(first + 1, 17):
@@ -124,7 +124,7 @@ def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
 
 @cache
 def hidden() -> bytes:
-    """Some frames of VP8 are not shown, as those are to which others alone refer."""
+    """Make VP8 with hidden frames, which are only references of other frames."""
 
     def hide(packet: Any) -> Any:
         data = bytearray(packet)
@@ -156,14 +156,14 @@ def raw_h263() -> bytes:
 
 @cache
 def damaged() -> bytes:
-    """A bit flipped here and there in the middle third, so that decoders make up parts of frames."""
+    """Flip some bits in the middle third, so that decoders conceal parts of frames."""
     data = bytearray(clip("matroska/mpeg4/2/closed"))
     for place in range(len(data) * 4 // 10, len(data) * 6 // 10, 999):
         data[place] ^= 0x10
     return bytes(data)
 
 
-# How each is numbered: by its packets, by decoding it once, or by decoding it in each call.
+# How frames of each video are numbered: by packets, by decoding once, or by decoding in each call.
 BY_PACKETS = [
     *(
         f"{format}/libx265/{b_frames}"
@@ -251,7 +251,7 @@ def test_frames_are_those_of_the_whole_video(kind: str, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("kind", [*BY_PACKETS[:3], *ONCE, *EACH_TIME, *OTHERS])
 def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each packet is a part here; of real videos, parts are larger than all of these files."""
+    """Each packet is a part here; parts of real videos are larger than all these files."""
     monkeypatch.setattr(_load, "_PART_BYTES", 1)
     source, options, whole = file_of(kind), options_of(kind), decoded(kind)
 
@@ -264,7 +264,7 @@ def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.Mo
 
     assert np.array_equal(loaded(), expected())
     assert np.array_equal(loaded(num_frames=3), expected()[:3])
-    # More than memory holds, and than there are.
+    # More frames than fit into memory, and than exist.
     assert np.array_equal(loaded(num_frames=10**12), expected())
     window = whole.timestamps[2], whole.timestamps[-2]
     if window[0] < window[1]:
@@ -275,7 +275,7 @@ def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.Mo
 def test_parts_for_a_few_frames_hold_what_these_need(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part may end before what an edit list hides, or begin far before the first key frame."""
+    """A part may end before frames that an edit list hides, or begin far before the first key frame."""
     file = clip("mpegts/libx264/2/closed")[188 * 40 :] if kind == "cut" else file_of(kind)
     whole = sm.convert_frames(sm.decode_packets(sm.demux_video(file), "format=gray")).array
     fill = _window._VideoRun.fill
@@ -369,7 +369,7 @@ def test_times_show_the_frame_that_began_last() -> None:
     seconds = [pts / 1000 for pts in UNEVEN]
     assert video.numbers_at(seconds) == list(range(len(UNEVEN)))
     assert video.numbers_at([0.05, "0.499", 0.5, Fraction(1, 2), 1.99]) == [1, 5, 6, 6, 15]
-    # Sums of floats lie beside the exact moment.
+    # Sums of floats differ slightly from the exact time.
     assert opened("mp4/libx265/2/closed").numbers_at([0.1 + 0.2]) == [3]
     assert video.at([1.42]).timestamps == (1.401,)
     # Up to the end of the last frame.
@@ -393,7 +393,7 @@ def test_times_are_right_where_a_format_has_those_of_decoding_alone() -> None:
 
 
 def test_times_that_step_back_are_refused() -> None:
-    """MPEG-2 in ASF has times of decoding; behind a piece of an edit list FFmpeg goes on too early."""
+    """MPEG-2 in ASF has decoding times; after a segment of an edit list, FFmpeg continues too early."""
     for kind, number in (("asf/mpeg2video/2/closed", 3), ("edited", 10)):
         video = opened(kind)
         assert video.timestamps[number] < video.timestamps[number - 1]
@@ -427,7 +427,7 @@ def test_load_is_load_video_by_number() -> None:
             },
             {"pix_fmt": "yuv420p"},
             {"filter_desc": "hflip,format=rgb24"},
-            # This one holds frames back.
+            # This decoder delays frames.
             {"filter_desc": "tmix=frames=1,reverse,reverse,format=gray"},
         ):
             whole = np.asarray(sm.load_video(data, **options))
@@ -461,12 +461,12 @@ def test_filters_that_leave_frames_out_are_refused() -> None:
         sm.VideoFile(data, filter_desc=sm.get_video_filter_desc(frame_rate=5))[0]
 
 
-# Little work.
+# Amount of work.
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the frames that decoders give, wanted or not."""
+    """Return a list of the numbers of all decoded frames."""
     frames: list[int] = []
     send = PictureDecoder._send
 
@@ -484,11 +484,11 @@ def test_groups_are_decoded_once_without_what_nobody_needs(sent: list[int]) -> N
         assert video.keyframes == (0, 8, 16, 24)
         video[[9, 25, 9, 10]]
         assert sorted(set(sent)) == sorted(sent)
-        # Frames 8 and 24 and what lies before 9, 10 and 25 in the order of decoding; B frames that other B
-        # frames refer to are needed, other ones are not.
+        # Frames 8 and 24, and those before 9, 10 and 25 in decoding order; B-frames that other B frames refer
+        # to are needed, other ones are not.
         assert set(sent) <= {8, 9, 10, 11, 12, 24, 25, 26, 27, 28, 29}
         sent.clear()
-        # Three B frames stand between others, of which the middle one serves the other two.
+        # There are three B-frames in a row, of which the middle one is a reference of the other two.
         video[[0, 4]]
         assert 1 not in sent
         assert 3 not in sent
@@ -499,7 +499,7 @@ def test_groups_are_decoded_once_without_what_nobody_needs(sent: list[int]) -> N
 def test_frames_of_two_fields_each(
     format: str, reorder: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In raw streams and MPEG-TS, FFmpeg gives each field as a packet, the second one without a time."""
+    """In raw streams and MPEG-TS, FFmpeg returns each field as a packet, the second without a time."""
     drawn = index_planes(20, 64, 64)
     data = field_coded_file(drawn, format, gop_size=6, reorder=reorder)
     with av.open(io.BytesIO(data), format=format) as container:
@@ -523,7 +523,7 @@ def test_frames_of_two_fields_each(
                 assert all(map(np.array_equal, frame.planes, drawn[number]))
         count = 0
         video[[13, 19]]
-        # Frames 12 to 19, and what has to be sent for them to come out.
+        # Frames 12 to 19, and the packets that are needed to output them.
         assert count <= (20 if format == "h264" else 10)
 
 
@@ -553,7 +553,7 @@ def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPa
 
 
 class Counting(io.BytesIO):
-    """A file object that notes what is read."""
+    """A file object that records reads."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -567,7 +567,7 @@ class Counting(io.BytesIO):
 
 @cache
 def long_video(format: str) -> bytes:
-    """Two megabytes, 20 groups of pictures that differ."""
+    """Make two megabytes with 20 GOPs that differ."""
     noise = np.random.default_rng(0).integers(0, 256, (100, 96, 128), np.uint8)
     return make_video(list(noise), codec="libx264", format=format, gop_size=5, pix_fmt="gray")
 
@@ -592,11 +592,11 @@ def test_a_url_is_read_in_the_ranges_of_the_groups() -> None:
     pytest.importorskip("aiohttp")
     data = long_video("mp4")
     with serve({"long.mp4": data}) as server, sm.VideoFile(f"{server.url}/long.mp4") as video:
-        # The tables stand at the end; from in front of them comes what FFmpeg opens the file with.
+        # The tables are at the end; reads before them are those with which FFmpeg opens the file.
         assert server.bytes_sent["long.mp4"] < len(data) / 2
         server.reset()
         assert video[52].timestamp == 5.2
-        # A span of 64 KiB for each group of some 100 KB, and one that is read ahead.
+        # 64 KiB for each GOP of about 100 KB, and one that is read ahead.
         assert server.bytes_sent["long.mp4"] < len(data) / 6
 
 
@@ -611,13 +611,13 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
         samples = packet_table.read_samples(read_at, len(data), 1)
         assert samples is not None
         assert len(samples.dts) == NUM_FRAMES
-        # Of the other boxes 16 bytes are read, where a header has eight or sixteen.
+        # 16 bytes are read of each other box, whose header has 8 or 16 bytes.
         for start, size in read:
             inside = (samples.places >= start) & (samples.places < start + size)
             assert size == 16 or not inside.any(), (kind, start, size)
 
 
-# What is wrong.
+# Errors.
 
 
 def part_of(data: bytes, start: int, size: int) -> bytes:
@@ -625,7 +625,7 @@ def part_of(data: bytes, start: int, size: int) -> bytes:
 
 
 def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
-    """Counts of four billion, in a file of some kilobytes."""
+    """The tables claim four billion entries, in a file of some kilobytes."""
     most = b"\xff\xff\xff\xff"
     for kind, box, at in (
         ("mp4/libx264/3/open", b"stts", 12),
@@ -639,9 +639,7 @@ def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
         if box == b"stsz":
             data[start + 8 : start + 12] = b"\0\0\0\1"
         if box == b"trun":
-            data[start + 5 : start + 8] = (
-                b"\0\0\0"  # no columns: all samples are as the header says
-            )
+            data[start + 5 : start + 8] = b"\0\0\0"  # no columns: the header applies to all samples
         read = functools.partial(part_of, bytes(data))
         tracemalloc.start()
         try:
@@ -671,7 +669,7 @@ def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
 
 
 def test_packets_without_units_are_damaged() -> None:
-    """Of another version, a header says nothing of lengths, and start codes are not there."""
+    """With another version, the header does not define lengths, and there are no start codes."""
     data = clip("mp4/libx264/3/open").replace(b"avcC\1", b"avcC\3")
     with pytest.raises(sm.DecodeError):
         sm.decode_packets(sm.demux_video(data))
@@ -741,7 +739,7 @@ def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
         video[[9, 29, 22]]
     assert info.value.packet_index == 22
     assert info.value.pts_seconds == 2.2
-    # One whose packets stand in no table promises nothing.
+    # A file whose packets are in no table makes no promise.
     cut = clip("matroska/ffv1/0/closed")[:-4000]
     with pytest.raises(
         sm.DecodeError, match=r"cut short: the data ends after.*decodes what is there"

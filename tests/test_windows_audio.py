@@ -1,4 +1,4 @@
-"""Windows of sound hold exactly their samples, wherever the file is sought."""
+"""Windows of audio contain exactly their samples, at any seek position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_audio, make_media
 
 PCM = "alaw f32le f64le mulaw s16le s24le s32le u8".split()
-QUIET_AAC = (("aac_pns", "0"),)  # without it, the decoder makes noise of its own
+QUIET_AAC = (("aac_pns", "0"),)  # without it, the decoder adds random noise
 
 # codec, format, sample rate, encoder options, muxer options
 EXACT: list[tuple[Any, ...]] = [
@@ -107,7 +107,7 @@ def test_any_window(case: tuple[Any, ...], data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("duration", ["20", "60"])
 def test_windows_of_opus_for_speech_are_within_a_step_of_16_bits(duration: str) -> None:
-    # Its predictors remember the last bit for many seconds, and what is more of it for a third of one.
+    # Its predictors carry differences of one bit for many seconds, and larger ones for a third of a second.
     options = (("b", "16000"), ("application", "voip"), ("frame_duration", duration))
     data = _make("libopus", "webm", 48000, options)
     for start in np.arange(1, 3.5, 0.0917):
@@ -127,16 +127,16 @@ def test_counts_are_exact_where_decoders_add_dither(codec: str, format: str, rat
         wanted = expected(linear(data), packets.window, rate)
         assert samples_of(frames).shape == wanted.shape
         assert frames.first_sample == packets.window.samples(rate)[0]
-        # Shifted by one sample, the noise in the sound differs by far more.
+        # With a shift of one sample, the noise in the signal would differ much more.
         scale = 32768 if wanted.dtype.kind == "i" else 1
         difference = np.abs(samples_of(frames).astype(float) - wanted).mean() / scale
         assert difference < 0.04
-        if codec == "mp2":  # the dither of its last bit
+        if codec == "mp2":  # dither of its last bit
             assert np.abs(samples_of(frames).astype(int) - wanted.astype(int)).max() <= 1
 
 
 def _wavering(codec: str, format: str, missing: int | None = None) -> bytes:
-    """Each packet but the first up to 9 ms beside its place, as phones write them; one may be left out."""
+    """Shift the time of each packet but the first by up to 9 ms, as phones do; one may be missing."""
     chance, written = np.random.default_rng(1), io.BytesIO()
     options = QUIET_AAC if codec == "aac" else ()
     made = io.BytesIO(clip(codec, format, 48000, 4, options))
@@ -182,7 +182,7 @@ def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
     whole = _decode(_wavering("aac", format), None)
     gap = _decode(_wavering("aac", format, missing=100), None)
     assert len(whole) - len(gap) == 1024
-    # What follows stays in its place, give or take by how much the timestamps waver.
+    # Later samples keep their positions within the jitter of the timestamps.
     assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
 
 
@@ -204,7 +204,7 @@ def test_windows_that_touch_share_no_sample_and_lose_none(case: tuple[Any, ...])
 
 @pytest.mark.parametrize("case", [*EXACT[9:38:3], ("libopus", "webm", 48000)], ids=_name)
 def test_one_demuxer_gives_the_same_again(case: tuple[Any, ...]) -> None:
-    # Matroska and Ogg state the samples to skip at the start once, right after opening.
+    # Matroska and Ogg report the samples to skip at the start only once, right after opening.
     data, rate = _make(*case), case[2]
     with sm.Demuxer(data) as demuxer:
         for window in [None, (2, 2.5), (0, 0.1), None, (1, 1.1)]:
@@ -215,7 +215,7 @@ def test_one_demuxer_gives_the_same_again(case: tuple[Any, ...]) -> None:
 
 
 def _delayed(format: str, codec: str, *, audio: int, video: int, rate: int = 48000) -> bytes:
-    """A file whose sound starts after ``audio`` samples, its pictures after ``video`` frames of 30 fps."""
+    """Make a file whose audio starts after ``audio`` samples, its video after ``video`` frames at 30 fps."""
     pictures = index_frames(60, 16, 16)
     pts = list(range(video, video + 60))
     return make_media(
@@ -239,7 +239,7 @@ def test_one_zero_for_sound_and_pictures(format: str, codec: str, audio: int, vi
     data = _delayed(format, codec, audio=audio, video=video)
     whole = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
     np.testing.assert_array_equal(samples_of(whole), linear(data))
-    # Priming of the encoder may come before what was asked for; milliseconds are rounded.
+    # Encoder priming may come before the given start; milliseconds are rounded.
     late = audio - min(audio, video * rate // 30)
     assert abs(whole.first_sample - late) <= (1200 if codec in ("libmp3lame", "libopus") else 48)
     for start, end in [(0, 0.1), (0, 0.52), (0.4, 0.8), (1.2, 1.3), (2, 2.0001), (3, None)]:
@@ -255,7 +255,7 @@ def test_one_zero_for_sound_and_pictures(format: str, codec: str, audio: int, vi
 
 @pytest.mark.parametrize("rate", [44100, 48000, 22050])
 def test_a_start_between_two_samples_does_not_waver(rate: int) -> None:
-    # Zero is a picture at 1/3 s, the sound stands at fractions of a sample from it.
+    # Time zero is a frame at 1/3 s, so audio samples are at fractional sample positions.
     data = make_media(
         [
             VideoTrack(
@@ -300,7 +300,7 @@ def test_real_sounds(media_dir: Path, rng: np.random.Generator) -> None:
 
 
 def test_vorbis_of_short_and_long_blocks(rng: np.random.Generator) -> None:
-    # FFmpeg states frames between long and short blocks late. Its own encoder never makes short ones.
+    # FFmpeg reports frames between long and short blocks late. Its own encoder never makes short blocks.
     soundfile = pytest.importorskip("soundfile")
     clicks = sound(4 * 44100, 44100) * 0.05
     clicks[rng.integers(0, len(clicks), 20)] = 30000
@@ -333,7 +333,7 @@ def test_aac_reads_three_packets_before_a_window(rate: int, most: int, says_no: 
     data = _make("aac", "mp4", rate, QUIET_AAC)
     if not says_no:
         assert data.count(b"\x56\xe5\x00") == 1
-        # Another tag in its place, which nobody knows.
+        # Replace the tag by an unknown one.
         data = data.replace(b"\x56\xe5\x00", b"\x00\x00\x00")
         most = most if rate > 24000 else 3 + math.ceil(rate / 1024 / 2)
     packets = sm.demux_audio(data, timestamp=(1, 2))

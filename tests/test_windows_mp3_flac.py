@@ -1,4 +1,4 @@
-"""Windows of MP3 and FLAC files are read without FFmpeg's demuxers; they are those of the whole file."""
+"""Windows of MP3 and FLAC files, which are read without FFmpeg's demuxers, equal those of the whole file."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def _made(format: str, rate: int, channels: int, muxing: Any = None, **options: 
 
 
 def _with_block(data: bytes, kind: int, content: bytes) -> bytes:
-    """A FLAC file with one more block of metadata behind STREAMINFO."""
+    """Insert a metadata block after STREAMINFO in a FLAC file."""
     return data[:42] + bytes([kind]) + len(content).to_bytes(3, "big") + content + data[42:]
 
 
 def _seek_table(rate: int) -> bytes:
-    # Of a point that stands and one that is left free.
+    # A seek table with a used point and a placeholder.
     return struct.pack(">QQH", 0, 0, 4096) + struct.pack(">QQH", 2**64 - 1, 0, 0)
 
 
 VARIABLE = {"global_quality": "236", "flags": "+qscale"}
 BARE = {"write_xing": "0", "id3v2_version": "0"}
-# Encoded when a test asks for them: each worker of pytest-xdist imports this module.
+# Encoded on demand, because each worker of pytest-xdist imports this module.
 FILES: dict[str, Callable[[], bytes]] = {
     "MP3, 16 kHz": lambda: _made("mp3", 16000, 1),
     "MP3, 8 kHz, few bits": lambda: _made("mp3", 8000, 1, b="8000"),
@@ -113,11 +113,11 @@ def _without_counts(error: tuple[type, str]) -> tuple[type, str]:
 
 
 def _check_as_by_packets(data: bytes, window: Any) -> bool:
-    """An array or an error, the same as by FFmpeg's demuxer; False: an error."""
+    """Check that the array or error equals that by FFmpeg's demuxer; return whether it was an array."""
     wanted = outcome(lambda: by_steps(data, window, {}))
     found = outcome(lambda: sm.load_audio(data, window, name="sound").array)
     if isinstance(wanted, tuple):
-        # Of FLAC, FFmpeg finds another place when it seeks once more, and packets are counted from it.
+        # In FLAC, FFmpeg finds another position at a second seek, from which packets are counted.
         assert _without_counts(found) == _without_counts(wanted)
         return False
     np.testing.assert_array_equal(found, wanted)
@@ -148,7 +148,7 @@ def test_damage_is_told_as_by_packets(name: str, rng: np.random.Generator) -> No
 
 
 def _tagged(**changes: int) -> bytes:
-    """An MP3 whose tag states other numbers."""
+    """Make an MP3 whose tag has other numbers."""
     data = bytearray(file("MP3, 16 kHz"))
     place = data.index(b"Info") + 8
     for offset, name in enumerate(("frames", "bytes")):
@@ -160,7 +160,7 @@ def _tagged(**changes: int) -> bytes:
     return bytes(data)
 
 
-# Of an MP3 and a FLAC file.
+# For an MP3 and a FLAC file.
 ODD: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a tag of fewer frames": lambda mp3, flac: _tagged(frames=100),
     "a tag of more frames": lambda mp3, flac: _tagged(frames=1000),

@@ -1,4 +1,4 @@
-"""Windows of video hold exactly the frames whose times lie in them, in every container."""
+"""Windows of video contain exactly the frames whose times are in them, in every container."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_windows_of_uneven_frames(format: str, start: int, length: int) -> None:
 
 
 def shown(start: Fraction, end: Fraction, rate: Fraction) -> list[tuple[int, Fraction]]:
-    """The frame of ``uneven`` that is shown at each moment of the rate, and the moment."""
+    """Return the frame of ``uneven`` that is shown at each time of the rate, with the time."""
     times = [Fraction(k, 1000) for k in UNEVEN]
     moments = [start + k / rate for k in range(math.ceil((end - start) * rate))]
     return [
@@ -137,7 +137,7 @@ def shown(start: Fraction, end: Fraction, rate: Fraction) -> list[tuple[int, Fra
 def test_a_rate_gives_what_is_shown_at_each_of_its_moments(
     format: str, start: int, length: int, rate: Fraction
 ) -> None:
-    # The last frame begins at 2 s, so frames go on behind the window.
+    # The last frame begins at 2 s, so there are frames after the window.
     window = Fraction(start, 1000), Fraction(min(start + length, 1990), 1000)
     wanted = shown(*window, rate)
     desc = sm.get_video_filter_desc(frame_rate=rate, pix_fmt=None)
@@ -263,7 +263,7 @@ def test_streams_share_one_zero(format: str) -> None:
     data = make_media([sound, late], format=format)
     whole = sm.decode_packets(sm.demux_video(data), None)
     assert indices(whole) == list(range(NUM_FRAMES))
-    # AAC in Matroska begins before the sound: its 1024 samples of priming count as the start.
+    # AAC in Matroska begins with 1024 samples of priming, which count as the start.
     assert whole.timestamps[0] == pytest.approx(1.3, abs=0.025)
     first = Fraction(str(whole.timestamps[0]))
     early = sm.decode_packets(sm.demux_video(data, timestamp=(0, first)), None)
@@ -328,7 +328,7 @@ def test_windows_of_real_media(media_dir: Path, name: str) -> None:
 
 @pytest.mark.parametrize("b_frames", [0, 2])
 def test_raw_streams_count_frames(b_frames: int) -> None:
-    """An elementary stream has no timestamps; frames stand at the rate that its headers state."""
+    """An elementary stream has no timestamps; times of frames follow from the rate in its headers."""
     data = make_video(planes(), codec="libx264", format="h264", max_b_frames=b_frames, gop_size=8)
     packets = sm.demux_video(data, timestamp=(1, 1.5))
     frames = sm.decode_packets(packets, None)
@@ -381,7 +381,7 @@ def test_mp4_that_states_decoding_times_alone_stands_in_order() -> None:
 
 @pytest.mark.parametrize("b_frames", [0, 2])
 def test_h264_in_avi_has_the_times_of_its_chunks(b_frames: int) -> None:
-    """Where frames were dropped, as in captures, AVI has empty chunks; H.264 in it has no other times."""
+    """AVI has empty chunks for dropped frames, as in captures; H.264 in AVI has no other times."""
     times = [number + 7 * (number > 10) + 20 * (number > 17) for number in range(NUM_FRAMES)]
     base = Fraction(1, 10)
     options = {"codec": "libx264", "max_b_frames": b_frames, "gop_size": 8}
@@ -391,7 +391,7 @@ def test_h264_in_avi_has_the_times_of_its_chunks(b_frames: int) -> None:
     whole = sm.decode_packets(packets, filter_desc=None)
     assert indices(whole) == list(range(NUM_FRAMES))
     assert whole.timestamps == packets.get_timestamps()
-    if not b_frames:  # else the file has the times of decoding, which are other ones
+    if not b_frames:  # otherwise the file has decoding times, which differ
         assert whole.timestamps == pytest.approx([time / 10 for time in times])
     for start in range(60):
         window = sm.demux_video(data, timestamp=(start / 10, start / 10 + 1))
@@ -404,7 +404,7 @@ def test_h264_in_avi_has_the_times_of_its_chunks(b_frames: int) -> None:
 
 
 def test_windows_of_asf_have_the_times_of_the_whole() -> None:
-    """FFmpeg delays them by frames that it takes the stream to reorder, and counts those as it reads."""
+    """FFmpeg delays times by the assumed reorder depth, which it estimates while it reads."""
     data = make_video(planes(), codec="libx264", format="asf", frame_rate=25, gop_size=4)
     whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
     for start in range(0, 1200, 30):
@@ -435,7 +435,7 @@ def test_files_that_begin_before_second_0_of_their_clock(kind: str) -> None:
     data = file.getvalue()
     whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
     assert indices(whole) == list(range(NUM_FRAMES))
-    # Matroska has no times below 0: two frames stand at second 0.
+    # Matroska has no negative times: two frames are at second 0.
     for first in range(2 if format == "webm" else 0, NUM_FRAMES):
         time = whole.timestamps[first]
         window = sm.demux_video(data, timestamp=(time - 0.02, time + 0.02))
@@ -456,7 +456,7 @@ def test_mxf_states_decoding_times_alone() -> None:
 
 
 def all_keys(data: bytes, format: str) -> bytes:
-    """The same packets, all of them said to be key frames."""
+    """Remux the packets, all marked as key frames."""
     if format != "matroska":
         return data.replace(b"stss", b"skip")
     file = io.BytesIO()
@@ -500,7 +500,7 @@ def test_frames_that_are_no_key_frames_although_the_file_says_so(kind: str) -> N
 
 
 def test_windows_of_h264_444_of_old_x264_are_decoded_as_such() -> None:
-    """Before version 151 some bits meant something else. The first packet alone states the version."""
+    """Before version 151 of x264, some bits had another meaning. Only the first packet has the version."""
     noise = np.random.default_rng(0).integers(0, 255, (120, 160))
     smooth = np.mean([np.roll(noise, (k // 5, k % 5), (0, 1)) for k in range(25)], axis=0)
     parts = [smooth[n : n + 64, 2 * n : 2 * n + 96].astype(np.uint8) for n in range(24)]
@@ -508,7 +508,7 @@ def test_windows_of_h264_444_of_old_x264_are_decoded_as_such() -> None:
     options = {"qp": "10", "preset": "slow"}
     data = make_video(pictures, codec="libx264", pix_fmt="yuv444p", gop_size=8, options=options)
     old = re.sub(rb"x264 - core \d+", b"x264 - core 142", data)
-    # A new version made it, so it has other pixels where it is taken for one of the old one.
+    # Made by a new version, so pixels differ if it is treated as one of the old version.
     keep = sm.decode_config(on_corrupt="keep")
     whole = sm.decode_packets(sm.demux_video(old), None, keep)[8:16]
     found, new = (
@@ -522,7 +522,7 @@ def test_windows_of_h264_444_of_old_x264_are_decoded_as_such() -> None:
 
 
 def packed_avi() -> bytes:
-    """MPEG-4 as DivX and Xvid write it into AVI: a P and a B frame in one packet, an empty one behind it."""
+    """Make MPEG-4 in AVI as DivX writes it: a P- and a B-frame in one packet, then an empty packet."""
     coded = io.BytesIO(
         make_video(planes(), codec="mpeg4", format="avi", max_b_frames=1, gop_size=8)
     )
@@ -540,7 +540,7 @@ def packed_avi() -> bytes:
 
 
 def _frame_type(data: bytes) -> int:
-    """0, 1 and 2 for I, P and B: the first two bits behind the start code of a frame."""
+    """Return 0, 1 or 2 for I, P or B: the first two bits after the start code of a frame."""
     return data[data.index(b"\0\0\1\xb6") + 4] >> 6
 
 
@@ -550,7 +550,7 @@ def _packed(packets: list[bytes]) -> Iterator[bytes]:
         if _frame_type(data) == 2:
             assert waiting is not None
             yield waiting + data
-            # A frame that is not coded: type P, no second begun, a time of four bits, "not coded".
+            # A frame that is not coded: type P, no new second, a time of four bits, the flag "not coded".
             waiting = b"\0\0\1\xb6\x50\x47"
         else:
             if waiting is not None:
