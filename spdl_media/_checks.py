@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 __all__ = (
     "OneThread",
-    "answers_unknown",
     "as_int",
     "check_callable",
     "check_choice",
@@ -37,6 +36,7 @@ __all__ = (
     "listed",
     "outer_frame",
     "warn_caller",
+    "with_argument_hints",
 )
 
 
@@ -177,7 +177,7 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
     return f"Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
-def answers_unknown(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+def with_argument_hints(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """Make a class decorator that adds a hint to the ``TypeError`` of an unknown keyword argument."""
 
     def decorate(cls: type[T]) -> type[T]:

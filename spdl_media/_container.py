@@ -24,7 +24,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
     unheard_log,
 )
-from spdl_media.audio_clock import counted_starts, filled_in, straightened
+from spdl_media.audio_clock import completed, counted_starts, without_jitter
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -156,7 +156,7 @@ class Container:
         stream = self._stream("audio", index)
         if stream.index not in self._audio:
             codec = read_audio_codec(stream)
-            self._audio[stream.index] = filled_in(codec) if self.tried == NO_DECODERS else codec
+            self._audio[stream.index] = completed(codec) if self.tried == NO_DECODERS else codec
         return stream.index, self._audio[stream.index]
 
     def best_index(self, kind: Kind) -> int | None:
@@ -276,7 +276,7 @@ class Container:
             return found
         found = mended(found, self.format, streams)
         jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
-        return straightened(found, jittered) if jittered else found
+        return without_jitter(found, jittered) if jittered else found
 
     def counts_samples(self, index: int) -> bool:
         """Whether the timestamp of each packet of an audio stream is exact to the sample."""

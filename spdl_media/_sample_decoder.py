@@ -16,8 +16,8 @@ import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
 from spdl_media._picture_decoder import OpenDecoder
-from spdl_media.audio_clock import Lead, even_samples, frame_position, vorbis_lateness
-from spdl_media.codec import AudioCodec, DecoderAtRest
+from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
+from spdl_media.codec import AudioCodec, SpareDecoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import FrameFilter
@@ -63,7 +63,7 @@ def _has_frame(packet: AvPacket) -> bool:
 
 
 # An open decoder for reuse: opening one takes as long as decoding six frames of MP3, or 20 packets of Vorbis.
-_at_rest = DecoderAtRest()
+_spare = SpareDecoder()
 
 # Flushing fully resets the decoders of these. That of AAC keeps the state of its noise generator.
 _FRESH_WHEN_FLUSHED = frozenset({"opus", "vorbis"})
@@ -90,8 +90,8 @@ class SampleDecoder(OpenDecoder):
         # A decoder of Opus in MP4 skips the encoder's delay itself, but only once, even if the header states
         # none. In Ogg and Matroska (which have no codec_tag) the packets state what to skip.
         is_flushed = codec.name in _FRESH_WHEN_FLUSHED and not codec.codec_tag
-        self._may_rest = is_flushed and config == DEFAULT_DECODE_CONFIG
-        context = _at_rest.take(codec, config, metadata.source) if self._may_rest else None
+        self._is_reusable = is_flushed and config == DEFAULT_DECODE_CONFIG
+        context = _spare.take(codec, config, metadata.source) if self._is_reusable else None
         super().__init__(codec, metadata, config, context)
         self.last_packet: AvPacket | None = None
         self._position: int | None = None
@@ -99,9 +99,9 @@ class SampleDecoder(OpenDecoder):
         self._fills = config.gaps == "fill"
         self._filled_to: int | None = None
         self._tail: DecodeError | None = None
-        self._late = 2 * vorbis_lateness(codec)
+        self._late = 2 * vorbis_pts_error(codec)
         self._even = even_samples(codec)
-        self._lead, self._origin = Lead(0), 0
+        self._gaps, self._origin = GapDetector(0), 0
         self._expected = 0
         self.follow(metadata, discarded)
 
@@ -193,20 +193,20 @@ class SampleDecoder(OpenDecoder):
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
             FilterError: The filters do not accept the samples.
         """
-        # Not in turn with a filter graph, which may run long without the GIL.
+        # Without the lock for a filter graph, which may run long without the GIL.
         is_filtered = isinstance(sink, SampleChunks) and sink.filters
-        turn = nullcontext() if is_filtered else in_turn(self._codec)
+        lock = nullcontext() if is_filtered else short_frame_lock(self._codec)
         # None flushes the decoder.
         left = chain(packets, (None,))
         try:
             # Packets are read outside of the lock, because the source may be slow.
             while part := list(islice(left, _AT_ONCE)):
-                with turn:
+                with lock:
                     if self.decode(part, sink.put):
                         break
-            if self._may_rest:
+            if self._is_reusable:
                 self._context.flush_buffers()
-                _at_rest.put_back(self._codec, self._context)
+                _spare.put_back(self._codec, self._context)
             sink.flush()
         finally:
             self.close()
@@ -273,7 +273,7 @@ class SampleDecoder(OpenDecoder):
         is_second, self._is_second = self._is_second, position is None
         # Rounded timestamps jitter by a tick or two; half a frame or more is a gap.
         if position is not None and 0 < self._even <= frame.samples:
-            if not self._lead.is_gap(ticks - position * unit - self._origin):
+            if not self._gaps.is_gap(ticks - position * unit - self._origin):
                 return position
         elif position is not None and ahead <= max(
             jitter + self._late * unit, frame.samples * unit
@@ -284,7 +284,7 @@ class SampleDecoder(OpenDecoder):
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.metadata.zero)
         if position is None:
             size = max(jitter, self._even * unit - jitter // 2)
-            self._lead, self._origin = Lead(size), ticks - stated * unit
+            self._gaps, self._origin = GapDetector(size), ticks - stated * unit
             return stated
         if stated > position:
             self._check_gap(position, stated, frame)
@@ -308,19 +308,19 @@ class SampleDecoder(OpenDecoder):
 # MP3, 20 for one of AAC or Vorbis, and PyAV releases the GIL four times for each. Four threads that pass the
 # GIL to each other use up to four times the CPU, and decode half as many files a second as one thread. The
 # lock is reentrant, because a signal handler may decode, too.
-_turn: Any = threading.RLock()
+_short_lock: Any = threading.RLock()
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    _turn = nullcontext()
+    _short_lock = nullcontext()
 elif hasattr(os, "register_at_fork"):
     # A thread that does not exist in the child may have held the lock at the fork.
-    os.register_at_fork(after_in_child=_turn._at_fork_reinit)
+    os.register_at_fork(after_in_child=_short_lock._at_fork_reinit)
 
-_IN_TURN = frozenset({"aac", "mp3", "vorbis"})
+_SHORT_FRAMES = frozenset({"aac", "mp3", "vorbis"})
 
 
-def in_turn(codec: AudioCodec) -> AbstractContextManager[object]:
+def short_frame_lock(codec: AudioCodec) -> AbstractContextManager[object]:
     """Return the lock under which packets in memory are decoded if frames of the codec are short."""
-    return _turn if codec.name in _IN_TURN else nullcontext()
+    return _short_lock if codec.name in _SHORT_FRAMES else nullcontext()
 
 
 def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
@@ -332,11 +332,11 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
     """
-    decoder = _at_rest.take(found.codec, config, source)
+    decoder = _spare.take(found.codec, config, source)
     (first, last), position = found.window, found.position
-    # Not in turn with a resampler, which runs long without the GIL.
-    is_alone = not rows.resamples(found.codec.sample_rate)
-    with in_turn(found.codec) if is_alone else nullcontext(), unheard_log():
+    # Without the lock for a resampler, which runs long without the GIL.
+    needs_lock = not rows.resamples(found.codec.sample_rate)
+    with short_frame_lock(found.codec) if needs_lock else nullcontext(), unheard_log():
         for packet, num_samples in found.packets():
             try:
                 frames = decoder.decode(packet)
@@ -351,7 +351,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
             position += num_samples
     # Kept for reuse only here: after an error, flushing might not fully reset the decoder.
     decoder.flush_buffers()
-    _at_rest.put_back(found.codec, decoder)
+    _spare.put_back(found.codec, decoder)
     return True
 
 

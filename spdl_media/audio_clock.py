@@ -129,16 +129,16 @@ def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
     if abs(stated[-1] - first - last * size) > last * size / 8:
         return None  # packets have another number of samples than stated
     starts: dict[int, int] = {}
-    position, lead = first, Lead(size)
+    position, gaps = first, GapDetector(size)
     for pts in stated:
-        if lead.is_gap(pts - position):
+        if gaps.is_gap(pts - position):
             position = pts
         starts[pts] = position
         position += size
     return starts
 
 
-def straightened(
+def without_jitter(
     packets: Iterator[AvPacket], starts: Mapping[int, Mapping[int, int]]
 ) -> Iterator[AvPacket]:
     """Replace the timestamps of packets by those of :func:`counted_starts`, given by stream index."""
@@ -148,7 +148,7 @@ def straightened(
         yield packet
 
 
-class Lead:
+class GapDetector:
     """Tells a gap between packets of one size from jittering timestamps.
 
     After a gap, all timestamps are ahead of the sample count by a packet or more. Jittering timestamps return
@@ -215,7 +215,7 @@ def _flac_block_size(extradata: bytes) -> int:
     return int(smallest) if smallest == largest else 0
 
 
-def vorbis_lateness(codec: AudioCodec) -> int:
+def vorbis_pts_error(codec: AudioCodec) -> int:
     """Return how many samples too late FFmpeg's timestamp is for a Vorbis frame from a long to a short block.
 
     The timestamp of the next frame is right again, so this is not a gap.
@@ -270,7 +270,7 @@ def is_aac_lc(codec: AudioCodec) -> bool:
     return says_no or codec.sample_rate >= _NEVER_REPLICATED
 
 
-def filled_in(codec: AudioCodec) -> AudioCodec:
+def completed(codec: AudioCodec) -> AudioCodec:
     """Add parameters that FFmpeg learns only by opening the decoder, if they follow from the header."""
     # Only in Ogg, which has no codec tags. In MP4, Opus may state the sample rate of the encoder's input.
     if codec.name in ("opus", "vorbis") and not codec.codec_tag:

@@ -323,7 +323,7 @@ def keep_freed_memory() -> None:
     del blocks
 
 
-class DecoderAtRest(threading.local):
+class SpareDecoder(threading.local):
     """An open decoder that each thread keeps for reuse, and the codec it is for."""
 
     codec: Codec | None = None

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from spdl_media._checks import answers_unknown, check_choice, check_int, warn_caller
+from spdl_media._checks import check_choice, check_int, warn_caller, with_argument_hints
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.epochs import iterator_in, order_of
 from spdl_media.loader_arguments import (
@@ -46,7 +46,7 @@ __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced
 E = TypeVar("E", Epoch, AsyncEpoch)
 
 
-@answers_unknown(TORCH_NAMES)
+@with_argument_hints(TORCH_NAMES)
 @dataclass(eq=False, repr=False)
 class DataLoader:
     """Loads, preprocesses and batches the items of a source in threads.
