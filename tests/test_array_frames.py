@@ -209,7 +209,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 
 @each("array,options,kind,message", MISUSE)
-def test_misuse_is_told(
+def test_wrong_arguments_are_reported(
     array: Any, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):

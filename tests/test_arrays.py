@@ -106,7 +106,7 @@ def test_torch_names_the_arrays_that_it_cannot_share() -> None:
         sm.to_torch(np.array(["a"]))
 
 
-def test_torch_takes_labels_and_deep_pictures() -> None:
+def test_torch_takes_labels_and_deep_images() -> None:
     torch = library("torch")
     assert sm.to_torch(sm.convert_array([3, 1])).dtype == torch.int64
     assert sm.to_torch(sm.convert_array([0.5])).dtype == torch.float64
@@ -159,7 +159,7 @@ def test_numba_compiles_for_it() -> None:
 
 @pytest.mark.parametrize("name", CONVERT)
 @pytest.mark.parametrize("wrong", [rgb(8, 6), "ab", None])
-def test_what_is_no_buffer(name: str, wrong: Any) -> None:
+def test_not_a_buffer(name: str, wrong: Any) -> None:
     library(name)
     message = (
         f"to_{name} takes a CPUBuffer, a CUDABuffer or a NumPy array, not {type(wrong).__name__}"

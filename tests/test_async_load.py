@@ -138,7 +138,7 @@ def test_what_waits_for_a_thread_is_never_started() -> None:
     assert not never.asked.is_set()
 
 
-def test_a_cancelled_batch_ends_before_its_next_picture() -> None:
+def test_a_cancelled_batch_ends_before_its_next_image() -> None:
     gate, never = Gate(SOURCES[0]), Gate(SOURCES[1])
     with ThreadPoolExecutor(1) as executor:
 

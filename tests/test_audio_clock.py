@@ -65,7 +65,7 @@ def test_a_streaming_decoder_counts_likewise() -> None:
 
 @pytest.mark.parametrize("declared", [False, True])
 @pytest.mark.parametrize("decoded", [None, "anull"])
-def test_graphs_over_decoded_sound(packets_of: Any, declared: bool, decoded: str | None) -> None:
+def test_graphs_over_decoded_audio(packets_of: Any, declared: bool, decoded: str | None) -> None:
     packets = packets_of((Fraction(1, 3), 2))
     frames = sm.decode_packets(packets, decoded)
     before = frames.pts, frames.time_base, [id(chunk.frame) for chunk in frames.chunks]
@@ -113,7 +113,7 @@ def test_a_unit_that_the_text_does_not_say_plainly(unit: str) -> None:
     assert result.first_sample == frames.first_sample == 2667
 
 
-def test_sound_of_two_files_in_one_input() -> None:
+def test_audio_of_two_files_in_one_input() -> None:
     """The files have different time bases, but the graph has only one."""
     first, second = (
         sm.decode_packets(sm.demux_audio(clip("pcm_s16le", format, 8000, 1)), None)

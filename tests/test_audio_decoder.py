@@ -150,7 +150,7 @@ def test_a_second_thread_gets_an_error() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("desc", [None, "aresample=8000,aformat=sample_fmts=fltp"])
-def test_windows_that_do_not_continue_start_anew(order: tuple[int, int], desc: str | None) -> None:
+def test_windows_that_do_not_continue_start_again(order: tuple[int, int], desc: str | None) -> None:
     data = clip("flac", "flac", seconds=3)
     windows = [(0.5, 1.0), (2.0, 2.5)]
     parts = [sm.demux_audio(data, timestamp=windows[index]) for index in order]

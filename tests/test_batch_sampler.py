@@ -66,7 +66,7 @@ def load(indices: list[int], rng: np.random.Generator) -> list[tuple[int, int]]:
     return [(index, int(rng.integers(1000))) for index in indices]
 
 
-def test_a_loader_goes_on_at_the_same_batch() -> None:
+def test_a_loader_continues_at_the_same_batch() -> None:
     def loader() -> sm.DataLoader:
         source = sm.BatchByLength(LENGTHS, max_total=5000, seed=1)
         return sm.DataLoader(source, preprocessor=load, output_order="input")
@@ -81,7 +81,7 @@ def test_a_loader_goes_on_at_the_same_batch() -> None:
     assert list(resumed) != whole  # the next epoch
 
 
-def test_other_ranks_go_on_with_the_batches_that_are_left() -> None:
+def test_other_ranks_continue_with_the_batches_that_are_left() -> None:
     def loader(rank: int, world_size: int) -> sm.DataLoader:
         source = sm.BatchByLength(
             LENGTHS, max_total=5000, rank=rank, world_size=world_size, uneven="keep"
@@ -119,6 +119,6 @@ def test_it_is_a_batch_sampler_of_pytorch() -> None:
         ([1, 2], {"batch_size": 2, "rank": 0, "world_size": 2}, "fewer than 2 ranks"),
     ],
 )
-def test_batches_that_cannot_be(lengths: Any, options: dict[str, Any], match: str) -> None:
+def test_invalid_batches(lengths: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         sm.BatchByLength(lengths, **options)

@@ -74,7 +74,7 @@ def test_images_writes_figures_of_every_way(folder: Path, tmp_path: Path) -> Non
         assert row["images_per_second"]["1"]["lowest"] > 0
 
 
-def test_images_measures_how_true_the_pictures_are(folder: Path) -> None:
+def test_images_measures_how_true_the_images_are(folder: Path) -> None:
     done = run("--images", folder, *TINY, "--threads", "1", "--json", "-")
     document = json.loads(done.stdout[done.stdout.index("\n{") :])
     errors = {name: document["results"][name]["mean_error"] for name in OURS}

@@ -441,7 +441,7 @@ def test_a_round_of_a_cell_begins_before_the_clock_and_ends_behind_it(
     assert log[-1] == "ended all the same"
 
 
-def test_another_shape_is_refused_and_the_difference_is_told(gpu: ModuleType) -> None:
+def test_another_shape_is_refused_and_the_difference_is_reported(gpu: ModuleType) -> None:
     assert gpu.tried(cell_of(gpu, wanted=lambda: np.array([3, 4], np.uint8))) == 3.5
     with pytest.raises(ValueError, match=r"it gives \(2,\), and \(3,\) is wanted"):
         gpu.tried(cell_of(gpu, wanted=lambda: np.zeros(3, np.uint8)))
@@ -470,7 +470,7 @@ def job_on_cpu(gpu: ModuleType, batches: list[list[bytes]]) -> Any:
     return gpu.Job(batches, (), 32, 5, 0, 64, "cpu")
 
 
-def test_the_loader_of_torch_gives_the_same_pictures(
+def test_the_loader_of_torch_gives_the_same_images(
     gpu: ModuleType, batches: list[list[bytes]]
 ) -> None:
     pytest.importorskip("torch")
@@ -484,7 +484,7 @@ def test_the_loader_of_torch_gives_the_same_pictures(
     cell.end()
 
 
-def test_torchvisions_cell_gives_the_same_pictures(
+def test_torchvisions_cell_gives_the_same_images(
     gpu: ModuleType, batches: list[list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")

@@ -114,7 +114,7 @@ def test_our_loaders_give_arrays_of_numpy(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [OURS[0], *PEERS])
-def test_loaders_give_pictures_and_labels_as_tensors(name: str, folder: Path) -> None:
+def test_loaders_give_images_and_labels_as_tensors(name: str, folder: Path) -> None:
     pytest.importorskip("torch")
     if name in PEERS:
         pytest.importorskip(PEERS[name])

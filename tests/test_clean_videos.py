@@ -72,7 +72,7 @@ def test_damaged_videos_are_named_and_the_others_described(tmp_path: Path) -> No
     assert sm.load_audio(result / "piece.mp4").shape[1] >= 48000
 
 
-def test_a_folder_without_videos_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_videos_is_reported(tmp_path: Path) -> None:
     done = run("clean_videos.py", tmp_path, tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there are no videos in" in done.stderr

@@ -313,7 +313,7 @@ def test_two_checks_do_not_share_a_state(odd_folder: Path, tmp_path: Path) -> No
     run(*arguments, cwd=odd_folder, status=1)
 
 
-def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path) -> None:
+def test_check_continues_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path) -> None:
     folder, state = tmp_path / "data", tmp_path / "a.state"
     folder.mkdir()
     count = 1500
@@ -354,7 +354,7 @@ def test_check_goes_on_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path)
     assert report["files"][0]["path"] == str(folder / paths[1])
 
 
-def test_a_check_that_is_killed_leaves_a_state_to_go_on_from(tmp_path: Path) -> None:
+def test_a_check_that_is_killed_leaves_a_state_to_continue_from(tmp_path: Path) -> None:
     folder, state = tmp_path / "data", tmp_path / "a.state"
     folder.mkdir()
     photo = (MEDIA / "technician.jpg").read_bytes()

@@ -168,7 +168,7 @@ def test_frames_of_two_sizes() -> None:
 
 
 @pytest.mark.parametrize("items", [{"a": 1}, "abc", b"abc", 7, None])
-def test_what_is_no_sequence_of_items(items: Any) -> None:
+def test_not_a_sequence_of_items(items: Any) -> None:
     with pytest.raises(
         TypeError, match=f"takes a sequence of items, not one of {type(items).__name__}"
     ):
@@ -254,14 +254,14 @@ def test_large_identifiers_stay_exact() -> None:
     assert values(batch["id"]).tolist() == [2**63 + 11, 5]
 
 
-def test_arrays_of_strings_are_told_by_their_field() -> None:
+def test_arrays_of_strings_are_named_by_their_field() -> None:
     with pytest.raises(
         TypeError, match=r"item\['name'\]: a buffer holds numbers, not <U1 of ndarray"
     ):
         sm.collate([{"name": np.array(["a"])}])
 
 
-def test_videos_and_sound() -> None:
+def test_videos_and_audio() -> None:
     video = sm.VideoFrames([FRAMES[0]._frames[0]] * 4)
     samples = sound(np.zeros((10, 2), np.float32))
     pictures, waves = sm.collate([(video, samples)] * 3)

@@ -161,7 +161,7 @@ def test_jpeg_is_what_pillow_gives(subsampling: int, size: tuple[int, int], way:
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12", "yuv444p"])
 @pytest.mark.parametrize("layout", [None, "planes"])
-def test_pictures_whose_numbers_mean_other_colours_do_not_mix(pix_fmt: str, layout: Any) -> None:
+def test_images_whose_numbers_mean_other_colours_do_not_mix(pix_fmt: str, layout: Any) -> None:
     """JPEG has full range, and YUV made from RGB has limited range: white is 255 and 235."""
     white = np.full((48, 64, 3), 255, np.uint8)
     sources = [make_image(white, codec="mjpeg"), make_image(white)]
@@ -277,7 +277,7 @@ def planes_of(pix_fmt: str, array: np.ndarray) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", WILD)
-def test_yuv_of_pictures_is_bt601_of_full_range_whatever_the_file(kind: str) -> None:
+def test_yuv_of_images_is_bt601_of_full_range_whatever_the_file(kind: str) -> None:
     failed = []
     for way in YUV_WAYS:
         for pix_fmt in ("yuv420p", "yuvj420p", "nv12", "yuv444p", "yuv444p10le"):

@@ -45,7 +45,7 @@ def test_frames_of_files_are_what_the_files_hold(clip: bytes) -> None:
 
 
 @pytest.mark.parametrize("empty", ["video", "audio"])
-def test_a_stream_without_a_frame_is_told(empty: str) -> None:
+def test_a_stream_without_a_frame_is_reported(empty: str) -> None:
     """The file is a fragmented MP4 with two tracks, one of which has no packets."""
     file = io.BytesIO()
     options = {"movflags": "empty_moov+default_base_moof"}
@@ -239,7 +239,7 @@ def test_frames_without_pixels(width: int, height: int, layout: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [7, None, "photo.jpg", b"bytes", np.zeros((2, 3))])
-def test_what_is_no_frame_is_a_type_error(wrong: Any) -> None:
+def test_not_a_frame_is_a_type_error(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"convert_frames takes ImageFrames, .*decode_packets"):
         sm.convert_frames(wrong)
     with pytest.raises(TypeError, match=f"but item 1 is {type(wrong).__name__}"):
@@ -283,7 +283,7 @@ def test_a_storage_that_just_fits() -> None:
     assert len(sm.convert_frames(image(planes, "yuv420p"), exact, layout="planes")) == 3
 
 
-def test_sound_takes_no_memory_beside_the_storage() -> None:
+def test_audio_takes_no_memory_beside_the_storage() -> None:
     samples = np.zeros((40_000, 2), np.float32)
     for sample_fmt in ("fltp", "flt"):
         items = [

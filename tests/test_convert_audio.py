@@ -131,12 +131,12 @@ def test_a_window_without_samples_is_named() -> None:
             sm.convert_frames(given, pad=True)
 
 
-def test_layout_is_for_pictures() -> None:
+def test_layout_is_for_images() -> None:
     with pytest.raises(ValueError, match="layout='planes' is for images"):
         sm.convert_frames(sound(ramp(30, 2, np.float32)), layout="planes")
 
 
-def test_sound_and_pictures_do_not_mix() -> None:
+def test_audio_and_images_do_not_mix() -> None:
     with pytest.raises(sm.ConvertError, match="item 0 is AudioFrames, but item 1 is ImageFrames"):
         sm.convert_frames([sound(ramp(30, 2, np.float32)), rgb(8, 6)])
 
@@ -232,7 +232,7 @@ def test_types_that_hold_the_values(values: Any, dtype: str) -> None:
         (np.array(["2026-01-01"], "datetime64[D]"), "holds numbers, not datetime64"),
     ],
 )
-def test_what_is_no_number(values: Any, message: str) -> None:
+def test_not_a_number(values: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         sm.convert_array(values)
 

@@ -72,7 +72,7 @@ def test_planes_of_420_are_cut_at_odd_places_too(
     np.testing.assert_array_equal(np.asarray(batch)[0], np.asarray(sm.convert_frames(slow)))
 
 
-def test_the_box_is_one_of_the_upright_picture(media_dir) -> None:
+def test_the_box_is_one_of_the_upright_image(media_dir) -> None:
     turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
     upright = np.asarray(sm.load_image(turned, filter_desc="scale,format=yuvj444p"))
     cut = sm.load_image_batch([turned], crops=[(5, 3, 20, 10)], filter_desc="scale,format=yuvj444p")
@@ -80,7 +80,7 @@ def test_the_box_is_one_of_the_upright_picture(media_dir) -> None:
     assert difference[0].max() <= 1  # luma; chroma was scaled up over another edge
 
 
-def test_without_a_filter_cut_pictures_are_upright(media_dir) -> None:
+def test_without_a_filter_cut_images_are_upright(media_dir) -> None:
     turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
     upright = sm.decode_packets(sm.demux_image(turned), "null")
     whole = (0, 0, upright.width, upright.height)
@@ -97,7 +97,7 @@ def test_without_a_filter_cut_pictures_are_upright(media_dir) -> None:
     assert raw.shape[-1] == upright.height
 
 
-def test_each_picture_has_its_own_box_and_flip() -> None:
+def test_each_image_has_its_own_box_and_flip() -> None:
     boxes = [None, (0, 0, 20, 20), (17, 9, 20, 20)]
     batch = sm.load_image_batch(
         [PNG] * 3,
@@ -135,7 +135,7 @@ def test_flips_may_be_any_array_of_bools() -> None:
 
 
 @pytest.mark.parametrize("box", [(1, 0, 37, 29), (0, 1, 37, 29), (37, 0, 1, 1), (0, 0, 99, 9)])
-def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> None:
+def test_boxes_that_reach_out_of_the_image(box: tuple[int, int, int, int]) -> None:
     with pytest.raises(
         sm.ConvertError, match=r"input 1 of the batch of 2: the crop .* does not lie inside .*37x29"
     ):
@@ -180,7 +180,7 @@ def test_boxes_that_reach_out_of_the_picture(box: tuple[int, int, int, int]) -> 
         ({"flips": []}, ValueError, "flips must have one entry for each of the 1 inputs, not 0"),
     ],
 )
-def test_plans_that_cannot_be(options: Any, error: type[Exception], match: str) -> None:
+def test_invalid_plans(options: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         sm.load_image_batch([PNG], **options)
 
@@ -273,7 +273,7 @@ def test_random_boxes_load() -> None:
 
 
 @pytest.mark.parametrize("mode", ["pad", "crop", None])
-def test_scale_mode_is_that_of_the_cut_picture(mode: Any) -> None:
+def test_scale_mode_is_that_of_the_cut_image(mode: Any) -> None:
     """The box is twice as wide as high, and white; pixels outside of it would be visible."""
     picture = np.zeros((40, 60, 3), np.uint8)
     picture[10:20, 20:40] = 255
@@ -480,7 +480,7 @@ def test_crops_are_values() -> None:
 
 @pytest.mark.parametrize("mode", ["pad", "crop", None])
 @pytest.mark.parametrize("flip", [False, True])
-def test_points_and_boxes_follow_the_picture(mode: Any, flip: bool) -> None:
+def test_points_and_boxes_follow_the_image(mode: Any, flip: bool) -> None:
     picture = np.zeros((60, 90, 3), np.uint8)
     left, top, right, bottom = 34, 18, 40, 22
     picture[top:bottom, left:right] = 255

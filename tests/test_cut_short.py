@@ -118,7 +118,7 @@ def decode(name: str, data: object, **options: object) -> sm.VideoFrames | sm.Au
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_whole_file_is_whole(name: str, tmp_path: Path) -> None:
+def test_whole_file_is_complete(name: str, tmp_path: Path) -> None:
     path = tmp_path / "whole"
     path.write_bytes(container(name))
     sources = (container(name), path, io.BytesIO(container(name)))
@@ -227,7 +227,7 @@ def test_mp4_without_its_index_says_so() -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_window_in_what_is_there_is_whole() -> None:
+def test_window_in_what_is_there_is_complete() -> None:
     data = container("matroska")
     half = data[: len(data) // 2]
     frames = sm.decode_packets(sm.demux_video(half, timestamp=(0.2, 0.6)), None)
@@ -274,7 +274,7 @@ def stream(data: bytes, **options: object) -> Iterator[sm.VideoFrames | sm.Audio
 
 
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
-def test_wav_of_unknown_size_is_whole(size: int) -> None:
+def test_wav_of_unknown_size_is_complete(size: int) -> None:
     """A program that writes to a pipe cannot go back to fill in the size."""
     data = bytearray(make_audio(sound(), RATE))
     place = data.index(b"data") + 4
@@ -282,7 +282,7 @@ def test_wav_of_unknown_size_is_whole(size: int) -> None:
     assert missing_end(lambda start, count: bytes(data[start : start + count]), len(data)) is None
 
 
-def test_matroska_of_unknown_size_is_whole() -> None:
+def test_matroska_of_unknown_size_is_complete() -> None:
     live = make_video(pictures(), codec="libx264", options={"qp": "23"})
     data = bytearray(live)
     segment = data.index(b"\x18\x53\x80\x67") + 4
@@ -328,7 +328,7 @@ def test_what_follows_the_last_form_of_an_avi_is_no_part_of_it(rest: bytes) -> N
         decode_video(data[: len(data) * 2 // 3])
 
 
-def test_an_mp4_whose_mdat_states_too_much_is_whole_if_its_packets_are_there() -> None:
+def test_an_mp4_whose_mdat_states_too_much_is_complete_if_its_packets_are_there() -> None:
     """Some writers count the eight bytes of its header twice."""
     data = bytearray(container("mp4, index in front"))
     start = data.index(b"mdat") - 4
@@ -339,7 +339,7 @@ def test_an_mp4_whose_mdat_states_too_much_is_whole_if_its_packets_are_there() -
         decode_video(bytes(data[:-1]))
 
 
-def test_an_image_in_the_metadata_of_an_avif_is_whole() -> None:
+def test_an_image_in_the_metadata_of_an_avif_is_complete() -> None:
     picture = index_frames(1, 64, 48)[0]
     data = make_in_idat(picture)
     want = sm.load_image(make_image(picture, codec="libsvtav1"))
@@ -361,11 +361,11 @@ def test_mp3_frame_sizes_are_those_of_the_frames(media_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff\xfb", b"RIFF", b"\xff\xfb\xf0\0", b"\xff\xfb\0\0"])
-def test_what_is_no_mp3_header_has_no_size(header: bytes) -> None:
+def test_other_bytes_than_an_mp3_header_have_no_size(header: bytes) -> None:
     assert mp3_frame_size(header) is None
 
 
-def test_real_media_are_whole(media_dir: Path) -> None:
+def test_real_media_are_complete(media_dir: Path) -> None:
     for path in sorted(media_dir.glob("*o/*")):
         if path.name in ("truncated.mp4", "corrupt_middle.ts"):
             continue

@@ -93,7 +93,7 @@ def test_ffv1_checksum_marks_the_frame_that_fails_it() -> None:
     assert not any(dropped.is_corrupt)
 
 
-def test_hashes_of_hevc_mark_the_picture_that_fails_them() -> None:
+def test_hashes_of_hevc_mark_the_image_that_fails_them() -> None:
     damaged = damage_in("hevc with hashes", 0)
     with pytest.raises(sm.DecodeError, match="damaged hevc data"):
         decode_video(damaged)
@@ -146,7 +146,7 @@ def test_a_png_whose_header_or_colours_fail_their_checksum_is_damaged() -> None:
 
 
 @pytest.mark.parametrize("name", ["flac", "ac3"])
-def test_damaged_sound_is_dropped_and_counted(name: str) -> None:
+def test_damaged_audio_is_dropped_and_counted(name: str) -> None:
     damaged = damage_in(name, 3, "audio")
     with pytest.raises(sm.DecodeError, match=rf"damaged {name} data at .*\(packet 3\)"):
         decode_audio(damaged)

@@ -264,7 +264,7 @@ def test_dasks_own_threads_are_an_executor_like_others() -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_cluster_that_does_not_answer_is_told_before_any_item(
+def test_a_cluster_that_does_not_answer_is_reported_before_any_item(
     silent_port: int,
 ) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"

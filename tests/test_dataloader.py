@@ -309,7 +309,7 @@ class TestEpochs:
         with pytest.warns(UserWarning, match="range_iterator, can be read once.*Pass a list"):
             assert list(loader) == []
 
-    def test_an_endless_source_goes_on(self) -> None:
+    def test_an_endless_source_continues(self) -> None:
         loader = DataLoader(repeat_source([1, 2, 3]), batch_size=2, output_order="input")
         first = list(itertools.islice(loader, 4))
         second = list(itertools.islice(loader, 2))
@@ -358,7 +358,7 @@ class TestStopping:
         with pytest.raises(StopIteration):
             next(iterator)
 
-    def test_after_a_timeout_iteration_goes_on(self) -> None:
+    def test_after_a_timeout_iteration_continues(self) -> None:
         proceed = threading.Event()
 
         def wait(item: int) -> int:
@@ -655,7 +655,7 @@ class TestArrays:
             next(iterator)
         assert list(iterator) == []
 
-    def test_a_missing_library_is_told_of_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_library_is_reported_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
         with pytest.raises(sm.MissingDependencyError, match="pip install"):
             DataLoader([1], to="torch")
@@ -693,7 +693,7 @@ class MapStyle(Endless):
 
 class TestMapStyleDatasets:
     @pytest.mark.parametrize("sampler", [None, [4, 2, 9]])
-    def test_c17_are_read_in_the_threads(self, sampler: list[int] | None) -> None:
+    def test_are_read_in_the_threads(self, sampler: list[int] | None) -> None:
         together = threading.Barrier(3, timeout=20)
 
         class Waiting(MapStyle):
@@ -797,7 +797,7 @@ def test_threads_are_as_many_as_the_cores_that_this_process_may_use(
 
 
 class TestPickling:
-    def test_a_copy_goes_on_where_the_loader_is(self) -> None:
+    def test_a_copy_continues_where_the_loader_is(self) -> None:
         source = MapIterator(list(range(20)), DistributedRandomSampler(20, seed=4))
         loader = DataLoader(
             source, preprocessor=double, batch_size=3, output_order="input", seed=5, num_threads=3
@@ -821,7 +821,7 @@ class TestPickling:
         loader.set_epoch(7)
         assert pickle.loads(pickle.dumps(loader)).epoch == 7
 
-    def test_what_cannot_be_pickled_is_told_of(self) -> None:
+    def test_what_cannot_be_pickled_is_reported(self) -> None:
         with pytest.raises(TypeError, match="generator"):
             pickle.dumps(DataLoader(item for item in range(3)))
 
@@ -858,7 +858,7 @@ class TestTasks:
         resumed.load_state_dict(loader.state_dict())
         assert list(resumed) == [[4, 5, 6, 7], [8, 9]]
 
-    def test_other_tasks_go_on_meanwhile(self) -> None:
+    def test_other_tasks_continue_meanwhile(self) -> None:
         gate = threading.Event()
         loader = DataLoader([1], preprocessor=lambda item: gate.wait(20) and item)
 
@@ -885,7 +885,7 @@ class TestTasks:
         asyncio.run(consume(DataLoader([1], preprocessor=fail_always)))
 
     @pytest.mark.parametrize("timeout", [None, 0.01])
-    def test_it_goes_on_after_a_timeout(self, timeout: float | None) -> None:
+    def test_it_continues_after_a_timeout(self, timeout: float | None) -> None:
         """With the loader's own timeout, and with one of the caller, which cancels the call."""
         gate = threading.Event()
 

@@ -528,7 +528,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("order", [pytest.param("completion", marks=pytest.mark.long), "input"])
-def test_another_process_goes_on(order: str, tmp_path: Path) -> None:
+def test_another_process_continues(order: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
 

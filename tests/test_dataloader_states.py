@@ -127,7 +127,7 @@ GOOD = state_of([0, 1])
         ({"version": 1}, ValueError, "damaged .KeyError: 'num_done'"),
     ],
 )
-def test_what_is_no_state(state: Any, error: type[Exception], message: str) -> None:
+def test_not_a_state(state: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DataLoader(range(N)).load_state_dict(state)
 

@@ -65,7 +65,7 @@ def run(folder: Path, world_size: int, stop_after: int) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_two_ranks_stop_and_three_go_on(tmp_path: Path) -> None:
+def test_two_ranks_stop_and_three_continue(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     two = run(tmp_path, 2, stop_after=2)
     three = run(tmp_path, 3, stop_after=0)
@@ -107,7 +107,7 @@ SHAPES = """
 
 
 @pytest.mark.long
-def test_ranks_with_items_of_different_shapes_are_told(tmp_path: Path) -> None:
+def test_ranks_with_items_of_different_shapes_are_reported(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     script = tmp_path / "shapes.py"
     script.write_text(textwrap.dedent(SHAPES))

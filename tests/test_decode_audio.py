@@ -141,7 +141,7 @@ def test_the_default_filter_gives_float_planes() -> None:
     np.testing.assert_allclose(samples_of(frames), [[-1, 0.5], [0, 32767 / 32768]])
 
 
-def test_one_of_several_sounds() -> None:
+def test_one_of_several_audio_streams() -> None:
     tracks = [AudioTrack(samples=sound(48000) // k, codec="flac") for k in (1, 2)]
     data = make_media(tracks, format="matroska")
     for index, divisor in enumerate((1, 2)):
@@ -149,7 +149,7 @@ def test_one_of_several_sounds() -> None:
         np.testing.assert_array_equal(samples_of(frames), (sound(48000) // divisor).T)
 
 
-def test_pictures_are_no_sound() -> None:
+def test_images_are_no_audio() -> None:
     data = clip("flac", "flac")
     with pytest.raises(sm.DemuxError, match="no video stream; the streams are 0: audio"):
         sm.demux_video(data)

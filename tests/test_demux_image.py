@@ -27,7 +27,7 @@ from spdl_media.testing import (
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts", "avi", "nut", "mov"])
-def test_the_first_picture_of_a_video(format: str) -> None:
+def test_the_first_image_of_a_video(format: str) -> None:
     planes = index_planes(20, 64, 48)
     data = make_video(planes, codec="libx264", format=format, gop_size=5)
     packets = sm.demux_image(data)
@@ -40,7 +40,7 @@ def test_the_first_picture_of_a_video(format: str) -> None:
     assert sm.decode_packets(packets).pix_fmt == "rgb24"
 
 
-def test_the_first_picture_of_the_best_stream(media_dir: Path) -> None:
+def test_the_first_image_of_the_best_stream(media_dir: Path) -> None:
     image = sm.decode_packets(sm.demux_image(media_dir / "video" / "nasa_13013.mp4"))
     assert (image.width, image.height) == (480, 270)
 
@@ -72,7 +72,7 @@ def test_avif() -> None:
     assert np.abs(image.planes[0].astype(int) - rgb).mean() < 20
 
 
-def test_an_avif_sequence_gives_its_first_picture() -> None:
+def test_an_avif_sequence_gives_its_first_image() -> None:
     data = make_video(index_planes(3, 64, 64), codec="libsvtav1", format="avif")
     assert frame_index(sm.decode_packets(sm.demux_image(data), None).planes[0]) == 0
     assert len(sm.decode_packets(sm.demux_video(data))) == 3
@@ -96,7 +96,7 @@ def test_a_grid_of_tiles_is_joined_by_pillow(columns: int) -> None:
     assert (tile.width, tile.height) == (256 // columns, 128)
 
 
-def test_no_picture_in_sound() -> None:
+def test_no_image_in_audio() -> None:
     with pytest.raises(sm.DemuxError, match="there is no video stream"):
         sm.demux_image(make_audio(index_samples(4800)))
 
@@ -114,7 +114,7 @@ def test_a_video_without_a_key_frame() -> None:
         sm.demux_image(headless.getvalue())
 
 
-def test_pictures_in_a_file_of_sound_and_video() -> None:
+def test_images_in_a_file_of_audio_and_video() -> None:
     tracks = [
         AudioTrack(samples=index_samples(48000), codec="aac"),
         VideoTrack(frames=index_planes(10, 64, 48), codec="libx265"),

@@ -121,7 +121,7 @@ def test_every_read_gives_the_whole_file(codec: str, kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["path", "bytes", "file object"])
 @pytest.mark.parametrize("suffix", SEVERAL)
-def test_several_pictures_are_read_from_the_first(suffix: str, kind: str, tmp_path: Path) -> None:
+def test_several_images_are_read_from_the_first(suffix: str, kind: str, tmp_path: Path) -> None:
     first = in_every_order(source(kind, SEVERAL[suffix](), suffix, tmp_path))
     assert first["video"].startswith(first["image"])
     assert len(first["stream"]) == len(first["video"]) >= len(first["image"]) > 0
@@ -129,7 +129,7 @@ def test_several_pictures_are_read_from_the_first(suffix: str, kind: str, tmp_pa
 
 @pytest.mark.parametrize("codec", ["ppm", "mjpeg", "bmp", "png"])
 @pytest.mark.parametrize("count", [2, 5])
-def test_windows_of_pictures_one_behind_the_other(codec: str, count: int) -> None:
+def test_windows_of_images_one_behind_the_other(codec: str, count: int) -> None:
     with sm.Demuxer(still(codec) * count) as demuxer:
         for _ in range(2):
             last = sm.decode_packets(demuxer.demux_video((0.04 * count - 0.05, 9)))

@@ -95,7 +95,7 @@ def test_closed_is_closed(movie: bytes) -> None:
             use()
 
 
-def test_a_source_that_fails_to_open_is_let_go(tmp_path: Path) -> None:
+def test_a_source_that_fails_to_open_is_released(tmp_path: Path) -> None:
     path = tmp_path / "junk.mp4"
     path.write_bytes(b"junk" * 500)
     file = io.BytesIO(b"junk" * 500)
@@ -115,7 +115,7 @@ def test_a_bytearray_can_be_resized_afterwards(movie: bytes) -> None:
     assert len(sm.decode_packets(packets)) == 10
 
 
-def test_a_picture_is_a_video_of_one_frame() -> None:
+def test_an_image_is_a_video_of_one_frame() -> None:
     with sm.Demuxer(make_image(index_planes(1, 64, 48, "gray")[0][0], codec="png")) as demuxer:
         assert len(demuxer.demux_video()) == 1
         assert sm.decode_packets(demuxer.demux_image()).width == 64

@@ -108,7 +108,7 @@ def test_orientation_crops_and_flips(
     )
 
 
-def test_pictures_that_are_not_to_be_turned(used: list[tuple[int, int]]) -> None:
+def test_images_that_are_not_to_be_turned(used: list[tuple[int, int]]) -> None:
     data = turned(LARGE, 6)
     config = sm.decode_config(downscale="dct", orient=False)
     small, whole = load(data, config), load(data, sm.decode_config(orient=False))
@@ -224,12 +224,12 @@ def test_without_simplejpeg_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("value", ["DCT", "lowres", True, 2])
-def test_there_is_one_way(value: Any) -> None:
+def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="downscale must be 'dct' or None"):
         sm.decode_config(downscale=value)
 
 
-def test_sound_and_video_are_as_ever(index_clips: dict[str, bytes]) -> None:
+def test_audio_and_video_are_as_ever(index_clips: dict[str, bytes]) -> None:
     whole, small = (sm.load_video(index_clips["mp4"], decode_config=c) for c in (None, DCT))
     np.testing.assert_array_equal(np.asarray(whole), np.asarray(small))
 

@@ -279,7 +279,7 @@ def test_sizes_are_exact(source: str, target: str | None, mode: Any) -> None:
 
 
 @each("source", FORMATS)
-def test_borders_are_black_and_the_picture_is_in_the_middle(source: str) -> None:
+def test_borders_are_black_and_the_image_is_in_the_middle(source: str) -> None:
     desc = get_video_filter_desc(scale_width=33, scale_height=33)
     rgb = run(desc, picture(source, 66, 22, 255))[0].to_ndarray()
     assert (rgb[11:22] >= 250).all()  # pal8 has no white of its own
@@ -304,7 +304,7 @@ SAMPLES = {
 @each("size", [(640, 427), (427, 640), (101, 33), (500, 375), (61, 61)])
 @each("to", [(224, 224), (64, 64), (65, 63)])
 @pytest.mark.parametrize("pix_fmt", SAMPLES)
-def test_the_whole_picture_is_inside_the_border(
+def test_the_whole_image_is_inside_the_border(
     pix_fmt: str, to: tuple[int, int], size: tuple[int, int], asked: bool
 ) -> None:
     """The inside equals the image scaled to that size bit for bit, and is not a crop of a larger one."""
@@ -522,7 +522,7 @@ def gray_frame(width: int, height: int) -> av.VideoFrame:
 
 @each("size", [(2000, 3), (3, 2000), (2000, 1), (1, 2000), (1, 1)])
 @each("pix_fmt", ["rgb24", "yuv420p", "gray"])
-def test_thin_pictures_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -> None:
+def test_thin_images_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -> None:
     """FFmpeg's own fitting rounds the thin side to 0, and rejects the image."""
     frame = gray_frame(*size)
     desc = get_video_filter_desc(scale_width=224, scale_height=224, pix_fmt=pix_fmt)
@@ -535,7 +535,7 @@ def test_thin_pictures_are_padded_as_well(size: tuple[int, int], pix_fmt: str) -
 @pytest.mark.parametrize(
     ("given", "wanted"), [("scale_width", (8, 1)), ("scale_height", (5333, 8))]
 )
-def test_one_side_of_a_thin_picture(given: str, wanted: tuple[int, int]) -> None:
+def test_one_side_of_a_thin_image(given: str, wanted: tuple[int, int]) -> None:
     desc = get_video_filter_desc(**{given: 8})  # type: ignore[arg-type]  # the name is the parameter
     assert desc is not None
     (result,) = run(desc, gray_frame(2000, 3))

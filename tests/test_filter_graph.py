@@ -201,7 +201,7 @@ def test_declared_ends_go_by_their_name() -> None:
     assert levels(frames) == [1, 2, 3]
 
 
-def test_sound_and_a_part_of_it() -> None:
+def test_audio_and_a_part_of_it() -> None:
     graph = FilterGraph("anull")
     whole = audio(sound(1000), sound(1000, pts=1000))
     graph.add_frames(whole[500:1500])
@@ -211,7 +211,7 @@ def test_sound_and_a_part_of_it() -> None:
     np.testing.assert_array_equal(samples(frames), [np.arange(500, 1500)])
 
 
-def test_sound_of_several_inputs_mixes() -> None:
+def test_audio_of_several_inputs_mixes() -> None:
     graph = FilterGraph("[a][b]amix=inputs=2:normalize=0,aformat=sample_fmts=s16p")
     graph.add_frames(audio(sound(1000)), key="a")
     graph.add_frames(audio(sound(1000)), key="b")
@@ -221,7 +221,7 @@ def test_sound_of_several_inputs_mixes() -> None:
     np.testing.assert_allclose(samples(frames), [np.arange(1000) * 2], atol=1)
 
 
-def test_sound_becomes_pictures() -> None:
+def test_audio_becomes_images() -> None:
     graph = FilterGraph("showwaves=size=32x16:rate=10")
     graph.add_frames(audio(sound(8000)))
     graph.flush()
@@ -277,7 +277,7 @@ def test_later_frames_must_fit_the_first() -> None:
         graph.add_frames(video(1, size=(8, 8)))
 
 
-def test_sound_must_fit_a_declared_input() -> None:
+def test_audio_must_fit_a_declared_input() -> None:
     graph = FilterGraph(
         "abuffer@x=sample_rate=8000:sample_fmt=s16p:channel_layout=mono:time_base=1/8000,anull"
     )

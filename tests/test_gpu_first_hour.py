@@ -118,7 +118,7 @@ def test_nvdec_is_compared_with_the_cpu(
     assert "BAD  libx264 320x240  -> (3, 0.5)" in capsys.readouterr().out
 
 
-def test_clips_and_pictures_are_timed(
+def test_clips_and_images_are_timed(
     machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = gpu_first_hour.clip("libx264", "mp4", (64, 48), 4)

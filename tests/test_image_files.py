@@ -173,7 +173,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 
 
 @each("image,options,kind,message", MISUSE)
-def test_misuse_is_told(
+def test_wrong_arguments_are_reported(
     image: Any, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):

@@ -290,7 +290,7 @@ def _picture(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("load", [sm.demux_image, sm.load_image, sm.probe])
-def test_a_picture_on_disk_is_opened_once(
+def test_an_image_on_disk_is_opened_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:

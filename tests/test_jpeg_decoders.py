@@ -91,14 +91,14 @@ def test_the_decoder_stays_open() -> None:
     assert image_decoder._at_rest.context is first
 
 
-def test_pictures_in_any_order_are_those_of_fresh_decoders() -> None:
+def test_images_in_any_order_are_those_of_fresh_decoders() -> None:
     wanted = [fresh(data) for data in PICTURES]
     rng = random.Random(0)  # noqa: S311  # an order, not a secret
     for index in rng.choices(range(len(PICTURES)), k=60):
         assert_as_fresh(decoded(PICTURES[index]), wanted[index])
 
 
-def test_a_picture_that_failed_leaves_no_decoder() -> None:
+def test_an_image_that_failed_leaves_no_decoder() -> None:
     wanted = fresh(PICTURES[3])
     cut = PICTURES[0][: len(PICTURES[0]) * 2 // 3] + b"\xff\xd9"
     decoded(PICTURES[0])
@@ -132,7 +132,7 @@ def test_what_a_decoder_would_remember_is_given_a_fresh_one(marker: int, body: b
 
 
 @pytest.mark.parametrize("marker", [0xC4, 0xDB])
-def test_tables_are_not_taken_from_the_picture_before(marker: int) -> None:
+def test_tables_are_not_taken_from_the_image_before(marker: int) -> None:
     bare = without_segments(PICTURES[0], marker)
     assert len(bare) < len(PICTURES[0])
     assert not stands_alone(bare)
@@ -147,7 +147,7 @@ def test_headers_that_end_early_stand_not_alone(size: int) -> None:
 
 
 @pytest.mark.parametrize(("marker", "offset", "value"), [(0xC0, 9, 1), (0xC0, 4, 12), (0xDA, 4, 1)])
-def test_gray_deep_and_split_pictures_take_a_fresh_decoder(
+def test_gray_deep_and_split_images_take_a_fresh_decoder(
     marker: int, offset: int, value: int
 ) -> None:
     data = bytearray(PICTURES[0])
@@ -155,11 +155,11 @@ def test_gray_deep_and_split_pictures_take_a_fresh_decoder(
     assert not stands_alone(data)
 
 
-def test_progressive_pictures_take_a_fresh_decoder() -> None:
+def test_progressive_images_take_a_fresh_decoder() -> None:
     assert not stands_alone(PICTURES[0].replace(b"\xff\xc0", b"\xff\xc2"))
 
 
-def test_large_pictures_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_decoder, "_MAX_PIXELS", 100)
     decoded(PICTURES[0])
     assert image_decoder._at_rest.context is None
@@ -241,7 +241,7 @@ def test_a_table_that_does_not_fill_its_segment_is_none() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"\xff\xd8", b"\x89PNG\r\n", b"\xff\xd8\xff\xda\0\0"]
 )
-def test_what_is_no_header(data: bytes) -> None:
+def test_not_a_header(data: bytes) -> None:
     assert read_jpeg_head(data) is None
 
 
@@ -255,7 +255,7 @@ def test_wishes_of_the_caller_take_a_fresh_decoder() -> None:
         assert image_decoder._at_rest.context is None
 
 
-def test_packets_through_a_bitstream_filter_are_looked_at_anew() -> None:
+def test_packets_through_a_bitstream_filter_are_looked_at_again() -> None:
     packets = sm.apply_bsf(sm.demux_image(PICTURES[0]), "null")
     assert_as_fresh(
         ([p.copy() for p in sm.decode_packets(packets, None).planes], ()),
@@ -275,7 +275,7 @@ def test_the_log_is_heard_by_those_who_asked(caplog: pytest.LogCaptureFixture) -
     assert image_decoder._at_rest.context is not None
 
 
-def test_pixels_do_not_change_when_the_decoder_goes_on() -> None:
+def test_pixels_do_not_change_when_the_decoder_continues() -> None:
     first = sm.decode_packets(sm.demux_image(PICTURES[0]), None)
     before = [plane.copy() for plane in first.planes]
     for data in PICTURES[1:]:

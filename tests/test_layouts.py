@@ -43,7 +43,7 @@ rows = each("row", ROWS)
 @rows
 @each("width, height", [(10, 6), (10, 7), (6, 1)])
 @each("upwards", [False, True])
-def test_one_picture(row: Row, width: int, height: int, upwards: bool) -> None:
+def test_one_image(row: Row, width: int, height: int, upwards: bool) -> None:
     planes = row.planes(width, height, seed=1)
     buffer = sm.convert_frames(image(planes, row.pix_fmt, upwards=upwards))
     assert buffer.dtype.isnative
@@ -95,7 +95,7 @@ def test_planes_of_every_row(row: Row) -> None:
 
 
 @each("row", [row for row in ROWS if row.kind in ("HWC", "CHW", "gbr")])
-def test_layout_turns_pictures_whatever_their_own_order(row: Row) -> None:
+def test_layout_turns_images_whatever_their_own_order(row: Row) -> None:
     planes = [row.planes(7, 5, seed) for seed in range(2)]
     own = np.stack([row.array(one) for one in planes])
     channels_last = own if row.kind == "HWC" else np.moveaxis(own, 1, -1)

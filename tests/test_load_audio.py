@@ -96,7 +96,7 @@ def test_damage_is_told_as_by_packets(codec: str, format: str) -> None:
             check(content, None, options)
 
 
-def test_a_change_of_format_is_told_as_by_packets() -> None:
+def test_a_change_of_format_is_reported_as_by_packets() -> None:
     rng = np.random.default_rng(5)
     parts = [
         make_audio(

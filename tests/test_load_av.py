@@ -82,13 +82,13 @@ def test_options_of_a_video() -> None:
     assert sm.load_video(VIDEO, filter_desc="hflip,format=gray", stream_index=0).shape[0] == 40
 
 
-def test_sound_is_float_by_channel() -> None:
+def test_audio_is_float_by_channel() -> None:
     wave = np.asarray(sm.load_audio(FLAC, timestamp=(0.5, 1.5)))
     assert (wave.shape, wave.dtype) == ((2, 8000), np.float32)
     np.testing.assert_array_equal(wave, SAMPLES[4000:12000].T / np.float32(32768))
 
 
-def test_options_of_sound() -> None:
+def test_options_of_audio() -> None:
     assert sm.load_audio(FLAC, (0, 1), sample_rate=4000, num_channels=1).shape == (1, 4000)
     exact = sm.load_audio(FLAC, sample_fmt=None)
     np.testing.assert_array_equal(np.asarray(exact), SAMPLES)
@@ -274,7 +274,7 @@ def test_packets_that_are_not_needed_are_left_out(clips: dict[str, bytes]) -> No
     ("start", "duration"),
     [(None, 1), (0, None), (0, 0), (1, -1), (float("inf"), 1), (0, float("inf"))],
 )
-def test_intervals_that_cannot_be(start: Any, duration: Any) -> None:
+def test_invalid_intervals(start: Any, duration: Any) -> None:
     with pytest.raises(
         ValueError, match=r"holds no time|begins at a finite time|nothing says how long"
     ):
@@ -289,7 +289,7 @@ def test_a_clip_needs_both_streams() -> None:
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska"])
-def test_sound_of_a_clip_is_exact_to_the_sample(format: str) -> None:
+def test_audio_of_a_clip_is_exact_to_the_sample(format: str) -> None:
     """Compared with the encoded samples, for starts and lengths between samples."""
     samples = index_samples(16000, 2)
     pictures = index_planes(20, 64, 48)

@@ -197,7 +197,7 @@ def test_a_format_that_does_not_exist_is_the_callers_mistake(on_error: Any) -> N
 
 
 @pytest.mark.parametrize("side", [40000, 100000])
-def test_a_size_that_no_picture_can_have(side: int) -> None:
+def test_a_size_that_no_image_can_have(side: int) -> None:
     match = rf"an image of {side}x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
     with pytest.raises(sm.FilterError, match=match):
         sm.load_image(SOURCES[0], width=side, height=side)
@@ -224,7 +224,7 @@ def line(width: int, height: int, orientation: int = 1) -> bytes:
     ],
 )
 @pytest.mark.parametrize("orientation", [1, 6], ids=["without a graph", "with one"])
-def test_a_picture_too_thin_is_a_failure_of_its_own(
+def test_an_image_too_thin_is_a_failure_of_its_own(
     options: dict[str, Any], size: tuple[int, int], orientation: int
 ) -> None:
     thin = line(*size) if orientation == 1 else line(*size[::-1], orientation)
@@ -309,7 +309,7 @@ def test_mixed_sizes() -> None:
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "fill"])
-def test_a_batch_ends_with_the_first_picture_that_differs(policy: Any) -> None:
+def test_a_batch_ends_with_the_first_image_that_differs(policy: Any) -> None:
     """One array cannot contain both, so the remaining inputs are not even read."""
     seen: list[int] = []
     other = make_image(PICTURES[1][:20])
@@ -383,7 +383,7 @@ class Watching(io.BytesIO):
 
 
 @pytest.mark.parametrize("options", [{}, {"width": 20, "height": 20}, {"on_error": "fill"}])
-def test_decoded_pictures_do_not_pile_up(options: dict[str, Any]) -> None:
+def test_decoded_images_do_not_pile_up(options: dict[str, Any]) -> None:
     seen: list[int] = []
     gc.collect()
     sm.load_image_batch([Watching(source, seen) for source in SOURCES], **options)
@@ -392,7 +392,7 @@ def test_decoded_pictures_do_not_pile_up(options: dict[str, Any]) -> None:
     assert len(seen) >= COUNT
 
 
-def test_memory_is_taken_with_the_first_picture_and_free_after_an_error() -> None:
+def test_memory_is_taken_with_the_first_image_and_free_after_an_error() -> None:
     pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
     free: list[int] = []
 

@@ -192,7 +192,7 @@ def test_memory_of_a_device_stays_as_it_is(cupy: CupyWithKernels, card: LazyCard
 
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize("bad", [BAD, b"no picture", "no such file"], ids=["cut", "none", "path"])
-def test_a_bad_picture_at_each_position(way: str, position: int, bad: Any) -> None:
+def test_a_bad_image_at_each_position(way: str, position: int, bad: Any) -> None:
     srcs: list[Any] = [*PHOTOS]
     srcs[position] = bad
     kind = sm.SourceError if bad == "no such file" else (sm.DecodeError, sm.DemuxError)
@@ -213,7 +213,7 @@ def test_a_bad_picture_at_each_position(way: str, position: int, bad: Any) -> No
     np.testing.assert_array_equal(rows_of(skipped), rest)
 
 
-def test_nothing_but_bad_pictures(way: str) -> None:
+def test_nothing_but_bad_images(way: str) -> None:
     with pytest.raises(sm.ConvertError, match="none of the 2 inputs could be loaded"):
         sm.load_image_batch([BAD, BAD], cuda=0, on_error="skip", **OPTIONS)
     with pytest.raises(sm.ConvertError, match="can make zeros of them where width="):
@@ -306,7 +306,7 @@ def test_yuv_and_its_colours_arrive(torch: FakeTorch) -> None:
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
 @pytest.mark.parametrize("codec", ["mjpeg", "png"])
-def test_a_still_loaded_as_a_video_stands_upright(
+def test_a_still_loaded_as_a_video_is_upright(
     nvdec: CupyWithKernels, codec: str, orientation: int
 ) -> None:
     put = {"mjpeg": jpeg_with_exif, "png": png_with_exif}[codec]
@@ -377,7 +377,7 @@ def test_a_full_device_is_an_error_with_sizes(
     assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
 
 
-def test_one_picture(way: str) -> None:
+def test_one_image(way: str) -> None:
     buffer = sm.load_image(PHOTOS[0], cuda=0, **OPTIONS)
     assert buffer.shape == (40, 48, 3)
     # A single image is copied, although DALI is installed.
@@ -447,7 +447,7 @@ def test_dali_is_forced_and_not_there(torch: FakeTorch, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "error", [sm.TransferError("DALI finds no CUDA device"), sm.MissingDependencyError("too old")]
 )
-def test_dali_that_cannot_be_used_is_told(
+def test_dali_that_cannot_be_used_is_reported(
     torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(_: object) -> None:
@@ -764,9 +764,7 @@ CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_devices_that_cannot_be(
-    call: Any, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_devices(call: Any, torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="cuda= and cuda_config= are one argument with two names"):
         call(cuda=0, cuda_config=sm.cuda_config(0))
     with pytest.raises(TypeError, match="'0'"):
@@ -792,7 +790,7 @@ def test_without_any_device(call: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["load_image", "load_image_batch", "load_video", "load_clip"])
-def test_decoders_that_cannot_be(name: str) -> None:
+def test_invalid_decoders(name: str) -> None:
     with pytest.raises(ValueError, match=r"decoder must be .*'auto', 'cpu'.*not 'nvjpeg'"):
         CALLS[name](cuda=0, decoder="nvjpeg")
     with pytest.raises(

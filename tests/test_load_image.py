@@ -13,7 +13,7 @@ PNG = make_image(PICTURE)
 JPEG = make_image(PICTURE, codec="mjpeg")
 
 
-def test_a_lossless_picture_comes_back() -> None:
+def test_a_lossless_image_comes_back() -> None:
     buffer = sm.load_image(PNG)
     assert (buffer.shape, buffer.dtype) == ((40, 60, 3), np.uint8)
     np.testing.assert_array_equal(np.asarray(buffer), PICTURE)
@@ -64,7 +64,7 @@ def test_a_filter_beside_what_it_replaces_is_refused() -> None:
     assert sm.load_image(PNG, pix_fmt="rgb24", filter_desc="format=gray").shape == (40, 60, 1)
 
 
-def test_without_conversion_pictures_are_still_turned(media_dir) -> None:
+def test_without_conversion_images_are_still_turned(media_dir) -> None:
     turned = media_dir / "images_odd" / "exif_orientation_6.jpg"
     upright = sm.load_image(turned)
     raw = sm.load_image(turned, filter_desc=None)
@@ -96,9 +96,7 @@ def test_storage_is_filled() -> None:
         ({"pix_fmt": "pal8"}, ValueError, "pal8"),
     ],
 )
-def test_options_that_cannot_be(
-    options: dict[str, object], error: type[Exception], match: str
-) -> None:
+def test_invalid_options(options: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         sm.load_image(PNG, **options)
 

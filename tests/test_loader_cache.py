@@ -77,7 +77,7 @@ def test_stand_ins_are_kept_as_well() -> None:
     assert calls[6] == 1
 
 
-def test_items_that_are_no_keys_are_told() -> None:
+def test_items_that_are_no_keys_are_reported() -> None:
     loader = sm.DataLoader([{"path": "a"}], preprocessor=repr, cache=1000)
     with pytest.raises(
         PipelineFailure, match=r"cache= keeps .*unhashable type: 'dict'\)?\. Take paths"

@@ -61,7 +61,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks(monkeypatch)
 
 
-def test_equal_ranks_go_on(ranks: Ranks) -> None:
+def test_equal_ranks_continue(ranks: Ranks) -> None:
     loaders = [ranks.loader(rank, uneven="keep") for rank in (0, 1)]
     for _ in range(2):
         items = []
@@ -81,7 +81,7 @@ def test_equal_ranks_go_on(ranks: Ranks) -> None:
         ({"n": 11, "seed": 1}, "seed 1 and 0, length 11 and 9"),
     ],
 )
-def test_what_differs_is_told(ranks: Ranks, other: dict[str, Any], message: str) -> None:
+def test_differences_are_reported(ranks: Ranks, other: dict[str, Any], message: str) -> None:
     first, second = ranks.loader(0), ranks.loader(1, **other)
     ranks.rank = 0
     batches = iter(first)
@@ -120,7 +120,9 @@ def test_the_sources_of_a_mixture_are_compared(
 
 
 @pytest.mark.parametrize("uneven", ["drop", "pad", "keep"])
-def test_other_batches_are_told_where_ranks_need_equally_many(ranks: Ranks, uneven: Any) -> None:
+def test_other_batches_are_reported_where_ranks_need_equally_many(
+    ranks: Ranks, uneven: Any
+) -> None:
     def loader(rank: int, batch_size: int) -> sm.DataLoader:
         ranks.choose(rank)
         sampler = DistributedRandomSampler(9, uneven=uneven)
@@ -139,7 +141,7 @@ def test_other_batches_are_told_where_ranks_need_equally_many(ranks: Ranks, unev
         iter(second)
 
 
-def test_another_epoch_is_told(ranks: Ranks) -> None:
+def test_another_epoch_is_reported(ranks: Ranks) -> None:
     first, second = ranks.loader(0), ranks.loader(1)
     second.set_epoch(4)
     ranks.rank = 0

@@ -58,7 +58,7 @@ def test_a_window_where_no_file_can_be_is_empty(movie: bytes, start: Any) -> Non
     assert len(sm.decode_packets(sm.demux_audio(movie, timestamp=(start, None)))) == 0
 
 
-def test_a_bad_filter_is_told_where_no_frame_comes(movie: bytes) -> None:
+def test_a_bad_filter_is_reported_where_no_frame_comes(movie: bytes) -> None:
     packets = sm.demux_video(movie, timestamp=(100, 101))
     with pytest.raises(sm.FilterError, match="nope"):
         sm.decode_packets(packets, "nope")
@@ -106,7 +106,7 @@ def test_a_tensor_that_numpy_cannot_view_is_a_type_error() -> None:
         sm.demux_image(torch.zeros(4, requires_grad=True))
 
 
-def test_sound_with_a_gap_says_where_its_chunks_stand() -> None:
+def test_audio_with_a_gap_says_where_its_chunks_stand() -> None:
     """Matroska may have gaps in audio; samples after a gap keep their times."""
     whole = make_audio(make_tone(8000, 8000), 8000, codec="flac", format="matroska")
     target = io.BytesIO()

@@ -345,7 +345,7 @@ def refused(config: Any, frames: Any = None, format: str = "mp4") -> None:
             muxer.write(index, frames)
 
 
-def test_what_cannot_be_encoded_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
     make = sm.video_encode_config
     with pytest.raises(ValueError, match=r"no encoder 'libx26'\. Did you mean 'libx26"):
         refused(make(**CONFIG, encoder="libx26"))

@@ -116,7 +116,7 @@ def test_what_is_cut_and_mirrored_is_part_of_the_whole(
 
 @pytest.mark.parametrize("box", [None, *BOXES])
 @pytest.mark.parametrize("flip", [False, True])
-def test_cuts_of_turned_pictures(box: tuple[int, int, int, int] | None, flip: bool) -> None:
+def test_cuts_of_turned_images(box: tuple[int, int, int, int] | None, flip: bool) -> None:
     data = make_image(smooth(95, 127), codec="mjpeg", pix_fmt="yuvj420p")
     data = with_exif_orientation(data, 6)
     whole = np.asarray(sm.load_image(data))
@@ -183,7 +183,7 @@ def test_video_and_a_damaged_frame_keep_their_marks_and_times() -> None:
         assert np.abs(got.planes[0].astype(int) - wanted).mean() < 12  # the loss of 4:2:0 itself
 
 
-def test_other_filters_see_the_picture_as_it_is() -> None:
+def test_other_filters_see_the_image_as_it_is() -> None:
     data = make_image(smooth(63, 47), codec="mjpeg", pix_fmt="yuvj420p")
     packets = sm.demux_image(data)
     assert sm.decode_packets(packets, "format=yuv420p").width == 63

@@ -81,12 +81,12 @@ def test_marks_pass_through_filters_and_slices() -> None:
     assert native[8:14].is_corrupt == native.is_corrupt[8:14]
 
 
-def test_window_before_the_damage_is_whole() -> None:
+def test_window_before_the_damage_is_complete() -> None:
     packets = sm.demux_video(damaged_stream(), timestamp=(0, 0.9))
     assert len(sm.decode_packets(packets, None)) == 9
 
 
-def test_a_window_that_ends_at_the_damage_by_a_sum_of_floats_is_whole() -> None:
+def test_a_window_that_ends_at_the_damage_by_a_sum_of_floats_is_complete() -> None:
     data = damaged_stream()
     damaged = decode_video(data, on_corrupt="keep").is_corrupt.index(True)
     end = Fraction(damaged, 10) + Fraction(1, 10**12)
@@ -133,7 +133,7 @@ def with_malformed_sei(data: bytes) -> bytes:
     return output.getvalue()
 
 
-def test_malformed_sei_in_every_picture_is_no_damage() -> None:
+def test_malformed_sei_in_every_image_is_no_damage() -> None:
     """Real cameras send such messages; every frame decodes."""
     clean = make_video(
         pictures(40) * 10, codec="libx264", format="mpegts", max_b_frames=2, options={"qp": "30"}

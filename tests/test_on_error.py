@@ -206,7 +206,7 @@ def test_a_function_of_a_source_without_positions() -> None:
     assert sorted(map(str, loader)) == ["1", "3", "two"]
 
 
-def test_the_failure_of_everything_is_told_before_the_walks_are_over() -> None:
+def test_the_failure_of_everything_is_reported_before_the_walks_are_over() -> None:
     num_items = 1_000_000
     fragile = Fragile(set(range(num_items)))
     loader = sm.DataLoader(

@@ -93,7 +93,7 @@ def check(got: np.ndarray, want: np.ndarray, suffix: str) -> None:
 
 @pytest.mark.parametrize("by", ["path", "bytes", "file object"])
 @pytest.mark.parametrize("suffix", MAKERS)
-def test_every_way_stands_upright(suffix: str, by: str, tmp_path: Path) -> None:
+def test_every_way_is_upright(suffix: str, by: str, tmp_path: Path) -> None:
     failed = []
     for orientation in ALL:
         try:
@@ -189,14 +189,14 @@ def test_animations_are_left_as_they_are(suffix: str) -> None:
     assert sm.probe(data).video.orientation == 1  # type: ignore[union-attr]
 
 
-def test_the_pictures_of_a_motion_jpeg_are_left_as_they_are() -> None:
+def test_the_images_of_a_motion_jpeg_are_left_as_they_are() -> None:
     """Exif of the single images does not apply to the video."""
     data = remux(MAKERS["jpg"](6), "avi")
     assert b"Exif" in data
     assert {demux(data).orientation for demux in PACKETS.values()} == {1}
 
 
-def test_each_picture_behind_another_stands_as_its_own_file_says() -> None:
+def test_each_image_behind_another_stands_as_its_own_file_says() -> None:
     pair = MAKERS["png"](6) + MAKERS["png"](1)
     with sm.Demuxer(pair) as demuxer:
         chunks = list(demuxer.streaming_demux(num_packets=1))

@@ -109,7 +109,7 @@ def test_a_filter_comes_after_the_turn() -> None:
     assert np.array_equal(frames[0].planes[0], want)
 
 
-def test_the_first_picture_of_a_video_is_turned() -> None:
+def test_the_first_image_of_a_video_is_turned() -> None:
     image = sm.decode_packets(sm.demux_image(oriented_clip(5)), KEEP)
     assert np.array_equal(image.planes[0], upright(FRAMES[0][0], 5))
 

@@ -71,7 +71,7 @@ def test_every_second_packet_is_no_run(video: bytes) -> None:
         sm.demux_video(video)[::2]
 
 
-def test_a_slice_of_sound_decodes_to_its_own_samples() -> None:
+def test_a_slice_of_audio_decodes_to_its_own_samples() -> None:
     packets = sm.demux_audio(clip("flac", "flac"))
     whole = sm.decode_packets(packets, filter_desc=None)
     part = sm.decode_packets(packets[10:12], filter_desc=None)

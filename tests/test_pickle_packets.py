@@ -117,7 +117,7 @@ def test_real_video(media_dir: Path, other_process: ProcessPoolExecutor) -> None
     _both(other_process, packets)
 
 
-def test_real_sound(media_dir: Path, other_process: ProcessPoolExecutor) -> None:
+def test_real_audio(media_dir: Path, other_process: ProcessPoolExecutor) -> None:
     paths = [*_real(media_dir, "audio"), media_dir / "video" / "nasa_13013.mp4"]
     _both(other_process, [sm.demux_audio(p, timestamp=w) for p in paths for w in (None, (1, 1.5))])
 

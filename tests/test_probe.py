@@ -139,7 +139,7 @@ def test_stills(codec: str, name: str, pix_fmt: str | None) -> None:
         assert video.pix_fmt == pix_fmt
 
 
-def test_moving_pictures_are_no_stills() -> None:
+def test_moving_images_are_no_stills() -> None:
     gif = make_video(index_planes(3, 64, 48, "gray"), codec="gif", format="gif", pix_fmt="gray")
     avis = make_video(index_planes(3, 64, 64), codec="libsvtav1", format="avif")
     for data in (gif, avis):
@@ -161,7 +161,7 @@ def test_the_size_of_an_animated_webp() -> None:
     ("codec", "format"),
     [("pcm_s16le", "wav"), ("flac", "flac"), ("libmp3lame", "mp3"), ("libopus", "ogg")],
 )
-def test_sound(codec: str, format: str) -> None:
+def test_audio(codec: str, format: str) -> None:
     info = sm.probe(make_audio(index_samples(96000, 2), codec=codec, format=format))
     assert info.video is None
     assert info.best_video is None
@@ -195,7 +195,7 @@ def test_every_real_file_can_be_probed(media_dir: Path) -> None:
         assert sm.probe(path).audio is not None, path.name
 
 
-def test_colour_is_told() -> None:
+def test_colour_is_reported() -> None:
     options = {"colorspace": "bt709", "color_primaries": "bt709", "color_trc": "bt709"}
     track = VideoTrack(
         frames=index_planes(3, 64, 48), codec="libx264", options={**options, "color_range": "pc"}
@@ -212,7 +212,7 @@ def test_colour_is_told() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(("codec", "format"), [("libx264", "mp4"), ("libvpx-vp9", "matroska")])
-def test_size_is_that_of_the_upright_picture(codec: str, format: str, orientation: int) -> None:
+def test_size_is_that_of_the_upright_image(codec: str, format: str, orientation: int) -> None:
     info = sm.probe(oriented_clip(orientation, codec=codec, format=format)).video
     assert info is not None
     assert info.orientation == orientation
@@ -269,7 +269,7 @@ def test_metadata_are_kept() -> None:
     assert all(isinstance(key, str) for pair in info.metadata for key in pair)
 
 
-def test_what_is_no_media() -> None:
+def test_sources_that_are_not_media() -> None:
     with pytest.raises(sm.DemuxError, match="cannot open it as media"):
         sm.probe(b"this is text, and nothing else " * 50)
     with pytest.raises(sm.DemuxError, match="is empty"):

@@ -139,7 +139,7 @@ def test_a_batch_without_rows_has_the_columns() -> None:
         (lambda: DecodeImages()([1, 2]), TypeError, "a batch must be a dictionary of arrays"),
     ],
 )
-def test_mistakes_are_told_before_rows_are_read(
+def test_mistakes_are_reported_before_rows_are_read(
     make: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

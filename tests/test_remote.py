@@ -115,7 +115,9 @@ def test_window_fetches_little_more_than_its_packets(
     assert server.requests["large.mp4"] <= 24
 
 
-def test_linear_read_is_whole_and_takes_few_requests(server: HTTPFiles, large_mp4: bytes) -> None:
+def test_linear_read_is_complete_and_takes_few_requests(
+    server: HTTPFiles, large_mp4: bytes
+) -> None:
     with av.open(io.BytesIO(large_mp4)) as container:
         expected = sum(packet.size for packet in container.demux())
     server.reset()

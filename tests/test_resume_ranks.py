@@ -187,7 +187,7 @@ def test_what_padding_gives_again_after_the_change_has_other_random_numbers() ->
         ),
     ],
 )
-def test_what_are_no_states_of_all_ranks(
+def test_values_that_are_not_states_of_all_ranks(
     states: Callable[[], list[Any]], error: type[Exception], message: str
 ) -> None:
     loader = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1))

@@ -103,7 +103,7 @@ class Signalling(Cards):
         self.was_shuffled.set()
 
 
-def test_a_source_that_was_shuffled_ahead_goes_on_with_its_first_epoch() -> None:
+def test_a_source_that_was_shuffled_ahead_continues_with_its_first_epoch() -> None:
     cards = Signalling(20)
     loader = DataLoader(embed_shuffle(cards, shuffle_last=True), output_order="input")
     iterator = iter(loader)

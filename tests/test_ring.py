@@ -253,7 +253,7 @@ def test_one_array_may_be_sent_any_number_of_times(rig: Rig) -> None:
     assert rig.num_free == free
 
 
-def test_a_receiver_that_keeps_much_gets_copies_and_is_told_once(rig: Rig) -> None:
+def test_a_receiver_that_keeps_much_gets_copies_and_a_warning(rig: Rig) -> None:
     with pytest.warns(UserWarning, match="in more than 4 blocks of the memory") as caught:
         kept = [rig.cross(big(index)) for index in range(40)]
     assert len(caught) == 1

@@ -244,7 +244,7 @@ def test_formats_that_go_back_are_written_where_nothing_can_seek(tmp_path: Path)
     assert pipe.data == (tmp_path / "out.mp4").read_bytes()
 
 
-def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
     for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):
         with pytest.raises(ValueError, match=message):

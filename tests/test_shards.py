@@ -306,7 +306,7 @@ class TestDamage:
             sm.Shards(path, **ALONE)
 
 
-def test_what_are_no_shards(folder: Path) -> None:
+def test_values_that_are_not_shards(folder: Path) -> None:
     bad: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         (f"{folder}/none-*.tar", {}, FileNotFoundError, r"no file matches '.*none-\*.tar'"),
         (f"{folder}/train-{{000..", {}, ValueError, "without their other half"),
@@ -368,7 +368,7 @@ class TestRemote:
         assert len(list((tmp_path / "b").iterdir())) == 4
         assert len(list((tmp_path / "a").iterdir())) == 2
 
-    def test_a_copy_that_is_missing_is_fetched_anew(self, tmp_path: Path) -> None:
+    def test_a_copy_that_is_missing_is_fetched_again(self, tmp_path: Path) -> None:
         with serve(self.FILES) as server:
             urls = f"{server.url}/a-{{0..1}}.tar"
             sm.Shards(urls, cache=tmp_path, **ALONE)

@@ -221,7 +221,7 @@ class TestRepeatSource:
 
     @pytest.mark.parametrize("make", [lambda: random_sampler(5), Letters, lambda: [1, 2, 3]])
     @pytest.mark.parametrize("count", [0, 1, 4, 5, 13])
-    def test_goes_on_in_another_place(self, make: Callable[[], Any], count: int) -> None:
+    def test_continues_in_another_place(self, make: Callable[[], Any], count: int) -> None:
         source = repeat_source(make())
         take(count, source)
         resumed = repeat_source(make())

@@ -129,14 +129,14 @@ def test_colours_of_png_are_those_of_the_decoder() -> None:
         assert getattr(video, name) == told
 
 
-def test_sizes_that_cannot_be_are_told_by_the_decoder() -> None:
+def test_sizes_that_cannot_be_are_reported_by_the_decoder() -> None:
     header = struct.pack(">2I5B", 2**31 - 1, 5, 8, 2, 0, 0, 0)
     png = _saved("PNG", "RGB")
     with pytest.raises(sm.DecodeError):
         sm.probe(png[:8] + png_chunk(b"IHDR", header) + png[33:])
 
 
-def test_damage_and_animations_are_told_as_before() -> None:
+def test_damage_and_animations_are_reported_as_before() -> None:
     for format in ("JPEG", "PNG", "WEBP", "BMP"):
         whole = _saved(format, "RGB")
         with pytest.raises(sm.DecodeError, match="cut short"):

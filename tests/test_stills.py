@@ -191,7 +191,7 @@ def test_jpeg_with_several_ends() -> None:
         assert check_complete("mjpeg", jpeg + tail) is None
 
 
-def test_jpeg_with_a_picture_in_its_metadata() -> None:
+def test_jpeg_with_an_image_in_its_metadata() -> None:
     jpeg = made("mjpeg")
     preview = b"\xff\xe2" + struct.pack(">H", len(jpeg) + 2) + jpeg
     with_preview = jpeg[:2] + preview + jpeg[2:]
@@ -378,7 +378,7 @@ def test_files_of_empty_parts_end_soon(codec: str, data: bytes) -> None:
     check_complete(codec, data)
 
 
-def test_real_pictures(media_dir: Path) -> None:
+def test_real_images(media_dir: Path) -> None:
     names = [
         path
         for folder in ("images_odd", "photos")

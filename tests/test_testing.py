@@ -124,14 +124,14 @@ TURNS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-def test_blank_and_turned_pictures_are_told(turn: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_blank_and_rotated_images_are_detected(turn: Callable[[np.ndarray], np.ndarray]) -> None:
     for frame in index_frames(40, W, H):
         with pytest.raises(ValueError, match="does not show the marks of index_frames"):
             frame_index(turn(frame))
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (9,), (1, 9, 9, 3)])
-def test_what_is_no_picture_has_no_index(shape: tuple[int, ...]) -> None:
+def test_other_images_have_no_index(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="an image of uint8"):
         frame_index(np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="dtype float64"):
@@ -228,9 +228,7 @@ def test_lossy_video_keeps_its_index(codec: str) -> None:
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
 @pytest.mark.parametrize(("codec", "tolerance"), [("libx265", 0), ("libx264", 2)])
 @pytest.mark.parametrize("open_gop", [False, True])
-def test_b_frames_and_groups_of_pictures(
-    codec: str, tolerance: int, format: str, open_gop: bool
-) -> None:
+def test_b_frames_and_gops(codec: str, tolerance: int, format: str, open_gop: bool) -> None:
     frames = index_planes(N, W, H)
     data = make_video(
         frames, codec=codec, format=format, max_b_frames=2, gop_size=8, open_gop=open_gop

@@ -63,7 +63,7 @@ def test_the_same_packets_in_eight_threads(movie: bytes) -> None:
         assert got == want
 
 
-def test_the_same_sound_in_eight_threads(movie: bytes) -> None:
+def test_the_same_audio_in_eight_threads(movie: bytes) -> None:
     packets = sm.demux_audio(movie, timestamp=(0.5, 2))
     for got in at_once(lambda k: sm.decode_packets(packets, "aformat=sample_fmts=s16")):
         blocks = np.concatenate([chunk.planes[0] for chunk in got.chunks])

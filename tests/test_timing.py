@@ -95,7 +95,7 @@ def test_a_window_passes_through() -> None:
 
 
 @pytest.mark.parametrize("timestamp", [1.5, "15", "1,2", (1,), (1, 2, 3), object()])
-def test_what_is_no_pair_is_a_type_error(timestamp: Any) -> None:
+def test_not_a_pair_is_a_type_error(timestamp: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a pair \(start, end\) in seconds"):
         parse_window(timestamp)
 

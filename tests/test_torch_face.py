@@ -442,7 +442,7 @@ class Meeting(Squares):
 
 
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_each_thread_is_told_its_number_once(is_persistent: bool) -> None:
+def test_each_thread_gets_its_number_once(is_persistent: bool) -> None:
     called: list[tuple[int, int, int]] = []
 
     def init(number: int) -> None:
@@ -474,7 +474,7 @@ def test_each_thread_is_told_its_number_once(is_persistent: bool) -> None:
         next(iter(DataLoader(Squares(), num_workers=1, worker_init_fn=lambda n: {}[str(n)])))
 
 
-def test_an_iteration_that_is_broken_off_stops_reading_and_another_begins_anew() -> None:
+def test_an_iteration_that_is_broken_off_stops_reading_and_another_begins_again() -> None:
     dataset = Squares()
     loader = DataLoader(dataset, 3, num_workers=2)
     before = set(threading.enumerate())

@@ -211,7 +211,7 @@ def test_a_slow_stream_does_not_hold_the_sources_of_others() -> None:
     assert keeper.drain(10)
 
 
-def test_a_source_is_let_go_when_the_device_fails() -> None:
+def test_a_source_is_released_when_the_device_fails() -> None:
     keeper, kept = Keeper(), Gone()
 
     def fail() -> None:
@@ -322,7 +322,7 @@ def test_an_allocator_that_gives_nothing_is_an_error(library: Any) -> None:
         sm.transfer_buffer(buffer_of([1]), cuda_config=config)
 
 
-def test_memory_that_does_not_suffice_is_named_and_the_pools_go_on(
+def test_memory_that_does_not_suffice_is_named_and_the_pools_continue(
     card: Card, library: Any
 ) -> None:
     pool = sm.StoragePool(2 << 20, 1, pin_memory=False, on_exhausted="raise")
@@ -364,7 +364,7 @@ def test_the_library_that_is_there_pins_memory(card: Card, library: Any) -> None
     assert address % 64 == 0
 
 
-def test_memory_that_cannot_be_pinned_is_named_and_the_pool_goes_on(
+def test_memory_that_cannot_be_pinned_is_named_and_the_pool_continues(
     card: Card, library: Any
 ) -> None:
     for make in (sm.cpu_storage, sm.StoragePool):

@@ -101,7 +101,7 @@ def test_memory_is_flat_over_a_thousand_ragged_batches(rig: Any, rng: np.random.
     assert pool.count == 3
 
 
-def test_after_a_lack_of_memory_all_goes_on(rig: Any) -> None:
+def test_after_a_lack_of_memory_all_continues(rig: Any) -> None:
     pool = sm.StoragePool(64 << 10, 1, on_exhausted="wait", timeout=100)
     big = sm.convert_array(np.zeros(64 << 10 if rig.is_fake else 256 << 20, np.uint8))
     with (

@@ -157,7 +157,7 @@ def test_videos() -> None:
         ({"dtype": "uint8", "pix_fmt": "rgb48le"}, ValueError, "not for rgb48le, which has uint16"),
     ],
 )
-def test_numbers_that_cannot_be(options: Any, error: type[Exception], match: str) -> None:
+def test_invalid_numbers(options: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         sm.load_image_batch([Path("not read")], **options)
 

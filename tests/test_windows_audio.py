@@ -234,7 +234,7 @@ def _delayed(format: str, codec: str, *, audio: int, video: int, rate: int = 480
      ("matroska", "libopus"), ("mp4", "libopus")],
 )  # fmt: skip
 @pytest.mark.parametrize(("audio", "video"), [(24000, 0), (16001, 0), (0, 20), (4800, 20)])
-def test_one_zero_for_sound_and_pictures(format: str, codec: str, audio: int, video: int) -> None:
+def test_one_zero_for_audio_and_images(format: str, codec: str, audio: int, video: int) -> None:
     rate = 48000
     data = _delayed(format, codec, audio=audio, video=video)
     whole = sm.decode_packets(sm.demux_audio(data), filter_desc=None)

@@ -273,7 +273,7 @@ def test_streams_share_one_zero(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
-def test_two_pictures_with_different_starts(format: str) -> None:
+def test_two_images_with_different_starts(format: str) -> None:
     early = VideoTrack(frames=planes(), codec="libx265", max_b_frames=2, gop_size=8)
     late = VideoTrack(
         frames=planes()[:20],

@@ -310,7 +310,7 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         (header("'\\U00110000'"), "the header cannot be read"),
         (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "is no type of NumPy|NumPy has no"),
     ])  # fmt: skip
-def test_headers_that_cannot_be(text: str, match: str) -> None:
+def test_invalid_headers(text: str, match: str) -> None:
     data = npy_with_header(text, b"\1\0\2\0")
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npy(data)

@@ -333,7 +333,7 @@ DAMAGED = "is cut short, or its directory is damaged"
         (changed(PLAIN, ENTRY_B + 46, "<B", ord("a")), "member 'a.npy': is there twice"),
         (changed(changed(PLAIN, ENTRY_B + 8, "<H", 0x800), ENTRY_B + 46, "<B", 0xFF), "can't decode"),
     ])  # fmt: skip
-def test_archives_that_cannot_be(data: bytes, match: str) -> None:
+def test_invalid_archives(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npz(data)
     assert caught.value.source == f"bytes of length {len(data)}"
@@ -352,7 +352,7 @@ def test_archives_that_cannot_be(data: bytes, match: str) -> None:
         (changed(PLAIN, ENTRY + 16, "<L", 0), "is damaged: its CRC-32 is .*, not 00000000"),
     ],
 )
-def test_members_that_cannot_be(data: bytes, match: str) -> None:
+def test_invalid_members(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_npz(data)["a"]
     assert (caught.value.member, caught.value.offset is None) == ("a.npy", False)

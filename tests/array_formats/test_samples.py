@@ -173,7 +173,7 @@ def test_expansion(pattern: str, expected: list[str]) -> None:
         ("pipe:curl https://x/a.tar", "no command is run here"),
     ],
 )
-def test_patterns_that_cannot_be(pattern: str, match: str) -> None:
+def test_invalid_patterns(pattern: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         sm.iter_samples(pattern)
 
@@ -216,7 +216,7 @@ def test_each_shard_goes_to_one_worker(shards: Path, world_size: int, num_worker
         ({"world_size": 1, "num_workers": 3}, "Write more shards, or use fewer workers"),
     ],
 )
-def test_places_that_cannot_be(place: dict[str, int], match: str) -> None:
+def test_invalid_places(place: dict[str, int], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         sm.iter_samples(tar({}), **place)
 

@@ -450,9 +450,7 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + tar_member(b"p", b"22 GNU.sparse.major=1\n", b"x") + tar_member(b"n", b""),
          "member 'n': is a sparse file"),
     ])  # fmt: skip
-def test_archives_that_cannot_be(
-    data: bytes, match: str, as_source: Callable[[bytes], Any]
-) -> None:
+def test_invalid_archives(data: bytes, match: str, as_source: Callable[[bytes], Any]) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match):
         contents(as_source(data))
 

@@ -296,7 +296,7 @@ def test_windows_computed_in_floats_share_no_sample(rate: int, count: int) -> No
         (0, float("-inf"), "duration_seconds must be a number of seconds, 0 or more, not -inf"),
     ],
 )
-def test_windows_that_cannot_be(offset: Any, duration: Any, match: str) -> None:
+def test_invalid_windows(offset: Any, duration: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         sm.load_wav(STEREO, offset, duration)
     assert not isinstance(caught.value, sm.MediaError)
@@ -482,7 +482,7 @@ def extensible(guid_end: bytes) -> bytes:
         (wav(wav_format(1, 1, 8), b"", kind=b"RF64", size=0xFFFFFFFF,
              before=chunk(b"ds64", bytes(8) + b"\xfe" * 20)), "of 18374403900871474942 bytes of samples"),
     ])  # fmt: skip
-def test_files_that_cannot_be(data: bytes, match: str) -> None:
+def test_invalid_files(data: bytes, match: str) -> None:
     with pytest.raises(sm.ArrayFormatError, match=match) as caught:
         sm.load_wav(data)
     assert caught.value.source == f"bytes of length {len(data)}"

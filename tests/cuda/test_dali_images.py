@@ -127,7 +127,7 @@ def test_dali_decodes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_stand_upright(orientation: int) -> None:
+def test_images_are_upright(orientation: int) -> None:
     data = with_orientation(jpeg(96, 64), orientation)
     upright = decode_image_batch([data], cuda="cpu").array
     assert host(upright).shape[1:3] == ((64, 96) if orientation < 5 else (96, 64))
@@ -205,7 +205,7 @@ def test_spdl_functions_stretch_and_give_nchw() -> None:
     )
 
 
-def test_one_picture_and_a_list_of_pictures() -> None:
+def test_one_image_and_a_list_of_images() -> None:
     one = host(decode_image_nvjpeg(PHOTOS[0], cuda="cpu"))
     assert one.shape == (3, 150, 200)
     assert host(decode_image_nvjpeg([PHOTOS[0]], cuda="cpu")).shape == (1, 3, 150, 200)
@@ -271,7 +271,7 @@ def test_crops_and_flips_are_as_on_the_cpu_path(mode: Any, layout: Any) -> None:
     )
 
 
-def test_crops_of_pictures_that_ffmpeg_decodes_join_them() -> None:
+def test_crops_of_images_that_ffmpeg_decodes_join_them() -> None:
     picture = photo(60, 50)
     srcs = [make_image(picture, codec=codec) for codec in ("tiff", "png", "gif")]
     options: dict[str, Any] = {"crops": (7, 3, 33, 41), "flips": True}
@@ -282,7 +282,7 @@ def test_crops_of_pictures_that_ffmpeg_decodes_join_them() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_are_of_upright_pictures(orientation: int) -> None:
+def test_boxes_are_of_upright_images(orientation: int) -> None:
     data = with_orientation(jpeg(96, 64), orientation)
     options: dict[str, Any] = {"crops": (5, 9, 40, 50), "flips": True}
     assert (
@@ -303,7 +303,7 @@ def test_random_crops_are_those_of_the_cpu_path() -> None:
     assert differences(batch.array, expected).max() <= 4  # some crops are enlarged
 
 
-def test_a_crop_outside_of_its_picture_is_that_pictures_failure() -> None:
+def test_a_crop_outside_of_its_image_is_that_images_failure() -> None:
     crops = [(0, 0, 90, 60), None, None, None]
     crops[2] = (0, 0, 10, 65)
     options: dict[str, Any] = {"width": 20, "height": 20, "crops": crops}
@@ -355,7 +355,7 @@ def test_a_slot_keeps_the_operators_that_were_used_last(monkeypatch: pytest.Monk
     assert len(slot._operators) == 3
 
 
-def test_operators_serve_videos_and_pictures_in_turn() -> None:
+def test_operators_serve_videos_and_images_in_turn() -> None:
     """An operator object of DALI rejects inputs of another kind than its first ones."""
     options: dict[str, Any] = {"width": 32, "height": 24}
     rows = host(decode_image_batch(PHOTOS, cuda="cpu", **options).array)

@@ -66,7 +66,7 @@ def test_what_dali_does_not_notice_of_a_jpeg(kind: str) -> None:
 
 @pytest.mark.parametrize("position", range(COUNT))
 @pytest.mark.parametrize("kind", BAD)
-def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
+def test_one_bad_image_in_each_position(kind: str, position: int) -> None:
     data, error, message = BAD[kind]
     srcs = [*GOOD]
     srcs[position] = data
@@ -92,7 +92,7 @@ def test_one_bad_picture_in_each_position(kind: str, position: int) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(BAD) - {"pixels"}))
-def test_most_bad_pictures_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_bad_images_never_reach_dali(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     run = dali.Slot.run
 
@@ -158,12 +158,12 @@ def test_sizes_that_differ_are_named() -> None:
         decode_image_batch([GOOD[0], GOOD[1], GOOD[7], *GOOD], cuda="cpu")
 
 
-def test_error_of_one_picture() -> None:
+def test_error_of_one_image() -> None:
     with pytest.raises(sm.DecodeError, match="cut short"):
         decode_image_nvjpeg(BAD["cut short"][0], cuda="cpu")
 
 
-def test_damaged_pictures_can_be_kept() -> None:
+def test_damaged_images_can_be_kept() -> None:
     config = sm.decode_config(on_corrupt="keep")
     data = BAD["cut short"][0]
     rows = decode_image_batch([GOOD[1], data], decode_config=config, **OPTIONS)
@@ -171,7 +171,7 @@ def test_damaged_pictures_can_be_kept() -> None:
     np.testing.assert_array_equal(host(rows.array)[1], np.asarray(oracle))
 
 
-def test_picture_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_that_only_ffmpeg_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails in DALI, and FFmpeg decodes the whole batch."""
     run = dali.Slot.run
     broken = GOOD[3]
@@ -215,7 +215,7 @@ def test_batch_that_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch, error: Exc
     np.testing.assert_array_equal(host(decode_image_batch(GOOD, **OPTIONS).array), ROWS)
 
 
-def test_nobody_waits_any_longer() -> None:
+def test_the_load_was_cancelled() -> None:
     from spdl_media.batch import Stopped
 
     asked = []

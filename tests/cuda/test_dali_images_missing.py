@@ -40,7 +40,7 @@ def test_missing_header_reader_names_the_pip_line(monkeypatch: pytest.MonkeyPatc
         decode_image_nvjpeg(PICTURE, cuda="cpu")
 
 
-def test_old_dali_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_dali_is_distinguished_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     old = types.ModuleType("nvidia.dali")
     old.__version__ = "1.50.0"
     monkeypatch.setitem(sys.modules, "nvidia.dali", old)
@@ -138,7 +138,7 @@ def test_one_source_is_no_batch(srcs: object) -> None:
         load_image_batch_nvjpeg(srcs, cuda="cpu", width=8, height=8)  # type: ignore[arg-type]
 
 
-def test_a_size_is_told_by_the_name_it_was_given_by() -> None:
+def test_a_size_is_reported_by_the_name_it_was_given_by() -> None:
     with pytest.raises(ValueError, match=r"^scale_width must be positive"):
         decode_image_nvjpeg("no such file", cuda="cpu", scale_width=0)
 

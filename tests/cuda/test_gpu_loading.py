@@ -73,7 +73,7 @@ def test_images_on_a_stream_of_the_users(new_stream: Any) -> None:
         np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **options))
 
 
-def test_single_pictures_sound_and_copies_are_equal(new_stream: Any) -> None:
+def test_single_images_audio_and_copies_are_equal(new_stream: Any) -> None:
     image = sm.load_image(PHOTOS[0], cuda=0, **SIZE)
     np.testing.assert_array_equal(host(image), sm.load_image(PHOTOS[0], **SIZE))
     sound = sm.load_audio(CLIP, (0.25, 0.75), cuda=0)
@@ -84,7 +84,7 @@ def test_single_pictures_sound_and_copies_are_equal(new_stream: Any) -> None:
     )
 
 
-def test_frames_and_sound_of_a_clip(new_stream: Any) -> None:
+def test_frames_and_audio_of_a_clip(new_stream: Any) -> None:
     found = sm.load_clip(CLIP, 0.2, 0.8, cuda=0, decoder="cpu")
     want = sm.load_clip(CLIP, 0.2, 0.8, quality="accurate")
     np.testing.assert_array_equal(host(found.video), want.video)
@@ -207,7 +207,7 @@ def test_a_buffer_of_another_device_is_taken(second: int) -> None:
 
 
 @pytest.mark.cuda("torch")
-def test_pictures_on_another_device(second: int) -> None:
+def test_images_on_another_device(second: int) -> None:
     want = sm.load_image_batch(PHOTOS, **SIZE)
     buffer = sm.load_image_batch(PHOTOS, cuda=second, **SIZE)
     assert buffer.device == f"cuda:{second}"
@@ -225,7 +225,7 @@ def test_videos_on_another_device(second: int) -> None:
 
 
 @pytest.mark.cuda("nvidia.dali", "torch")
-def test_a_picture_of_dali_that_is_dropped_while_it_is_read_is_not_written_over() -> None:
+def test_an_image_of_dali_that_is_dropped_while_it_is_read_is_not_written_over() -> None:
     import torch
 
     side = torch.cuda.Stream()

@@ -56,7 +56,7 @@ def test_ragged_batches_are_as_on_the_cpu_path(place: Any, mode: Any) -> None:
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p", "yuvj444p"])
-def test_pictures_in_their_own_size(place: Any, pix_fmt: str) -> None:
+def test_images_in_their_own_size(place: Any, pix_fmt: str) -> None:
     data = jpeg(120, 90, pix_fmt=pix_fmt)
     buffer = sm.decode_image_nvjpeg([data], cuda=place)
     want = cpu([data], layout="NCHW")
@@ -64,7 +64,7 @@ def test_pictures_in_their_own_size(place: Any, pix_fmt: str) -> None:
     assert differences(host(buffer), want).max() <= CLOSE
 
 
-def test_pictures_stretched_as_in_spdl(place: Any) -> None:
+def test_images_stretched_as_in_spdl(place: Any) -> None:
     buffer = sm.load_image_batch_nvjpeg(PHOTOS, cuda=place, **SIZE)
     want = cpu(PHOTOS, **SIZE, scale_mode=None, layout="NCHW")
     assert differences(host(buffer), want).max() <= CLOSE
@@ -72,7 +72,7 @@ def test_pictures_stretched_as_in_spdl(place: Any) -> None:
 
 @pytest.mark.parametrize("position", range(COUNT))
 @pytest.mark.parametrize("kind", ["cut short", "pixels"])
-def test_a_bad_picture_in_each_position(place: Any, kind: str, position: int) -> None:
+def test_a_bad_image_in_each_position(place: Any, kind: str, position: int) -> None:
     bad = PHOTOS[0][:400] if kind == "cut short" else png_with_wrong_data(photo(40, 30))
     srcs = [*PHOTOS]
     srcs[position] = bad

@@ -77,7 +77,7 @@ def test_a_window_without_frames_is_named() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("out of memory")])
-def test_a_full_device_is_told_with_sizes(
+def test_a_full_device_is_reported_with_sizes(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fails(*_: object) -> None:

@@ -219,7 +219,7 @@ def test_orientation_can_be_left_alone() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_crop_is_of_the_upright_picture(orientation: int) -> None:
+def test_crop_is_of_the_upright_image(orientation: int) -> None:
     packets = sm.demux_video(oriented_clip(orientation))
     sides = {"crop_left": 2, "crop_top": 4, "crop_right": 6, "crop_bottom": 8}
     got = decode_packets_nvdec(packets, cuda=StandIn(), layout="NHWC", **sides)
@@ -359,7 +359,7 @@ def test_damage_is_raised_kept_or_dropped(media_dir: Any) -> None:
         assert np.array_equal(got, want.array[:, 0])
 
 
-def test_pictures_before_the_first_group_are_lead_in(media_dir: Any) -> None:
+def test_images_before_the_first_group_are_lead_in(media_dir: Any) -> None:
     """The file is a transport stream that begins within a GOP."""
     data = (media_dir / "video" / "mpeg4_320x240.ts").read_bytes()[188 * 40 :]
     got = load_video_nvdec(data, cuda=StandIn(), pix_fmt="nv12")

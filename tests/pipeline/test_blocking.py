@@ -217,7 +217,7 @@ def test_a_thread_of_to_thread_that_blocks_is_named(
     assert "Threads spdl_media to_thread-1 are daemons" in line
 
 
-def test_an_on_failure_that_blocks_is_told_with_its_input(
+def test_an_on_failure_that_blocks_is_reported_with_its_input(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     inside = threading.Event()
@@ -287,7 +287,7 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
     assert lines_of(caplog) == []
 
 
-def test_the_callers_loop_goes_on_while_a_run_is_stopped(
+def test_the_callers_loop_continues_while_a_run_is_stopped(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     """stop() waits for a thread that ends only when this loop runs."""

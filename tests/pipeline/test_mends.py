@@ -49,7 +49,7 @@ def die_if_negative(number: int) -> int:
     return number if number >= 0 else os._exit(3)
 
 
-def test_c1_an_exception_that_cannot_be_written_to_fails_its_item() -> None:
+def test_a_frozen_exception_fails_its_item() -> None:
     @dataclasses.dataclass(frozen=True)
     class FrozenError(Exception):
         code: int
@@ -69,7 +69,7 @@ def test_c1_an_exception_that_cannot_be_written_to_fails_its_item() -> None:
     assert [type(record.exception) for record in pipeline.failures] == [FrozenError, NotesError]
 
 
-def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
+def test_a_worker_that_cannot_be_replaced_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started = []
@@ -87,7 +87,7 @@ def test_c2_a_worker_that_cannot_be_replaced_ends_the_run(
         list(pipeline.get_iterator(timeout=WAIT))
 
 
-def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may arrive when the thread of the loop is already running."""
     start = threading.Thread.start
 
@@ -105,7 +105,7 @@ def test_c3_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.long)])
-def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
+def test_a_callers_executor_keeps_no_item(number: int) -> None:
     """Items are freed without a garbage collection."""
     alive = most = 0
 
@@ -143,7 +143,7 @@ def test_c4_a_callers_executor_keeps_no_item(number: int) -> None:
         pytest.param(112_000, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
-def test_c5_threads_of_calls_that_took_too_long_are_not_kept(
+def test_threads_of_calls_that_took_too_long_are_not_kept(
     number: int, num_threads: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="spdl_media.pipeline")
@@ -170,7 +170,7 @@ def test_c5_threads_of_calls_that_took_too_long_are_not_kept(
 
 
 @pytest.mark.parametrize("kind", ["function", "async", "generator"])
-def test_c6_no_more_waits_than_the_buffer_and_the_calls_hold(kind: str) -> None:
+def test_no_more_items_wait_than_the_buffer_and_the_calls_hold(kind: str) -> None:
     made = 0
 
     def make(item: int) -> int:
@@ -199,7 +199,7 @@ def test_c6_no_more_waits_than_the_buffer_and_the_calls_hold(kind: str) -> None:
 @pytest.mark.parametrize(
     ("size", "number"), [(1, 30), pytest.param(100_000_000, 30, marks=pytest.mark.long)]
 )
-def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> None:
+def test_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> None:
     """Even after quick items, only two stages, the sink and the consumer hold a few large items."""
     alive = most = 0
 
@@ -232,7 +232,7 @@ def test_c6_big_items_behind_quick_ones_wait_as_few(size: int, number: int) -> N
 
 
 @pytest.mark.parametrize("repetition", range(3))
-def test_c7_what_was_made_before_a_failure_is_delivered(repetition: int) -> None:
+def test_what_was_made_before_a_failure_is_delivered(repetition: int) -> None:
     bad = 60 + repetition
 
     def fail(item: int) -> int:
@@ -247,7 +247,7 @@ def test_c7_what_was_made_before_a_failure_is_delivered(repetition: int) -> None
     assert seen == list(range(bad))
 
 
-def test_c8_the_end_of_an_epoch_ends_no_other() -> None:
+def test_the_end_of_an_epoch_ends_no_other() -> None:
     """At each step in which one consumer handles the end of an epoch, another one begins the next epoch."""
     gate = threading.Event()
 
@@ -290,7 +290,7 @@ def test_c8_the_end_of_an_epoch_ends_no_other() -> None:
 
 
 @pytest.mark.parametrize("error", [CancelledError, BrokenExecutor])
-def test_c9_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exception]) -> None:
+def test_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exception]) -> None:
     def fail_at_one(item: int) -> int:
         if item == 1:
             raise error("of the item")
@@ -303,7 +303,7 @@ def test_c9_what_an_item_raises_does_not_end_a_callers_pool(error: type[Exceptio
         assert list(pipeline) == [0, 2, 3]
 
 
-def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
+def test_a_pipe_that_breaks_while_it_is_read_is_a_death(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connection = multiprocessing.connection.Connection
@@ -323,7 +323,7 @@ def test_c10_a_pipe_that_breaks_while_it_is_read_is_a_death(
     assert [type(record.exception) for record in pipeline.failures] == [WorkerDied]
 
 
-def test_c11_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
+def test_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
     async def cancel(item: int) -> int:
         task = asyncio.current_task()
         assert task is not None
@@ -337,7 +337,7 @@ def test_c11_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
             assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1, 2, 3]
 
 
-def test_c12_the_pauses_of_a_generator_are_no_waits_of_its_item() -> None:
+def test_pauses_of_a_generator_do_not_count_as_waits_of_its_item() -> None:
     def generate(_: int) -> Iterator[int]:
         yield from range(300)
 
@@ -351,7 +351,7 @@ def test_c12_the_pauses_of_a_generator_are_no_waits_of_its_item() -> None:
     assert stage.queue.average < 0.25
 
 
-def test_c12_a_wait_counts_before_it_ends() -> None:
+def test_a_wait_counts_before_it_ends() -> None:
     gate = threading.Event()
     pipeline = PipelineBuilder().add_source([1]).pipe(lambda _: gate.wait(WAIT)).build()
     with pipeline.auto_stop():
@@ -366,7 +366,7 @@ def test_c12_a_wait_counts_before_it_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "async", "generator", "async generator"])
-def test_c12_a_call_occupies_its_stage_while_it_runs(
+def test_a_call_occupies_its_stage_while_it_runs(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And not more: once, a call over three reports counted as 300% in the last one."""
@@ -404,7 +404,7 @@ def test_c12_a_call_occupies_its_stage_while_it_runs(
     assert all(int(part) <= 100 for part in found)
 
 
-def test_c13_an_open_file_that_a_source_gives_stays_open() -> None:
+def test_an_open_file_that_a_source_gives_stays_open() -> None:
     file = io.StringIO("a\nb\n")
 
     class Lines:
@@ -418,7 +418,7 @@ def test_c13_an_open_file_that_a_source_gives_stays_open() -> None:
             assert list(pipeline) == ["a\n", "b\n"]
 
 
-def test_c14_a_time_out_has_no_other_error_behind_it() -> None:
+def test_a_timeout_error_has_no_cause() -> None:
     gate = threading.Event()
     pipeline = PipelineBuilder().add_source([1]).pipe(lambda _: gate.wait(WAIT)).build()
     with pipeline.auto_stop():
@@ -428,7 +428,7 @@ def test_c14_a_time_out_has_no_other_error_behind_it() -> None:
     assert caught.value.__context__ is None
 
 
-def test_c15_threads_start_when_they_are_needed() -> None:
+def test_threads_start_when_they_are_needed() -> None:
     pipeline = PipelineBuilder().add_source([1, 2]).pipe(abs, concurrency=64).build(num_threads=64)
     with pipeline.auto_stop():
         assert sorted(pipeline) == [1, 2]
@@ -436,7 +436,7 @@ def test_c15_threads_start_when_they_are_needed() -> None:
         assert len(run.graph.all_threads()) <= 3
 
 
-def test_c16_a_hook_in_the_style_of_spdl_is_refused() -> None:
+def test_a_hook_in_the_style_of_spdl_is_refused() -> None:
     class Hook(TaskHook):
         def task_hook(self) -> None: ...
 

@@ -308,7 +308,7 @@ def test_a_hook_that_raises_at_the_start_leaves_no_process() -> None:
     assert Hook.ended == 1
 
 
-def test_a_factory_that_makes_something_else_is_told() -> None:
+def test_a_factory_that_makes_something_else_is_reported() -> None:
     pipeline = PipelineBuilder().add_source([1]).pipe(function).build(task_hook_factory=len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must return a TaskHook or None, and for stage 'function'"):
         pipeline.start()

@@ -225,7 +225,7 @@ def test_failures_are_counted() -> None:
         ),
     ],
 )
-def test_stages_without_inputs_are_told(builder: PipelineBuilder[Any], message: str) -> None:
+def test_stages_without_inputs_are_reported(builder: PipelineBuilder[Any], message: str) -> None:
     with pytest.raises(PipelineError, match=message):
         profile(builder)
 

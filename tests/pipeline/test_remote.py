@@ -156,7 +156,7 @@ ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
 }
 
 
-def test_an_error_comes_with_its_traceback_and_the_process_goes_on() -> None:
+def test_an_error_comes_with_its_traceback_and_the_process_continues() -> None:
     with iterate_in_subprocess(functools.partial(Faulty, *ERRORS), block_size=1 << 16) as items:
         for error, message, place in ERRORS.values():
             found: list[int] = []
@@ -168,7 +168,7 @@ def test_an_error_comes_with_its_traceback_and_the_process_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("how", "said"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
-def test_a_process_that_dies_is_told_of_and_replaced(how: str, said: str) -> None:
+def test_a_process_that_dies_is_reported_and_replaced(how: str, said: str) -> None:
     with iterate_in_subprocess(functools.partial(Items, how)) as items:
         for _ in range(2):
             iterator = iter(items)
@@ -177,7 +177,7 @@ def test_a_process_that_dies_is_told_of_and_replaced(how: str, said: str) -> Non
                 next(iterator)
 
 
-def test_a_process_that_is_killed_while_it_waits_is_told_of() -> None:
+def test_a_process_that_is_killed_while_it_waits_is_reported() -> None:
     with iterate_in_subprocess(functools.partial(Batches, 100), buffer_size=1) as batches:
         iterator = iter(batches)
         batch = next(iterator)
@@ -225,7 +225,7 @@ def test_wrong_arguments_are_refused_here() -> None:
         run_pipeline_in_subprocess(config, threads=3)  # type: ignore[call-arg]
 
 
-def test_what_fails_before_the_first_item_is_told_with_it() -> None:
+def test_what_fails_before_the_first_item_is_reported_with_it() -> None:
     with (
         iterate_in_subprocess(one) as number,  # type: ignore[arg-type]
         pytest.raises(TypeError, match="fn must return an iterable, not int"),
@@ -271,7 +271,7 @@ def test_a_pipeline_runs_there_each_iteration_one_epoch() -> None:
             assert {pid for _, pid in found}.isdisjoint({os.getpid()})
 
 
-def test_a_continuous_source_goes_on_between_epochs() -> None:
+def test_a_continuous_source_continues_between_epochs() -> None:
     builder = PipelineBuilder().add_source(range(4), continuous=True).aggregate(3)
     with run_pipeline_in_subprocess(builder.get_config()) as pipeline:
         for _ in range(3):
@@ -410,7 +410,7 @@ def test_cached_items_come_again_when_the_loader_is_not_asked_any_more() -> None
     assert list(cache_iterator([], 1)) == []
 
 
-def test_a_loader_that_is_not_needed_any_more_is_let_go() -> None:
+def test_a_loader_that_is_not_needed_any_more_is_released() -> None:
     ended: list[str] = []
 
     def generate() -> Iterator[int]:

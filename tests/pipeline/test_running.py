@@ -64,7 +64,7 @@ def test_a_broken_off_iteration_stops_what_it_started() -> None:
     assert pipeline_threads() == []
 
 
-def test_an_iterable_is_read_anew_after_a_break() -> None:
+def test_an_iterable_is_read_again_after_a_break() -> None:
     pipeline = build()
 
     assert next(iter(pipeline)) == 1
@@ -245,7 +245,7 @@ def test_a_stop_during_start() -> None:
     assert list(pipeline) == list(range(1, 11))
 
 
-def test_what_is_told_during_start() -> None:
+def test_what_is_reported_during_start() -> None:
     starting, go_on = threading.Event(), threading.Event()
 
     def slow_factory(_: str) -> None:

@@ -93,7 +93,7 @@ def test_a_call_that_comes_back_late_changes_nothing(gate: threading.Event) -> N
     assert pipeline.statistics().stages[0].calls.number == 3
 
 
-def test_a_generator_that_goes_on_late_is_closed_and_its_values_are_dropped(
+def test_a_generator_that_continues_late_is_closed_and_its_values_are_dropped(
     gate: threading.Event,
 ) -> None:
     """Also while ``on_failure`` runs and the item has not left its stage."""
