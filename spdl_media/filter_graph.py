@@ -98,7 +98,7 @@ class _Port:
         # Only options that both sides state are compared: a buffer node may omit some.
         is_other = any(self.options.get(name, value) != value for name, value in given.items())
         if is_other or (self.declared and self.time_base and base and base != self.time_base):
-            takes, are = _in_words(self.options), _in_words(given)
+            takes, are = _described(self.options), _described(given)
             what = f"the input {self.name} takes {takes}, but the frames are {are}"
             raise graph_error(desc, what)
 
@@ -113,7 +113,7 @@ class _Port:
         return self.time_base
 
 
-def _in_words(options: dict[str, str]) -> str:
+def _described(options: dict[str, str]) -> str:
     """Write size and format for a message; empty: none are stated."""
     parts = map(options.get, ("video_size", "pix_fmt", "sample_fmt", "channel_layout"))
     rate = options.get("sample_rate")
@@ -296,7 +296,7 @@ class FilterGraph:
                 *((names[link[0]], names[link[2]]) for link in self._wiring.links),
                 *((names[port.node], port.name) for port in self._outputs if not port.declared),
             ]
-            lines = [f"{p.name} ({_in_words(p.options) or p.kind})" for p in self._inputs]
+            lines = [f"{p.name} ({_described(p.options) or p.kind})" for p in self._inputs]
             return "\n".join([*lines, *map(" -> ".join, arrows)])
 
     def __repr__(self) -> str:

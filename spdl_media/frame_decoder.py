@@ -395,15 +395,15 @@ class Route(Generic[P]):
         if self._waiting:
             self._take(self.filter.flush())
         if self._waiting:
-            raise self._uneven("fewer")
+            raise self._count_error("fewer")
 
     def _take(self, frames: Iterable[Any]) -> None:
         for frame in frames:
             if not self._waiting:
-                raise self._uneven("more")
+                raise self._count_error("more")
             self._put(self._waiting.popleft(), frame)
 
-    def _uneven(self, how: str) -> FilterError:
+    def _count_error(self, how: str) -> FilterError:
         return FilterError(
             f"frames are asked for by number, and the filters give {how} frames than they take. Use filters "
             "that give one for each",

@@ -212,7 +212,7 @@ class Handover:
         self._used_on(stream)
 
 
-class _Line:
+class _Pending:
     """Pending copies of one stream, their number, and the thread that waits for them."""
 
     __slots__ = ("num_kept", "queue", "thread")
@@ -237,51 +237,51 @@ class Keeper:
 
     def _start(self) -> None:
         self._changed = threading.Condition()
-        self._lines: dict[Hashable, _Line] = {}
+        self._pending: dict[Hashable, _Pending] = {}
 
     @property
     def num_kept(self) -> int:
         """Number of objects that are kept now."""
-        return sum(line.num_kept for line in list(self._lines.values()))
+        return sum(entry.num_kept for entry in list(self._pending.values()))
 
     def keep(self, stream: Hashable, event: Event, kept: object) -> None:
         """Keep an object until an event completes. Events of one stream complete in order."""
         with self._changed:
-            line = self._lines.setdefault(stream, _Line())
-            line.num_kept += 1
-            line.queue.put((event, kept))
-            if line.thread is None:
+            entry = self._pending.setdefault(stream, _Pending())
+            entry.num_kept += 1
+            entry.queue.put((event, kept))
+            if entry.thread is None:
                 # A daemon thread inside PyTorch's C++ code would abort the process at exit. This one waits in
                 # ctypes, where it just ends.
-                line.thread = threading.Thread(
-                    target=self._run, args=(stream, line), name=f"spdl_media {stream}", daemon=True
+                entry.thread = threading.Thread(
+                    target=self._run, args=(stream, entry), name=f"spdl_media {stream}", daemon=True
                 )
-                line.thread.start()
+                entry.thread.start()
 
     def drain(self, limit: float) -> bool:
         """Wait at most ``limit`` seconds until nothing is kept. Return whether that was reached."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.num_kept, limit)
 
-    def _run(self, stream: Hashable, line: _Line) -> None:
-        while self._wait_for_next(stream, line):
+    def _run(self, stream: Hashable, entry: _Pending) -> None:
+        while self._wait_for_next(stream, entry):
             pass
 
-    def _wait_for_next(self, stream: Hashable, line: _Line) -> bool:
+    def _wait_for_next(self, stream: Hashable, entry: _Pending) -> bool:
         try:
-            event, kept = line.queue.get(timeout=_IDLE)
+            event, kept = entry.queue.get(timeout=_IDLE)
         except Empty:
             with self._changed:
-                if is_idle := line.queue.empty() and self._lines.get(stream) is line:
-                    del self._lines[stream]
-                return not is_idle and self._lines.get(stream) is line
+                if is_idle := entry.queue.empty() and self._pending.get(stream) is entry:
+                    del self._pending[stream]
+                return not is_idle and self._pending.get(stream) is entry
         # A failed device no longer reads the memory, and its next user gets the error. The thread continues,
         # because the next objects must be released, too.
         with suppress(Exception):
             event.synchronize()
         del kept  # released before the next wait, not after it
         with (changed := self._changed):
-            line.num_kept -= 1
+            entry.num_kept -= 1
             changed.notify_all()
         return True
 

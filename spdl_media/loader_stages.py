@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _Call: TypeAlias = Callable[[Any], Any]
 
 
-class _One:
+class _SingleResult:
     """Context of a call with one result: tags it, or marks its samples as done if there is no result."""
 
     def __init__(self, tagged: Any, ledger: Ledger) -> None:
@@ -62,7 +62,7 @@ class _One:
         return tag_result(value, self._tags, self._ledger)
 
 
-class _Several(_One):
+class _SeveralResults(_SingleResult):
     """Context of a call with several samples of one item, which are tagged with their offsets."""
 
     def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
@@ -99,7 +99,7 @@ def _function(call: _Call, ledger: Ledger) -> _Call:
 
 def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(tagged: Any) -> Tagged | None:
-        with _One(tagged, ledger) as one:
+        with _SingleResult(tagged, ledger) as one:
             return one.tag(await call(tagged))
 
     return stage
@@ -107,7 +107,7 @@ def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
 
 def _generator_function(call: _Call, ledger: Ledger) -> _Call:
     def stage(item: Tagged) -> Iterator[Tagged]:
-        with _Several(item, ledger) as several:
+        with _SeveralResults(item, ledger) as several:
             yield from filter(None, map(several.tag, call(item)))
 
     return stage
@@ -115,7 +115,7 @@ def _generator_function(call: _Call, ledger: Ledger) -> _Call:
 
 def _async_generator_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(item: Tagged) -> AsyncIterator[Tagged]:
-        with _Several(item, ledger) as several:
+        with _SeveralResults(item, ledger) as several:
             async with aclosing(call(item)) as values:
                 async for value in values:
                     if sample := several.tag(value):
@@ -274,7 +274,7 @@ class LoaderStages:
         """Make the stages for items: a single one if replacements, an executor or a cache need one call."""
         if self._stand_ins or self._executor or self._cache:
             if self._steps:
-                yield self._whole()
+                yield self._single_stage()
             return
         if self._fetch is not None:
             # Also in threads, because reading an item of a dataset often takes most of the time.
@@ -283,7 +283,7 @@ class LoaderStages:
             options = self._parallel(self._preprocessor)
             yield self._tagged(self._preprocessor, draws=True, **options)
 
-    def _whole(self) -> PipeConfig:
+    def _single_stage(self) -> PipeConfig:
         # An instance, not a closure, because it is pickled for processes.
         kind = AsyncItemCall if "async" in map(kind_of, self._steps) else ItemCall
         call: Callable[..., Any] = kind(self._steps, self._rng_key)
@@ -313,7 +313,7 @@ class LoaderStages:
             return await self._cache.sample(item, partial(make, item, position))
 
         async def stage(tagged: Tagged) -> Tagged | None:
-            with _One(tagged, self._ledger) as one:
+            with _SingleResult(tagged, self._ledger) as one:
                 try:
                     return one.tag(await load(tagged.value, tagged.tags[0][0]))
                 except BaseException as error:
@@ -323,10 +323,10 @@ class LoaderStages:
                 # Outside of the handler, otherwise `error` would be the context of all later errors.
                 return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
 
-        return stage if is_async else lambda tagged: _finished(stage(tagged))
+        return stage if is_async else lambda tagged: _result_of(stage(tagged))
 
 
-def _finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)

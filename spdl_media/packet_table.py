@@ -114,7 +114,7 @@ def mp4_table(
         return None
     if codec.name in _TOLD_BY_PACKETS and len(samples.dts) > 1 and samples.is_key.all():
         return None
-    table = _placed(samples, stream)
+    table = _on_ffmpeg_clock(samples, stream)
     if table is None:
         return None
     # FFmpeg computes the start time from the same tables. It must lie in the first frame, where an edit may
@@ -126,7 +126,7 @@ def mp4_table(
     return table if is_right and not is_unset else None
 
 
-def _placed(samples: Samples, stream: Any) -> PacketTable | None:
+def _on_ffmpeg_clock(samples: Samples, stream: Any) -> PacketTable | None:
     """Put samples on FFmpeg's clock, with edit lists applied; ``None`` if FFmpeg's index disagrees."""
     entries, total = stream.index_entries, len(samples.dts)
     count = len(entries)
@@ -217,10 +217,10 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
         (track,) = [one for one in _boxes(moov, "trak") if _track_id(one) == track_id]
-        samples = _tabled(track, size)
+        samples = _samples_in_tables(track, size)
         if not runs:
             return samples
-        return None if len(samples.dts) else _joined(runs)
+        return None if len(samples.dts) else _join_runs(runs)
     # Boxes are missing, too short, or have impossible values.
     except (StopIteration, struct.error, ValueError, IndexError, OverflowError):
         return None
@@ -250,7 +250,7 @@ def _track_id(track: memoryview) -> int:
     return int(number)
 
 
-def _tabled(track: memoryview, size: int) -> Samples:
+def _samples_in_tables(track: memoryview, size: int) -> Samples:
     """Return the samples in the tables of a track, in a file of this size."""
     stbl = next(_boxes(track, "mdia/minf/stbl"))
     same, count = struct.unpack_from(">II", next(_boxes(stbl, "stsz")), 4)
@@ -264,7 +264,7 @@ def _tabled(track: memoryview, size: int) -> Samples:
     is_key[_table(stbl, "stss", ">u4").astype(np.int64) - 1] = True
     if next(_boxes(stbl, "stss"), None) is None:
         is_key[:] = True
-    return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _places(stbl, sizes), is_key)
+    return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _offsets(stbl, sizes), is_key)
 
 
 def _check_fits(count: int, sample_size: int, size: int) -> None:
@@ -279,7 +279,7 @@ def _repeated(values: Any, counts: Any, total: int) -> Ticks:
     return np.repeat(values.astype(np.int64), counts)
 
 
-def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
+def _offsets(stbl: memoryview, sizes: Ticks) -> Ticks:
     """Return the file offsets of samples, which are contiguous in chunks."""
     chunks = _table(stbl, "stco", ">u4")
     if not len(chunks):
@@ -290,10 +290,10 @@ def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)
     if len(counts) != len(chunks) or counts.sum() != len(sizes):
         raise ValueError("chunks that do not hold the samples")
-    return _laid(sizes, chunks.astype(np.int64), counts)
+    return _starts(sizes, chunks.astype(np.int64), counts)
 
 
-def _laid(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
+def _starts(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
     """Return the start of each item: runs of ``counts`` consecutive items begin at ``starts``."""
     # Starts without gaps between the runs, and the gap before each run.
     closed = np.cumsum(lengths) - lengths
@@ -363,7 +363,7 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
     return rows, position
 
 
-def _joined(runs: list[_Run]) -> Samples:
+def _join_runs(runs: list[_Run]) -> Samples:
     """Concatenate the samples of all runs, in the order of the file."""
     starts, now = [], 0
     for start, rows, _ in runs:
@@ -372,8 +372,8 @@ def _joined(runs: list[_Run]) -> Samples:
     counts = np.array([len(rows) for _, rows, _ in runs])
     places = np.array([place for _, _, place in runs], np.int64)
     durations, sizes, flags, offsets = np.concatenate([rows for _, rows, _ in runs]).T
-    dts = _laid(durations, np.array(starts, np.int64), counts)
+    dts = _starts(durations, np.array(starts, np.int64), counts)
     if (np.diff(dts) < 0).any():
         raise ValueError("fragments that overlap, of which FFmpeg leaves some out")
     is_key = flags & _IS_NO_KEY == 0
-    return Samples(dts, offsets, durations, _laid(sizes, places, counts), is_key, is_listed=False)
+    return Samples(dts, offsets, durations, _starts(sizes, places, counts), is_key, is_listed=False)

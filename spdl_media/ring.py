@@ -236,19 +236,19 @@ class Sender:
         try:
             if is_alone and landed:
                 box.clear()
-                self._part_from(arrays, places)
+                self._drop_used(arrays, places)
             copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
             copies = iter(self._copy(copied) if copied else ())
         except BaseException:
-            self._take_back(landed)
+            self._release(landed)
             raise
-        self._take_back(landed - {place[0] for place in places if place is not None})
+        self._release(landed - {place[0] for place in places if place is not None})
         found = [
             (*(place or next(copies)), size) for place, size in zip(places, sizes, strict=True)
         ]
         return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
 
-    def _part_from(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
+    def _drop_used(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
         """Clear the places of arrays whose block is still in use here, so that they are copied."""
         for index, place in enumerate(places):
             if place is not None:
@@ -261,7 +261,7 @@ class Sender:
                 place if place and self._num_holders[place[0]] == 1 else None for place in places
             ]
 
-    def _take_back(self, numbers: Iterable[int]) -> None:
+    def _release(self, numbers: Iterable[int]) -> None:
         """Release blocks that were not sent after all."""
         for number in numbers:
             _tell_free(self._freeing, number)
@@ -287,7 +287,7 @@ class Sender:
                 places.append((number, start))
                 start += _aligned(array.nbytes)
         except BaseException:
-            self._take_back((number,))
+            self._release((number,))
             raise
         return places
 

@@ -210,7 +210,7 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
             kept.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
     shell = b"".join(kept)
     whole = check_complete(codec, shell, size if codec == "webp" else None) is None
-    return stills.first_orientation(_STATEMENTS[codec](memoryview(shell))) if whole else None
+    return stills.first_orientation(_METADATA_READERS[codec](memoryview(shell))) if whole else None
 
 
 def exif_orientation(data: Bytes) -> int:
@@ -232,28 +232,28 @@ def exif_orientation(data: Bytes) -> int:
         TypeError: ``data`` is not a contiguous buffer.
     """
     codec = stills.still_codec(data)
-    if codec not in _STATEMENTS:
+    if codec not in _METADATA_READERS:
         return 1
     try:
-        return stills.first_orientation(_STATEMENTS[codec](memoryview(data).cast("B")))
+        return stills.first_orientation(_METADATA_READERS[codec](memoryview(data).cast("B")))
     except struct.error:
         return 1  # truncated metadata is no reason to refuse the image
 
 
 # Metadata that may state the orientation: whether it is XMP (else Exif), and the block.
-_Found: TypeAlias = "Iterator[tuple[bool, Bytes]]"
+_Blocks: TypeAlias = "Iterator[tuple[bool, Bytes]]"
 
 
 _XMP_TAG = 700
 
 
-def _tiff_tags(view: memoryview) -> _Found:
+def _tiff_tags(view: memoryview) -> _Blocks:
     yield False, view
     if (entry := parts.tiff_entry(view, _XMP_TAG)) is not None:
         yield True, entry[2]
 
 
-def _jpeg_segments(view: memoryview) -> _Found:
+def _jpeg_segments(view: memoryview) -> _Blocks:
     for marker, start, end in parts.jpeg_segments(view):
         if marker in (parts.JPEG_SCAN, parts.JPEG_END):
             return
@@ -261,7 +261,7 @@ def _jpeg_segments(view: memoryview) -> _Found:
             yield from stills.jpeg_metadata(view[start:end])
 
 
-def _png_chunks(view: memoryview) -> _Found:
+def _png_chunks(view: memoryview) -> _Blocks:
     for kind, start, end in parts.PNG.of(view):
         if kind == b"eXIf":
             yield False, view[start:end]
@@ -295,13 +295,13 @@ def _text(kind: bytes, content: bytes) -> bytes:
         return b""
 
 
-def _webp_chunks(view: memoryview) -> _Found:
+def _webp_chunks(view: memoryview) -> _Blocks:
     for kind, start, end in parts.RIFF.of(view):
         if kind in (b"EXIF", b"XMP "):
             yield kind == b"XMP ", view[start:end]
 
 
-_STATEMENTS: Mapping[str | None, Callable[[memoryview], _Found]] = {
+_METADATA_READERS: Mapping[str | None, Callable[[memoryview], _Blocks]] = {
     "mjpeg": _jpeg_segments,
     "jpegls": _jpeg_segments,
     "png": _png_chunks,

@@ -270,7 +270,7 @@ _KNOWN = {
     0xEE: (b"Adobe",),
 }
 # Comments that make FFmpeg treat the image as upside down, limited range, or one of several.
-_TELLING = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
+_HEEDED_COMMENTS = (b"AVID", b"CS=", b"Intel(R) JPEG", b"Metasoft", b"MULTISCOPE")
 
 _YCC = 1  # Adobe's number for YCbCr
 _YCC_IDS = (b"\1\2\3", b"\0\1\2")
@@ -335,13 +335,13 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
             return None
         position = end
         if marker in (_DHT, _DQT):
-            tables |= _defined(marker, bytes(data[start:end]))
+            tables |= _tables_in(marker, bytes(data[start:end]))
         elif marker == JPEG_SCAN:
             break
         elif marker in (_SOF0, _SOF1, _SOF2):
             frame, frame_marker = bytes(data[start:end]), marker
         elif marker >= _APP0:
-            ordinary = ordinary and _is_ordinary(marker, bytes(data[start : min(end, start + 16)]))
+            ordinary = ordinary and _is_ignored(marker, bytes(data[start : min(end, start + 16)]))
             if marker == JPEG_APP1:
                 metadata += jpeg_metadata(memoryview(data)[start:end])
         # Arithmetic coding, lossless frames and the like: FFmpeg decides.
@@ -356,26 +356,26 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
     stands_alone = (
         is_ycc
         and frame_marker == _SOF0
-        and _brings(tables, depth_and_parts, bytes(data[start:end]))
+        and _has_all_tables(tables, depth_and_parts, bytes(data[start:end]))
     )
     orientation = first_orientation(metadata) if metadata else 1
     return JpegHead(orientation, width, height, pix_fmt, is_ycc, stands_alone)
 
 
-def _is_ordinary(marker: int, begin: bytes) -> bool:
+def _is_ignored(marker: int, begin: bytes) -> bool:
     """Whether FFmpeg's decoder ignores an application segment or a comment that begins so."""
     if marker == _COM:
-        return not begin.startswith(_TELLING)
+        return not begin.startswith(_HEEDED_COMMENTS)
     if not begin.startswith(_KNOWN.get(marker, ())):
         return False
     return marker != _APP14 or (len(begin) >= 12 and begin[11] == _YCC)
 
 
 # A cache, because cameras and programs write the same parts of a header again and again.
-_remembered = lru_cache(maxsize=256)
+_cached = lru_cache(maxsize=256)
 
 
-@_remembered
+@_cached
 def _format_of(frame: bytes) -> str | None:
     """Return the pixel format of a frame header without size: 8-bit gray, or YCbCr with usual sampling."""
     if frame[:2] == b"\x08\x01":
@@ -389,8 +389,8 @@ def _format_of(frame: bytes) -> str | None:
 _QUANTISATION = 32
 
 
-@_remembered
-def _defined(marker: int, body: bytes) -> int:
+@_cached
+def _tables_in(marker: int, body: bytes) -> int:
     """Return the tables that a segment defines; none if they do not fill it exactly."""
     position = tables = 0
     while position < len(body):
@@ -406,8 +406,8 @@ def _defined(marker: int, body: bytes) -> int:
     return tables if position == len(body) else 0
 
 
-@_remembered
-def _brings(tables: int, frame: bytes, scan: bytes) -> bool:
+@_cached
+def _has_all_tables(tables: int, frame: bytes, scan: bytes) -> bool:
     """Whether the scan has all three components completely, and their tables were defined."""
     # The end of the scan header: all 64 coefficients at full precision, unlike a progressive scan.
     if len(scan) != 10 or scan[0] != 3 or scan[7:] != b"\0\x3f\0":

@@ -290,8 +290,8 @@ class ConstantRate(Generic[T]):
         self._is_placed = True
         # In integers: fractions would take as long as all other work for a frame.
         shift = (start + _TOLERANCE) * self._rate
-        self._to_number = _whole(self._source_base * self._rate, -shift)
-        self._to_pts = _whole(1 / (self._rate * self.time_base), start / self.time_base)
+        self._to_number = _integer_terms(self._source_base * self._rate, -shift)
+        self._to_pts = _integer_terms(1 / (self._rate * self.time_base), start / self.time_base)
         if self._window.end is not None:
             self._stop = math.ceil((self._window.end + self._zero) * self._rate - shift)
 
@@ -321,7 +321,7 @@ class ConstantRate(Generic[T]):
                 yield self._shown, (2 * (moment * factor + offset) + divisor) // (2 * divisor)
 
 
-def _whole(factor: Fraction, offset: Fraction) -> tuple[int, int, int]:
+def _integer_terms(factor: Fraction, offset: Fraction) -> tuple[int, int, int]:
     """Return integers ``(a, b, c)`` such that ``(a * x + b) / c`` is ``factor * x + offset``."""
     divisor = math.lcm(factor.denominator, offset.denominator)
     return int(factor * divisor), int(offset * divisor), divisor

@@ -74,7 +74,7 @@ def _to_device(
     """
     # Only C-contiguous memory can be copied in one piece.
     source = np.require(array, requirements="C")
-    with _said(f"{source.nbytes} bytes to CUDA device {device.index}"):
+    with _copy_errors(f"{source.nbytes} bytes to CUDA device {device.index}"):
         block = device.empty(source.shape, source.dtype, config.allocator)
         is_direct = source.nbytes <= _SMALL or is_pinned(device.index, source.ctypes.data)
         if is_direct:
@@ -171,7 +171,7 @@ def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def _copy_errors(what: str) -> Iterator[None]:
     """Translate errors of a copy to TransferError, with the description of what was copied."""
     try:
         yield
@@ -207,7 +207,7 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     device = open_device(cuda_config(buffer.device_index), "transfer_buffer_cpu")
     memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
     target = memory.view(buffer.dtype).reshape(buffer.shape)
-    with _said(f"{buffer.nbytes} bytes from {buffer.device}"):
+    with _copy_errors(f"{buffer.nbytes} bytes from {buffer.device}"):
         buffer.wait_on(device.stream)
         device.copy("DtoH", target, in_place(buffer.array))
         device.record().synchronize()
@@ -303,7 +303,7 @@ def _moved(
         _warn_once(f"{function} copies nothing, because no CUDA device can be used here: {reason}")
         return batch
     device = open_device(config, function)
-    with _said(f"a batch {way} CUDA device {device.index}"):
+    with _copy_errors(f"a batch {way} CUDA device {device.index}"):
         result: T = map_nested(batch, lambda value: move(value, device, config))
         device.record().synchronize()
     return result

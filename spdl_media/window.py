@@ -153,7 +153,7 @@ def read_video(
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
         keep = nbytes == math.inf
-        packets, _ = _begun(container, start, {index: _key_test(start)}, keep=keep)
+        packets, _ = _seek_packets(container, start, {index: _key_test(start)}, keep=keep)
     run = _VideoRun(window.ticks(codec.time_base, container.zero))
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
@@ -225,7 +225,7 @@ def audio_packets(
     index, codec = container.audio(stream_index)
     start = _audio_start(container, codec, window)
     begins = _sample_test(container, index, codec, start)
-    packets, exact = _begun(container, start, {index: begins}, keep=keep)
+    packets, exact = _seek_packets(container, start, {index: begins}, keep=keep)
     if exact:
         packets = _from_last(packets, codec, start, begins)
     stop = _audio_stop(container, codec, window, exact=exact)
@@ -290,7 +290,7 @@ def read_clip(
     with container.reading():
         codec = with_x264_build(container, index, codec, video_start)
         tests = {index: _key_test(video_start), audio_index: begins}
-        packets, exact = _begun(container, place, tests)
+        packets, exact = _seek_packets(container, place, tests)
         frames = _VideoRun(window.ticks(codec.time_base, container.zero), video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
@@ -408,7 +408,7 @@ def _sample_test(container: Container, index: int, codec: AudioCodec, start: int
     )
 
 
-def _begun(
+def _seek_packets(
     container: Container, place: int | None, tests: dict[int, Begins], *, keep: bool = True
 ) -> tuple[Iterator[AvPacket], bool]:
     """Return packets from where decoding can begin; the second result is False for the start of the file.
