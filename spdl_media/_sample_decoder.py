@@ -244,8 +244,9 @@ class SampleDecoder(OpenDecoder):
             return  # after a seek, an MP3 frame may need bits of frames before the position
         # A tag or padding, if no frame follows: see decode.
         if packet is not None and self._codec.name in _BARE_FRAMES and not _has_frame(packet):
-            self._tail = self._tail or self._error(text, packet.pts)
-            self._tail.__cause__ = error
+            if self._tail is None:
+                self._tail = self._error(text, packet.pts)
+                self._tail.__cause__ = error
             return
         self._lose(self._error(text, None if packet is None else packet.pts), error)
 
