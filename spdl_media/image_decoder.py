@@ -29,7 +29,7 @@ from spdl_media.fast_images import (
     has_limited_gray,
     without_graph,
 )
-from spdl_media.filters import PictureFilter
+from spdl_media.filters import FrameFilter, PictureFilter
 from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
 from spdl_media.operations import PictureOps, picture_ops
@@ -48,8 +48,7 @@ from spdl_media.parts import Bytes
 from spdl_media.still_faults import is_avif
 from spdl_media.window import PILLOW_TIME_BASE
 
-PILLOW: Final = "pillow"
-"""The only decoder name of ``decode_config`` that is not FFmpeg's."""
+PILLOW: Final = "pillow"  # the only decoder name of decode_config that is not FFmpeg's
 
 
 class DecodedImage(NamedTuple):
@@ -94,6 +93,9 @@ def decode_image(
     # Otherwise glibc would return the memory of each small image to the system and request it again.
     keep_freed_memory()
     try:
+        # A bad description is reported before damage in the data.
+        if isinstance(filter_desc, str) and picture_ops(filter_desc) is None:
+            FrameFilter(filter_desc, kind="video")
         if config.downscale is not None:
             small = _decode_downscaled(packets, filter_desc, config)
             if small is not None:
@@ -204,8 +206,7 @@ def _no_picture(packets: ImagePackets) -> DecodeError:
 
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")
-# Decoders of larger images are not kept: they keep the memory of the last image, and the time to open one is
-# negligible.
+# Decoders of larger images are not kept: they keep the memory of the last image.
 _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
