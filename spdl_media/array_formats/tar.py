@@ -146,8 +146,8 @@ class Archive:
         self._position = 0
         self._member: str | None = None
         # Records of "g" headers, for all later members, and of "L" and "x" headers, for the next member only.
-        self._of_all: dict[bytes, bytes] = {}
-        self._of_next: dict[bytes, bytes] = {}
+        self._global_records: dict[bytes, bytes] = {}
+        self._next_records: dict[bytes, bytes] = {}
 
     def close(self) -> None:
         """Close the source, unless the caller owns it. An ``Input`` is closed by its owner."""
@@ -168,11 +168,11 @@ class Archive:
             self.offset = self._position + padding
             block = bytes(self._next(padding + _BLOCK)[padding:])
             if block == _NO_BLOCK:
-                if self._of_next:
+                if self._next_records:
                     where = "behind it " if self._member is not None else ""
                     self.fail(f"the pax header or long name {where}belongs to no member")
                 return
-            if not self._of_next:
+            if not self._next_records:
                 self.member_offset = self.offset
             size, kind = self._next_header(block)
             padding = 0 if kind in _WITHOUT_DATA else -size % _BLOCK
@@ -201,14 +201,14 @@ class Archive:
             name, size, kind = _parse_header(block)
             if kind in _SPECIAL:
                 return size, kind
-            if self._of_next or self._of_all:
-                records, self._of_next = {**self._of_all, **self._of_next}, {}
+            if self._next_records or self._global_records:
+                records, self._next_records = {**self._global_records, **self._next_records}, {}
                 name, size, kind = _with_pax(records, name, size, kind)
         except tarfile.HeaderError as error:
             if self.offset == 0 and isinstance(error, _ChecksumError):
-                self._check_unpacked(block)
+                self._check_uncompressed(block)
                 self.fail(f"is not a tar archive: it begins with {block[:16]!r}", error)
-            self._fail_behind(str(error), error)
+            self._fail_at_header(str(error), error)
         self._member = str(name, "utf-8", "surrogateescape")
         if kind in _REFUSED:
             self.fail(_REFUSED[kind])
@@ -234,7 +234,7 @@ class Archive:
         return data
 
     def _skip(self, size: int) -> bytes:
-        if self._of_all:
+        if self._global_records:
             self.fail(
                 "stands behind a pax header that renames or resizes all members, so it is not read by its "
                 "position. Write the archive anew, or read it by iter_samples"
@@ -246,32 +246,32 @@ class Archive:
         """Read an extra header, which describes the next member or all later ones."""
         if size > _MAX_HEADER_SIZE:
             what = f"has a pax header or long name of {size} bytes"
-            self._fail_behind(f"{what}; {_MAX_HEADER_SIZE} are the most read")
+            self._fail_at_header(f"{what}; {_MAX_HEADER_SIZE} are the most read")
         data = bytes(self._next(size))
         if len(data) < size:
             found = f"{len(data)} of {size} bytes of a pax header or long name are there"
-            self._fail_behind(f"is cut short: {found}")
+            self._fail_at_header(f"is cut short: {found}")
         if kind == _LONG_NAME:
-            self._of_next[b"path"] = data.partition(b"\0")[0]
+            self._next_records[b"path"] = data.partition(b"\0")[0]
         elif kind != _LONG_LINK:
             try:
                 records = _parse_pax(data)
             except tarfile.HeaderError as error:
-                self._fail_behind(str(error), error)
-            (self._of_all if kind == _PAX_GLOBAL else self._of_next).update(records)
+                self._fail_at_header(str(error), error)
+            (self._global_records if kind == _PAX_GLOBAL else self._next_records).update(records)
 
-    def _fail_behind(self, message: str, cause: Exception | None = None) -> NoReturn:
+    def _fail_at_header(self, message: str, cause: Exception | None = None) -> NoReturn:
         """Raise an error about the header that is being read. The message names the member before it."""
         self.fail(f"the header behind it {message}" if self._member is not None else message, cause)
 
     def _fail_end(self, block: bytes) -> NoReturn:
-        self._check_unpacked(block)
+        self._check_uncompressed(block)
         if self.offset == 0:
             self.fail(f"is not a tar archive: it has {len(block)} bytes, less than a header")
         where = "within the header behind it" if block else "behind it: there is no end mark"
         self.fail(f"the archive is cut short {where}")
 
-    def _check_unpacked(self, block: bytes) -> None:
+    def _check_uncompressed(self, block: bytes) -> None:
         for magic, name in _PACKED.items():
             if self.offset == 0 and block.startswith(magic):
                 self.fail(f"is packed by {name}; unpack it on the way in, as with {name}.open(...)")

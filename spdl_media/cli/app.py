@@ -143,7 +143,7 @@ def run(arguments: Sequence[str] | None) -> int:
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # becomes a message and an exit status
         if "--debug" in given:
             traceback.print_exc()
-        status = _tell(error)
+        status = _report_error(error)
         with contextlib.suppress(OSError):
             _flush()
     return status or 0
@@ -163,7 +163,7 @@ def _flush() -> None:
         raise
 
 
-def _tell(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Write the message of an error to stderr; return the exit status."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return 130

@@ -94,7 +94,7 @@ def cuda_capabilities(device_index: SupportsIndex = 0) -> CUDACapabilities:
     Thread safety: safe.
     """
     index = as_cuda_config(device_index).device_index
-    parts = {name: _tried(find) for name, find in _PARTS.items()}
+    parts = {name: _check(find) for name, find in _PARTS.items()}
     found = {name: _capability(name, parts, index) for name in _NEEDS}
     return CUDACapabilities(**found, parts=parts)
 
@@ -109,11 +109,11 @@ def _capability(name: str, parts: Mapping[str, Capability], index: int) -> Capab
         return Capability(available=False, reason="; ".join(reasons), missing=names)
     # All parts exist, but there may be no device with this number.
     if name in ("dali", "nvjpeg"):
-        return _tried(lambda: check_device(index))
-    return _tried(lambda: open_device(as_cuda_config(index), "transfer"))
+        return _check(lambda: check_device(index))
+    return _check(lambda: open_device(as_cuda_config(index), "transfer"))
 
 
-def _tried(find: Callable[[], object]) -> Capability:
+def _check(find: Callable[[], object]) -> Capability:
     try:
         find()
     except Exception as error:  # noqa: BLE001  # whatever a library raises is the reason

@@ -120,7 +120,7 @@ def _convert_nv12(
     if coeff is not None and coeff not in COEFFICIENTS:
         allowed = ", ".join(f"{number} ({name})" for number, name in COEFFICIENTS.items())
         raise ValueError(f"coeff must be one of {allowed}, not {coeff!r}")
-    device, arrays, (matrix, color_range) = _placed(buffers, cuda_config)
+    device, arrays, (matrix, color_range) = _device_and_views(buffers, cuda_config)
     # The default here is SPDL's, BT.709; decoding uses FFmpeg's, BT.601.
     matrix = (matrix or "bt709") if coeff is None else COEFFICIENTS[coeff]
     batches = [_planes_of(array) for array in arrays]
@@ -141,7 +141,7 @@ def _convert_nv12(
     return result
 
 
-def _placed(
+def _device_and_views(
     planes: Any, cuda_config: Any
 ) -> tuple[Device, list[Array], tuple[str | None, str | None]]:
     """Return the device of buffers, device views of them (see :func:`in_place`), and their matrix and range.

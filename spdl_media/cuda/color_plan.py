@@ -97,7 +97,7 @@ def line_taps(length: int, size: int, sub: int, algo: ScaleAlgo, *, stretch: boo
     weights = _kernel(algo, (places - centers[:, None]) / max(1.0, step))
     # Between samples, the weights of the kernel do not sum to 1.
     weights /= weights.sum(1, keepdims=True)
-    return _inside(places, weights, samples)
+    return _clamped(places, weights, samples)
 
 
 def _kernel(algo: ScaleAlgo, distance: Array) -> Array:
@@ -109,7 +109,7 @@ def _kernel(algo: ScaleAlgo, distance: Array) -> Array:
     return np.where(d < 1, near, np.where(d < 2, far, 0))
 
 
-def _inside(places: Array, weights: Array, samples: int) -> Taps:
+def _clamped(places: Array, weights: Array, samples: int) -> Taps:
     """Move windows inside the line; weights outside of it are added to the outermost sample."""
     size, width = places.shape
     first = np.clip(places[:, 0], 0, samples - width)

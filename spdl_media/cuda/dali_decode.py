@@ -216,7 +216,7 @@ def load_images(
     pool, files = slot_pool(index), _read_all(inputs, request, stopped)
     with pool.borrow() as slot:
         try:
-            made = _made(slot, files, request, hw_decoder_load)
+            made = _run_operators(slot, files, request, hw_decoder_load)
         except DALI_ERRORS as error:
             said = f"DALI says {str(error).strip() or type(error).__name__!r}"
             if not is_out_of_memory(error):
@@ -235,7 +235,7 @@ def load_images(
         return buffer
 
 
-def _made(
+def _run_operators(
     slot: Slot, files: Sequence[_File], request: FrameRequest, hw_decoder_load: float | None
 ) -> DaliBatch:
     """Decode, cut, scale, place, mirror, normalise and transpose images."""
@@ -262,7 +262,7 @@ def _made(
         size = [np.array([height, width], np.float32) for width, height in scaled]
         pictures = slot.run("Resize", pictures, scaler, {"size": size})
     if any(file.placement.scaled != file.placement.canvas for file in files):
-        pictures = _window(slot, pictures, [_shown(file) for file in files])
+        pictures = _window(slot, pictures, [_canvas_box(file) for file in files])
     is_float = values is not None and values.is_float
     layout = "CHW" if request.layout == "NCHW" else "HWC"
     if layout == "HWC" and not is_float and not any(file.mirror for file in files):
@@ -279,7 +279,7 @@ def _made(
     return slot.run("CropMirrorNormalize", pictures, finish, arguments)
 
 
-def _shown(file: _File) -> Box:
+def _canvas_box(file: _File) -> Box:
     """Return the box of the canvas relative to the scaled image; parts outside of it become borders."""
     placement = file.placement
     (width, height), left = placement.canvas, placement.left

@@ -96,7 +96,7 @@ def open_on_device(
         options={"primary_ctx": "0", "current_ctx": "1"},
         is_hw_owned=True,
     )
-    with TranslatedErrors(lambda text: _why_not(device_index, text, source)):
+    with TranslatedErrors(lambda text: _open_error(device_index, text, source)):
         context = CodecContext.create(name, "r", hwaccel=accel)
         context.thread_count = 1
         # This sets the pixel format, without which FFmpeg's AV1 decoder does not use the hardware.
@@ -106,7 +106,7 @@ def open_on_device(
     return context
 
 
-def _why_not(index: int, text: str, source: str) -> MediaError:
+def _open_error(index: int, text: str, source: str) -> MediaError:
     """Return the error for a decoder that does not open, from FFmpeg's message."""
     # FFmpeg's messages when dlsym does not find a function.
     if "dynamically load" not in text and "Cannot load" not in text:
@@ -218,9 +218,9 @@ class DeviceDecoder:
         text = _text(lines)
         if old := re.search(r"Cannot load (\w+)", text):
             self.is_sound = False
-            raise _why_not(self._index, old[0], self._source) from cause
+            raise _open_error(self._index, old[0], self._source) from cause
         failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
-        if not failed or failed[2] in _OF_THE_DATA:
+        if not failed or failed[2] in _DATA_ERRORS:
             return
         self.is_sound = False
         remedy = (
@@ -274,7 +274,7 @@ class DeviceDecoder:
 
 
 # CUDA errors that are caused by the stream: it is not supported by the hardware, or damaged.
-_OF_THE_DATA = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
+_DATA_ERRORS = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
 
 
 def _text(lines: list[LogLine]) -> str:

@@ -63,7 +63,7 @@ def device_frame_steps(
         buffer, timestamps = load_frames(packets, on_cpu)
         return finish(buffer), timestamps
 
-    if not _takes_nvdec(request):
+    if not _decodes_on_device(request):
         return by_cpu
 
     def on_device(packets: VideoPackets) -> TimedFrames:
@@ -99,7 +99,7 @@ def _by_nvdec(packets: VideoPackets, config: CUDAConfig, request: FrameRequest) 
     return buffer, lambda: seconds_of(pts, time_base, metadata_of(packets).zero)
 
 
-def _takes_nvdec(request: FrameRequest) -> bool:
+def _decodes_on_device(request: FrameRequest) -> bool:
     """Whether to decode on the device. For ``"auto"``, warn if a library is missing.
 
     Raises:

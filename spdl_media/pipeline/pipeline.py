@@ -378,7 +378,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
 
     async def aclose(self) -> None:
         """Release the pipeline, and stop it if this iteration started it."""
-        if (run := self._let_go()) is not None:
+        if (run := self._release()) is not None:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
             _stop_in_thread(
@@ -389,12 +389,12 @@ class _AsyncEpoch(AsyncIterator[T_co]):
 
     def __del__(self) -> None:
         # At interpreter exit all runs have been stopped already, and a thread started then may hang.
-        if (run := self._let_go()) is not None and not sys.is_finalizing():
+        if (run := self._release()) is not None and not sys.is_finalizing():
             run.request_stop()
             with suppress(RuntimeError):  # the interpreter is about to exit
                 _stop_in_thread(run)
 
-    def _let_go(self) -> Run | None:
+    def _release(self) -> Run | None:
         """Drop the references to pipeline and run; return the run if this iteration has to stop it."""
         self._pipeline = None
         if self._bar is not None:

@@ -345,18 +345,18 @@ class _Profiler:
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
         if not isinstance(stage, PipeConfig):
             # Other stages always work on one item at a time.
-            return self._measured(stage, inputs, 1, is_configured=True)
+            return self._measure(stage, inputs, 1, is_configured=True)
         outputs = _Inputs([], 0)
         # In ascending order, as the table and the plot show them.
         for concurrency in sorted({stage.concurrency, *self._concurrencies}):
             is_configured = concurrency == stage.concurrency
             # The stage's own limit could end the run; the pipeline that measures it has none.
             tried = replace(stage, concurrency=concurrency, max_failures=None)
-            found = self._measured(tried, inputs, concurrency, is_configured=is_configured)
+            found = self._measure(tried, inputs, concurrency, is_configured=is_configured)
             outputs = found if is_configured else outputs
         return outputs
 
-    def _measured(
+    def _measure(
         self, stage: Any, inputs: _Inputs, concurrency: int, *, is_configured: bool
     ) -> _Inputs:
         """Run a stage by itself, and return its outputs."""

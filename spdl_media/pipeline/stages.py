@@ -400,10 +400,10 @@ def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> 
     src = config.src
     if isinstance(src, MergeConfig):
         src = MergeConfig([with_unique_names(one, taken) for one in src.pipeline_configs])
-    return replace(config, src=src, pipes=_named_apart(config.pipes, taken))
+    return replace(config, src=src, pipes=_with_suffixes(config.pipes, taken))
 
 
-def _named_apart(stages: Sequence[StageConfig], taken: set[str]) -> tuple[StageConfig, ...]:
+def _with_suffixes(stages: Sequence[StageConfig], taken: set[str]) -> tuple[StageConfig, ...]:
     named: list[StageConfig] = []
     for stage in stages:
         # There is one suffix more than there are names taken, so at least one name is free.
@@ -412,6 +412,6 @@ def _named_apart(stages: Sequence[StageConfig], taken: set[str]) -> tuple[StageC
         taken.add(name)
         changes: dict[str, Any] = {"name": name}
         if isinstance(stage, PathVariantsConfig):
-            changes["paths"] = tuple(_named_apart(path, taken) for path in stage.paths)
+            changes["paths"] = tuple(_with_suffixes(path, taken) for path in stage.paths)
         named.append(replace(stage, **changes))
     return tuple(named)

@@ -233,7 +233,7 @@ class Sink:
                 call = functools.partial(loop.call_soon_threadsafe, wake, woken)
                 self._waiters.append(call)
                 try:
-                    if (item := self._look()) is not NOTHING:
+                    if (item := self._try_take()) is not NOTHING:
                         return item
                     await woken
                 finally:
@@ -250,7 +250,7 @@ class Sink:
             while True:
                 self._waiters.append(call)
                 try:
-                    if (item := self._look()) is not NOTHING:
+                    if (item := self._try_take()) is not NOTHING:
                         return item
                     left = math.inf if timeout is None else start + timeout - perf_counter()
                     if left <= 0:
@@ -263,7 +263,7 @@ class Sink:
         finally:
             self._end_wait(start)
 
-    def _look(self) -> Any:
+    def _try_take(self) -> Any:
         """Take an item, or return ``NOTHING`` if the buffer is empty. Raises when the sink was closed."""
         if (item := self._pop()) is not NOTHING:
             self._note_taken(item)

@@ -143,8 +143,8 @@ class Graph:
         self._drop_rates = log.chain
         self._hook_factory = options.task_hook_factory
         # Begin of the last quiet time that was logged.
-        self._told_of = 0.0
-        self._telling = threading.Lock()
+        self._logged_since = 0.0
+        self._log_lock = threading.Lock()
         # Number of aggregates before the next node. Groups may be large, so nodes that get groups have no
         # slack.
         self._depth = 0
@@ -186,10 +186,10 @@ class Graph:
         for threads in self._threads:
             for worker in threads.workers.copy():
                 if (slot := worker.slot) is not None:
-                    yield _described(slot, f" in thread {worker.name}")
+                    yield _describe_call(slot, f" in thread {worker.name}")
         for stage in [*self.sources, *self.stages]:
             if isinstance(stage, Stage) and isinstance(stage.runner, TaskRunner):
-                yield from map(_described, stage.runner.running())
+                yield from map(_describe_call, stage.runner.running())
 
     def look_out(self) -> float:
         """Log the running calls if consumers have waited for ``SILENCE`` seconds. From any thread.
@@ -203,10 +203,10 @@ class Graph:
             return SILENCE
         if quiet < SILENCE:
             return SILENCE - quiet
-        with self._telling:
+        with self._log_lock:
             # The loop and consumers may find the same quiet time; log it once.
-            if self._told_of != since:
-                self._told_of = since
+            if self._logged_since != since:
+                self._logged_since = since
                 calls = "; ".join(self.running_calls()) or "no call runs"
                 LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
         return SILENCE
@@ -393,7 +393,7 @@ class Graph:
         return hooked(fn, hook)
 
 
-def _described(slot: Slot, where: str = "") -> str:
+def _describe_call(slot: Slot, where: str = "") -> str:
     # The item of a source's slot is the source itself, so it says nothing.
     item = "" if isinstance(slot.stage, Source) else f" on {short_repr(slot.item)}"
     return f"{slot.stage.name} has run for {perf_counter() - slot.started_at:.1f} s{item}{where}"

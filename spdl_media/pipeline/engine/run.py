@@ -81,7 +81,7 @@ class Run:
         # Calls on_failure, one failure after the other.
         self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
         # Taken by the thread when it begins, or by a failed start, so that the thread does nothing.
-        self._first = threading.Lock()
+        self._start_lock = threading.Lock()
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
             target=self._main, name=f"spdl_media pipeline {next(_NUMBERS)}", daemon=True
@@ -106,7 +106,7 @@ class Run:
             self._start_thread()
         except BaseException:
             # A Ctrl-C may arrive after the thread has begun, which then ends everything itself.
-            if self._first.acquire(blocking=False):
+            if self._start_lock.acquire(blocking=False):
                 self._undo_start()
             else:
                 self.stop(EXIT_SECONDS)
@@ -168,8 +168,8 @@ class Run:
             LOG.warning(
                 "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
                 "daemons and end when those return",
-                _listed(list(self.graph.running_calls()), "; ") or "of unknown kind",
-                _listed(names, ", "),
+                _abridged(list(self.graph.running_calls()), "; ") or "of unknown kind",
+                _abridged(names, ", "),
             )
 
     def statistics(self) -> PipelineStatistics:
@@ -255,7 +255,7 @@ class Run:
     # In the loop's thread.
 
     def _main(self) -> None:
-        if not self._first.acquire(blocking=False):
+        if not self._start_lock.acquire(blocking=False):
             return
         try:
             self._run_to_its_end(self._live())
@@ -360,7 +360,7 @@ class Run:
         return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
 
 
-def _listed(texts: list[str], separator: str) -> str:
+def _abridged(texts: list[str], separator: str) -> str:
     """Join the first ``MOST_NAMED`` texts, and append how many more there are."""
     more = len(texts) - MOST_NAMED
     return separator.join([*texts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])

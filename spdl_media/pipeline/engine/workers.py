@@ -187,7 +187,7 @@ class ThreadRunner:
             self._tickets += 1
             self._threads.issue(self._serve)
         if self._stage.timeout is not None:
-            self._look_again_in(self._stage.timeout)
+            self._check_again_in(self._stage.timeout)
 
     def running(self) -> list[Slot]:
         """Return the slots whose calls are running, without those that were given up."""
@@ -229,7 +229,7 @@ class ThreadRunner:
         if self._stage.todo:
             self.dispatch()
 
-    def _look_again_in(self, seconds: float) -> None:
+    def _check_again_in(self, seconds: float) -> None:
         hub = self._stage.hub
         if self._tickets and not self._watching and not hub.closed:
             self._watching = True
@@ -237,9 +237,9 @@ class ThreadRunner:
 
     def _set_timer(self, seconds: float) -> None:
         hub = self._stage.hub
-        hub.loop.call_later(seconds, hub.post, self._look_for_overdue, None)
+        hub.loop.call_later(seconds, hub.post, self._check_overdue, None)
 
-    def _look_for_overdue(self, _: None) -> None:
+    def _check_overdue(self, _: None) -> None:
         self._watching = False
         timeout = self._stage.timeout
         assert timeout is not None
@@ -253,10 +253,10 @@ class ThreadRunner:
             if left > 0:
                 waits.append(left)
             elif worker.give_up(slot):
-                self._go_on_without(worker, slot)
-        self._look_again_in(min(waits))
+                self._replace_thread(worker, slot)
+        self._check_again_in(min(waits))
 
-    def _go_on_without(self, worker: Worker, slot: Slot) -> None:
+    def _replace_thread(self, worker: Worker, slot: Slot) -> None:
         timeout = self._stage.timeout
         LOG.warning(
             "stage %r: a call took longer than timeout=%s s on %s; thread %s is replaced and ends when "
