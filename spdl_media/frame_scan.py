@@ -140,7 +140,7 @@ def _find_mp3(
             return None
         wanted *= 2
     if number < last:
-        # Like FFmpeg, ignore a tag that does not match this file.
+        # The tag may be from another file. FFmpeg detects and ignores that, so it has to read this file.
         is_right = number == num_frames and num_bytes in (0, end)
         if cuts[-1] != end or (num_frames and not is_right):
             return None

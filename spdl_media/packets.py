@@ -174,7 +174,7 @@ class _Packets(Generic[C]):
     def __len__(self) -> int:
         """Number of packets, including those before the window that decoding needs.
 
-        ``len(packets.get_timestamps())`` is the number of frames in the window.
+        ``len(packets.get_timestamps())`` counts only packets in the window.
         """
         return len(self._packets)
 
@@ -281,7 +281,7 @@ class ImagePackets(VideoPackets):
     """The packet of one image, as returned by :func:`~spdl_media.demux_image`.
 
     Size and pixel format come from the container, or from the header of a JPEG, PNG, WebP or BMP, which is
-    parsed at the first access. For other formats without a container they are 0 and ``None``.
+    parsed on access. For other formats without a container they are 0 and ``None``.
 
     Thread safety: immutable, free to share.
     """

@@ -266,7 +266,7 @@ class FileReader:
         return size
 
     def read_all(self) -> bytes:
-        """Return the whole content: a new ``bytes`` object, without a second copy if the file returned bytes.
+        """Return the whole content. It is not copied if a seekable file returns it as ``bytes``.
 
         Raises:
             ValueError: The file cannot seek, and some of it has been read.
