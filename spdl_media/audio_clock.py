@@ -25,6 +25,9 @@ from spdl_media.timing import nearest_sample
 # each 40 ms leave a quarter, and within half a second in recorded speech; in pure tones as speech, never.
 AUDIO_PREROLL = Fraction(1, 2)
 
+# Lossless codecs, whose packets are independent.
+_WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
+
 _ZERO = Fraction(0)
 
 # The usual number of samples in a packet. Other packets, such as Opus of 10 ms, are recognised by timestamps
@@ -268,6 +271,19 @@ def is_aac_lc(codec: AudioCodec) -> bool:
     # With a channel number of 0, a list of channels would come before it.
     says_no = bits >> 27 & 15 != 0 and bits & 0x3FFFF80 == (0x2B7 << 5 | 5) << 8
     return says_no or codec.sample_rate >= _NEVER_REPLICATED
+
+
+def preroll(codec: AudioCodec) -> Fraction:
+    """Return the seconds that must be decoded before a window for the same samples as from the start."""
+    if codec.name in _WITHOUT_PREROLL:
+        return Fraction(0)
+    block = 0
+    if codec.name == "vorbis":
+        block = vorbis_blocks(codec)[1]
+    elif is_aac_lc(codec):
+        block = AAC_FRAME_SIZE
+    # Each block overlaps with the previous one, and depends on no other.
+    return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
 
 
 def completed(codec: AudioCodec) -> AudioCodec:

@@ -17,14 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import (
-    AAC_FRAME_SIZE,
-    AUDIO_PREROLL,
-    is_aac_lc,
-    tells_each_sample,
-    tells_sample,
-    vorbis_blocks,
-)
+from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import Window, tick_at
@@ -33,9 +26,6 @@ P = TypeVar("P", VideoPackets, ImagePackets)
 
 Begins: TypeAlias = Callable[[AvPacket], bool | None]
 """Whether decoding can begin at a packet; ``None``: not at this one, but perhaps at a later one."""
-
-# Lossless codecs, whose packets are independent.
-_WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
 
 # Codecs whose decoders, started in mid-stream, soon give the same samples as from the start. Others are read
 # from the start: ADPCM, WMA and speech codecs have predictors, and seeks in ADPCM WAV are off by two blocks.
@@ -355,23 +345,10 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     return tick_at(window.start, codec.time_base, container.zero)
 
 
-def _preroll(codec: AudioCodec) -> Fraction:
-    """Return the seconds that must be decoded before a window for the same samples as from the start."""
-    if codec.name in _WITHOUT_PREROLL:
-        return Fraction(0)
-    block = 0
-    if codec.name == "vorbis":
-        block = vorbis_blocks(codec)[1]
-    elif is_aac_lc(codec):
-        block = AAC_FRAME_SIZE
-    # Each block overlaps with the previous one, and depends on no other.
-    return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
-
-
 def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
     """Return the timestamp at which decoding may begin; ``None``: at the start of the file."""
-    preroll = _preroll(codec)
-    if window.start is None or window.start <= preroll:
+    lead_in = preroll(codec)
+    if window.start is None or window.start <= lead_in:
         return None
     # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
     if (container.format, codec.name) == ("ogg", "flac"):
@@ -383,7 +360,7 @@ def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int
             return None
     elif codec.name not in _INDEPENDENT:
         return None
-    return tick_at(window.start - preroll, codec.time_base, container.zero)
+    return tick_at(window.start - lead_in, codec.time_base, container.zero)
 
 
 def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
