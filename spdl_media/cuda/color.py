@@ -163,7 +163,9 @@ def _device_and_views(
     index, *others = sorted({one.device_index for one in buffers})
     if others:
         raise ValueError(f"all buffers must lie on one device, not on {[index, *others]}")
-    found = {(one.colorspace, one.color_range) for one in buffers if one.colorspace}
+    found = {
+        (one.colorspace, one.color_range) for one in buffers if one.colorspace or one.color_range
+    }
     if len(found) > 1:
         raise ValueError(
             f"the buffers state different colours (matrix, range), {sorted(found, key=str)}, and one call "

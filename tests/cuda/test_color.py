@@ -64,9 +64,9 @@ def test_buffers_say_what_their_values_mean() -> None:
 
 def test_nv12_is_what_its_buffers_say_else_as_in_spdl() -> None:
     values = np.arange(54, dtype=np.uint8).reshape(9, 6) * 4
-    for colors in (("bt601", "tv"), ("bt2020nc", "pc")):
+    for colors in (("bt601", "tv"), ("bt2020nc", "pc"), (None, "pc"), ("fcc", None)):
         buffer = sm.CPUBuffer(values, colorspace=colors[0], color_range=colors[1])
-        for coeff, matrix in ((None, colors[0]), (4, "fcc")):
+        for coeff, matrix in ((None, colors[0] or "bt709"), (4, "fcc")):
             told = {"matrix": matrix, "color_range": colors[1], "layout": "NCHW"}
             expected = rgb([values[:6], values[6:].reshape(3, 3, 2)], "nv12", **told)
             found = by_reference(nv12_to_rgb, buffer, coeff=coeff)
