@@ -45,6 +45,8 @@ class State:
         order: Values on which the source's order depends besides the epoch, if the source tells.
         before: Intervals of places in the order of all ranks that were done before the number of ranks
             changed. Positions in ``done`` then count only the items that were left.
+        partly_before: Place of each item that was then partly done, with the offsets of those samples. No
+            rank may have the item now, if what was left could not be divided evenly.
     """
 
     epoch: int
@@ -55,11 +57,12 @@ class State:
     source_length: int | None = None
     order: Mapping[str, Any] | None = None
     before: Pairs = ()
+    partly_before: tuple[tuple[int, Pairs], ...] = ()
 
     @property
     def is_fresh(self) -> bool:
         """Whether no part of the epoch is done."""
-        return not (self.done or self.partly_done or self.before)
+        return not (self.done or self.partly_done or self.before or self.partly_before)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary of JSON types, with the source's own state unchanged."""
@@ -72,11 +75,12 @@ class State:
             "num_done": num_done,
             # Lists, because JSON has no tuples: the state stays equal through a JSON file.
             "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
-            "partly_done": [[at, [*map(list, offsets)]] for at, offsets in self.partly_done],
+            "partly_done": _listed(self.partly_done),
             "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
             "order": self.order,
             "before": [*map(list, self.before)],
+            "partly_before": _listed(self.partly_before),
         }
 
     @classmethod
@@ -100,19 +104,20 @@ class State:
         try:
             # num_done stands for the first interval.
             leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
-            source, length, partly = state["source"], state["source_length"], state["partly_done"]
+            source, length = state["source"], state["source_length"]
             return cls(
                 epoch=_count(state["epoch"]),
                 seed=_count(state["seed"]),
                 done=_pairs([*leading, *state["done_beyond"]]),
-                partly_done=tuple((_count(at), _pairs(offsets)) for at, offsets in partly),
+                partly_done=_partly(state["partly_done"]),
                 snapshot=None
                 if source is None
                 else Snapshot(_count(source["position"]), source["state"]),
                 source_length=None if length is None else _count(length),
-                # States of earlier releases lack "order" and "before".
+                # States of earlier releases lack these.
                 order=state.get("order"),
                 before=_pairs(state.get("before", ())),
+                partly_before=_partly(state.get("partly_before", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -133,6 +138,14 @@ def _pairs(intervals: Any) -> Pairs:
     if any(left >= right for left, right in pairwise(bounds)):
         raise ValueError(f"{pairs} are no intervals in order")
     return pairs
+
+
+def _partly(items: Any) -> tuple[tuple[int, Pairs], ...]:
+    return tuple((_count(at), _pairs(offsets)) for at, offsets in items)
+
+
+def _listed(items: tuple[tuple[int, Pairs], ...]) -> list[Any]:
+    return [[at, [*map(list, offsets)]] for at, offsets in items]
 
 
 def loaded_state(
@@ -203,7 +216,8 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     is_done = np.zeros(sampler.num_draws, bool)
     for start, stop in current[0].before:
         is_done[start:stop] = True
-    partly: dict[int, Pairs] = {}
+    # Replaced below where a rank had the item since.
+    partly = dict(current[0].partly_before)
     for (rank, world_size), state in zip(places, states, strict=True):
         old = sampler.of_rank(rank, world_size)
         if state.source_length != len(old):
@@ -222,8 +236,14 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     mine = np.asarray(sampler.places_of_rank(before), np.int64) % sampler.num_draws
     # Converted to a list only if needed: it may have millions of numbers.
     places_left = enumerate(mine.tolist() if partly else ())
-    partly_done = tuple((at, partly[place]) for at, place in places_left if place in partly)
-    return replace(own, epoch=epoch, seed=current[0].seed, before=before, partly_done=partly_done)
+    return replace(
+        own,
+        epoch=epoch,
+        seed=current[0].seed,
+        before=before,
+        partly_done=tuple((at, partly[place]) for at, place in places_left if place in partly),
+        partly_before=tuple(item for item in sorted(partly.items()) if not is_done[item[0]]),
+    )
 
 
 class Positions:

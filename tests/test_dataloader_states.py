@@ -41,6 +41,7 @@ def state_of(done: Iterable[int], partly_done: Any = (), **others: Any) -> dict[
         "source_length": N,
         "order": None,
         "before": [],
+        "partly_before": [],
         **others,
     }
 

@@ -102,6 +102,19 @@ def test_worlds_share_an_epoch(
         assert len({item for item, _ in (counts - every)}) < sum(worlds)
 
 
+def test_samples_of_an_item_that_a_world_drops_are_not_given_again() -> None:
+    def loader(rank: int, world_size: int) -> DataLoader:
+        # Items 1 to 3 give as many samples.
+        source = DistributedDeterministicSampler(4, rank=rank, world_size=world_size, uneven="drop")
+        return DataLoader(source, preprocessor=several, num_threads=1, output_order="input")
+
+    first, state = run(loader(0, 1), None, 4)
+    # Item 3 is left, of which one sample is done. Two ranks drop it.
+    states = [run(loader(rank, 2), [state], 0)[1] for rank in range(2)]
+    rest, _ = run(loader(0, 1), states, None)
+    assert (first[-1], rest) == ((3, 0), [(3, 1), (3, 2)])
+
+
 def order_of(source: Any) -> list[int]:
     source.set_epoch(EPOCH)
     return list(source)
