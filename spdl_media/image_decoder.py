@@ -66,9 +66,8 @@ class DecodedImage(NamedTuple):
 
     def of(self, packets: ImagePackets) -> ImageFrames:
         """Return the public object of the image, with the metadata of its packets."""
-        metadata = FrameMetadata.of(
-            metadata_of(packets), orientation=self.orientation, is_corrupt=self.is_corrupt
-        )
+        base = metadata_of(packets)
+        metadata = FrameMetadata.of(base, orientation=self.orientation, is_corrupt=self.is_corrupt)
         if not self.frame.time_base:
             self.frame.time_base = packets.time_base
         return ImageFrames((self.frame,), metadata)
@@ -307,7 +306,8 @@ def read_with_pillow(
     except Exception as error:
         reason = purpose.removeprefix(f"{source}: ")
         what = reason if reason.startswith(("a ", "an ")) else "the image"
-        raise DecodeError(f"Pillow cannot decode {what}: {error}", source=source) from error
+        text = str(error).partition(" <_io.")[0]  # without the file object that Pillow was given
+        raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
 
 
 def _as_frame(image: Any) -> av.VideoFrame:

@@ -144,6 +144,7 @@ def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
 
 def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gif, cursor = saved("P", "GIF"), FILES["CUR"]()
+    damaged_animation = animation("PNG")[0].replace(b"IHDR\0", b"IHDR\1", 1)
     rows = (
         (gif[:6] + bytes(4) + gif[10:], "begins as a GIF, but FFmpeg cannot open it"),
         (saved("RGBA", "DDS", pixel_format="DXT1").replace(b"DXT1", b"ABCD"), "dds.*ABCD"),
@@ -151,6 +152,7 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"FTEX" + bytes(60), "begins as an FTEX"),
         (cursor[:100], "Pillow cannot decode a cursor"),
         (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
+        (damaged_animation, "an animated PNG: cannot identify image file$"),
     )
     for data, message in rows:
         with pytest.raises((sm.DemuxError, sm.DecodeError), match=message):
