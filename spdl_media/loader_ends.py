@@ -19,7 +19,7 @@ from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_i
 from spdl_media.loader_arguments import AnySource
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
-from spdl_media.pipeline.pipeline import deferred_interrupt
+from spdl_media.pipeline.engine.run import deferred_interrupt
 from spdl_media.pipeline.stages import ReadyItems
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator

@@ -20,7 +20,8 @@ from typing import Any
 
 from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline.pipeline import STOP_SECONDS, deferred_interrupt
+from spdl_media.pipeline.engine.run import deferred_interrupt
+from spdl_media.pipeline.pipeline import STOP_SECONDS
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
 

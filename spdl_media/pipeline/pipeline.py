@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import functools
 import inspect
@@ -16,7 +15,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
-from spdl_media.pipeline.engine.run import Run
+from spdl_media.pipeline.engine.run import Run, deferred_interrupt
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,
@@ -43,9 +42,6 @@ __all__ = ("Pipeline",)
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Seconds after which the finalizer that caught a Ctrl-C has returned, so the interrupt can be raised again.
-INTERRUPT_DELAY = 0.002
-
 # stop() promises to return within a second; the difference leaves time for busy machines.
 STOP_SECONDS = 0.8
 
@@ -59,19 +55,6 @@ class PipelineOptions(TypedDict, total=False):
     report_stats_interval: float | None
     task_hook_factory: Callable[[str], TaskHook | None] | None
     progress: bool | str
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Raise a Ctrl-C that arrives in this block again a moment later.
-
-    Python only prints an exception that is raised in a finalizer. A loop that is left by ``break`` finalizes
-    its iterator, so a Ctrl-C there would be lost.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        threading.Timer(INTERRUPT_DELAY, _thread.interrupt_main).start()
 
 
 def _stop_dropped(run: Run) -> None:

@@ -6,6 +6,7 @@ Each trial sends SIGINT to a process and its children, as a terminal does. ``--l
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import collections
 import gc
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,6 +272,18 @@ def test_one_while_a_loop_is_left_is_heard(
             raise interrupt
         join(self, timeout)
 
+    start = _thread.start_new_thread
+
+    def started(function: Callable[..., object], args: tuple[Any, ...]) -> int:
+        """Start a thread, and leave it time: the finalizer goes on slowly, as on a busy machine."""
+        ident = start(function, args)
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+        return ident
+
+    monkeypatch.setattr(_thread, "start_new_thread", started)
+    monkeypatch.setattr(threading, "_start_new_thread", started)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may arrive in either loop
         for _ in make():
             monkeypatch.setattr(threading.Thread, "join", interrupted)

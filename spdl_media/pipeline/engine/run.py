@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import functools
 import itertools
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Coroutine
-from time import perf_counter
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from time import perf_counter, sleep
+from types import FrameType
 from typing import Any
 
 from spdl_media.pipeline.engine.graph import Graph, RunOptions, Totals
@@ -40,6 +45,9 @@ Release = Callable[[Any], None]
 CANCEL_SECONDS = 0.4
 
 EXIT_SECONDS = 0.6
+
+# Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.
+_INTERRUPT_DELAY = 0.002
 """Seconds for which interpreter exit waits for all pipelines together."""
 
 # Maximum number of calls or threads that one log message names.
@@ -401,6 +409,31 @@ def _stop_all() -> None:
     for run in runs:
         if not run.has_reported:
             run.stop(max(0.0, deadline - perf_counter()))
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Raise a Ctrl-C that arrives in this block again when the function with the block has returned.
+
+    Python only prints an exception that is raised in a finalizer. A loop that is left by ``break`` finalizes
+    its iterator, so a Ctrl-C there would be lost.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Above this generator are contextlib's frame and the finalizer's. Not a Timer, whose start() waits.
+        _thread.start_new_thread(_interrupt_after, (sys._getframe(2),))
+
+
+def _interrupt_after(finalizer: FrameType) -> None:
+    main = threading.main_thread().ident or 0
+    is_running = True
+    while is_running:
+        stack = traceback.walk_stack(sys._current_frames().get(main))
+        is_running = any(frame is finalizer for frame, _ in stack)
+        # Once more after it has returned, because a weak reference's callback has another frame.
+        sleep(_INTERRUPT_DELAY)
+    _thread.interrupt_main()
 
 
 def _disown_all() -> None:
