@@ -101,11 +101,7 @@ from spdl_media.errors import (
     TransferError,
     WriteError,
 )
-from spdl_media.filter_desc import (
-    get_audio_filter_desc,
-    get_filter_desc,
-    get_video_filter_desc,
-)
+from spdl_media.filter_desc import get_audio_filter_desc, get_filter_desc, get_video_filter_desc
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_files import encode_image, save_image

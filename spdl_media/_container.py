@@ -25,12 +25,7 @@ from spdl_media._ffmpeg import (
     unheard_log,
 )
 from spdl_media.audio_clock import completed, counted_starts, without_jitter
-from spdl_media.codec import (
-    AudioCodec,
-    VideoCodec,
-    read_audio_codec,
-    read_video_codec,
-)
+from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_units import display_matrix, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
 from spdl_media.errors import DemuxError

@@ -15,13 +15,7 @@ import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_positive, listed
 from spdl_media._ffmpeg import is_pixel_format
-from spdl_media.formats import (
-    COLOR_TABLES,
-    SAMPLE_DTYPES,
-    chroma_steps,
-    pixel_layout,
-    plane_views,
-)
+from spdl_media.formats import COLOR_TABLES, SAMPLE_DTYPES, chroma_steps, pixel_layout, plane_views
 from spdl_media.frames import AudioChunk, AudioFrames, new_frame
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.timing import Rate, parse_rate

@@ -32,11 +32,7 @@ from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.row_plan import (
-    FrameRows,
-    RowOptions,
-    why_no_array,
-)
+from spdl_media.row_plan import FrameRows, RowOptions, why_no_array
 from spdl_media.rows import VideoRows
 from spdl_media.storage import new_array
 from spdl_media.transfer import on_its_way

@@ -40,12 +40,7 @@ from spdl_media.graph import (
     quote_value,
     wire,
 )
-from spdl_media.image_frames import (
-    ImageFrames,
-    VideoFrames,
-    av_frames,
-    frame_metadata,
-)
+from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.operations import ratio
 from spdl_media.packets import AudioPackets, FrameMetadata, VideoPackets
 

@@ -15,13 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from spdl_media._checks import (
-    check_callable,
-    check_choice,
-    check_int,
-    check_seconds,
-    outer_frame,
-)
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds, outer_frame
 from spdl_media.epochs import order_of_ranks, place_of
 from spdl_media.pipeline import PipeConfig, SourceConfig
 from spdl_media.pipeline.executors import (

@@ -18,11 +18,7 @@ from spdl_media.formats import Array
 from spdl_media.image_frames import VideoFrames, frame_metadata
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.row_plan import (
-    OnShort,
-    RowOptions,
-    RowPlan,
-)
+from spdl_media.row_plan import OnShort, RowOptions, RowPlan
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
 from spdl_media.timing import Window, ticks_to_seconds

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from spdl_media import FilterError, FilterGraph, VideoFrames
 
 # Private: only the grammar is tested. FilterGraph would reject most of these texts for their filters.
-from spdl_media.graph import (
-    Chains,
-    Node,
-    parse_graph,
-    quote,
-    quote_option,
-    quote_value,
-)
+from spdl_media.graph import Chains, Node, parse_graph, quote, quote_option, quote_value
 from spdl_media.image_frames import av_frames
 
 # All characters except NUL, which ends C strings, and lone surrogates, which cannot be encoded.

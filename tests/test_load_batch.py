@@ -21,13 +21,7 @@ import spdl_media as sm
 
 # Patched in: no input is known that leads to an FFmpeg error that is not a MediaError.
 from spdl_media.batch import _placed
-from spdl_media.testing import (
-    frame_index,
-    index_frames,
-    index_samples,
-    make_audio,
-    make_image,
-)
+from spdl_media.testing import frame_index, index_frames, index_samples, make_audio, make_image
 
 WIDTH, HEIGHT, COUNT = 40, 30, 32
 PICTURES = index_frames(COUNT, WIDTH, HEIGHT)

@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_media.dataloader import DataLoader, MapIterator, sample_rng
-from spdl_media.source import (
-    DistributedDeterministicSampler,
-    DistributedRandomSampler,
-    Uneven,
-)
+from spdl_media.source import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
 
 EPOCH = 3
 KINDS: dict[str, Callable[..., Any]] = {

@@ -15,11 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spdl_media.samplers import (
-    DistributedDeterministicSampler,
-    DistributedRandomSampler,
-    Uneven,
-)
+from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
 
 SIZES = st.integers(1, 200)
 WORLDS = st.integers(1, 9)

@@ -26,12 +26,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import data as torch_data  # noqa: E402
 
-from spdl_media.torch import (  # noqa: E402
-    DataLoader,
-    WorkerInfo,
-    get_pytorch_dataloader,
-    get_worker_info,
-)
+from spdl_media.torch import DataLoader, WorkerInfo, get_pytorch_dataloader, get_worker_info  # noqa: E402
 
 NUM_SAMPLES = 23
 WEIGHTS = [1.0 + number % 5 for number in range(NUM_SAMPLES)]

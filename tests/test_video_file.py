@@ -27,13 +27,7 @@ from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 from test_windows_video import packed_avi
 
 import spdl_media as sm
-from spdl_media import (
-    _picture_decoder,
-    filters,
-    frame_decoder,
-    inputs,
-    packet_table,
-)
+from spdl_media import _picture_decoder, filters, frame_decoder, inputs, packet_table
 from spdl_media import frame_index as _frame_index
 from spdl_media import load as _load
 from spdl_media import window as _window

@@ -17,15 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from spdl_media.cli.app import (
-    FILE,
-    FOLDER,
-    NUMBER,
-    Refused,
-    make_console,
-    printable,
-    show_table,
-)
+from spdl_media.cli.app import FILE, FOLDER, NUMBER, Refused, make_console, printable, show_table
 from spdl_media.cli.files import find_files, named_kind
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.dataloader import DataLoader

@@ -20,15 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.text import Text
 
 from spdl_media._probe import AudioStreamInfo, MediaInfo, VideoStreamInfo, probe
-from spdl_media.cli.app import (
-    FILE,
-    FOLDER,
-    NUMBER,
-    Refused,
-    make_console,
-    printable,
-    write_error,
-)
+from spdl_media.cli.app import FILE, FOLDER, NUMBER, Refused, make_console, printable, write_error
 from spdl_media.cli.files import KINDS, State, find_files, named_kind, open_state
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder

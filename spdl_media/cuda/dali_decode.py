@@ -54,10 +54,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.row_plan import (
-    FrameKind,
-    kinds_differ,
-)
+from spdl_media.row_plan import FrameKind, kinds_differ
 from spdl_media.rows import no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds

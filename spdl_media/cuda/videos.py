@@ -37,10 +37,7 @@ from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
 from spdl_media.row_plan import ArrayLayout
-from spdl_media.rows import (
-    check_enough,
-    seconds_of,
-)
+from spdl_media.rows import check_enough, seconds_of
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 

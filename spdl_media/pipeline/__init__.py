@@ -45,12 +45,7 @@ from spdl_media.pipeline.stages import (
     SourceConfig,
     StageConfig,
 )
-from spdl_media.pipeline.stats import (
-    PipelineStatistics,
-    SinkStatistics,
-    StageStatistics,
-    Timing,
-)
+from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageStatistics, Timing
 from spdl_media.ring import shared_empty
 
 __all__ = (

@@ -30,12 +30,7 @@ from spdl_media.pipeline.executors import (
     name_of,
     refuse_coroutine,
 )
-from spdl_media.pipeline.failures import (
-    MissingPackageError,
-    PipelineError,
-    PoolBroken,
-    describe,
-)
+from spdl_media.pipeline.failures import MissingPackageError, PipelineError, PoolBroken, describe
 from spdl_media.pipeline.stages import PipeConfig
 from spdl_media.ring import dumps, pack, unpack
 

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from spdl_media._ffmpeg import check_codec_options
 from spdl_media.array_frames import channel_layout, frames_from_array
 from spdl_media.destination import Draft
-from spdl_media.encode import (
-    best_pix_fmt,
-    best_sample_fmt,
-    find_encoder,
-    open_encoder,
-    set_all,
-)
+from spdl_media.encode import best_pix_fmt, best_sample_fmt, find_encoder, open_encoder, set_all
 from spdl_media.geometry import display_matrix, rotation
 from spdl_media.image_frames import av_frames
 

@@ -21,12 +21,7 @@ from fake_cuda import FakeCupy
 
 import spdl_media as sm
 from spdl_media.buffer import CUDABuffer
-from spdl_media.cuda.color import (
-    CONVERSION,
-    _kernel_code,
-    nv12_to_bgr,
-    nv12_to_rgb,
-)
+from spdl_media.cuda.color import CONVERSION, _kernel_code, nv12_to_bgr, nv12_to_rgb
 from spdl_media.cuda.color_plan import SEMI_PLANAR
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -12,12 +12,7 @@ import av
 import numpy as np
 import pytest
 from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch
-from nvdec_stand_in import (
-    FakeFFmpeg,
-    HardwareFrame,
-    StandIn,
-    Surface,
-)
+from nvdec_stand_in import FakeFFmpeg, HardwareFrame, StandIn, Surface
 
 import spdl_media as sm
 from spdl_media.config import DEFAULT_DECODE_CONFIG
