@@ -283,7 +283,6 @@ def test_one_while_a_loop_is_left_is_heard(
         return ident
 
     monkeypatch.setattr(_thread, "start_new_thread", started)
-    monkeypatch.setattr(threading, "_start_new_thread", started)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may arrive in either loop
         for _ in make():
             monkeypatch.setattr(threading.Thread, "join", interrupted)
