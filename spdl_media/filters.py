@@ -51,7 +51,7 @@ from spdl_media.timing import ConstantRate, parse_rate
 _USUAL_SIDE = 256
 
 # A decoded frame, its orientation, and whether it is damaged.
-_DecodedImage: TypeAlias = tuple[av.VideoFrame, int, bool]
+_OrientedFrame: TypeAlias = tuple[av.VideoFrame, int, bool]
 
 
 def frame_options(frame: AvFrame) -> dict[str, str]:
@@ -287,7 +287,7 @@ class PictureFilter:
         self._desc = filter
         self._ops = picture_ops(filter)
         self._time_base, self._frame_rate = codec.time_base, codec.frame_rate
-        self._rate: ConstantRate[_DecodedImage] | None = None
+        self._rate: ConstantRate[_OrientedFrame] | None = None
         self.has_rate = self._goes_on = self._is_limited_gray = False
         if self._ops is not None and self._ops.frame_rate is not None:
             if metadata is not None:
@@ -338,7 +338,7 @@ class PictureFilter:
         duration = frame.duration or usual_duration(self._codec)
         return self._at_rate(self._rate.push((frame, orientation, is_corrupt), frame.pts, duration))
 
-    def _at_rate(self, moments: Iterable[tuple[_DecodedImage, int]]) -> Iterator[av.VideoFrame]:
+    def _at_rate(self, moments: Iterable[tuple[_OrientedFrame, int]]) -> Iterator[av.VideoFrame]:
         for (frame, orientation, is_corrupt), pts in moments:
             # A graph only references the pixels, so one frame can be sent with several timestamps.
             frame.pts, frame.time_base, frame.duration = pts, self._time_base, 0

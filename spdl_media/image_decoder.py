@@ -210,7 +210,7 @@ _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
 
-class _AtRest(threading.local):
+class _SpareDecoder(threading.local):
     """The idle open JPEG decoder of a thread, if any."""
 
     # Opening a decoder takes 60 microseconds, a tenth of the time to decode 500x375 pixels: half of it builds
@@ -218,7 +218,7 @@ class _AtRest(threading.local):
     context: Any = None
 
 
-_at_rest = _AtRest()
+_spare = _SpareDecoder()
 
 
 def _decode_plain_jpeg(
@@ -237,7 +237,7 @@ def _decode_plain_jpeg(
     if (packet := padded_image(packets)) is None:
         return None
     # Removed while in use, so that a signal handler that decodes cannot get the same decoder.
-    context, _at_rest.context = _at_rest.context, None
+    context, _spare.context = _spare.context, None
     if context is None:
         context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
@@ -252,7 +252,7 @@ def _decode_plain_jpeg(
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # else a JPEG that states none would inherit it
-        _at_rest.context = context
+        _spare.context = context
     return frame
 
 

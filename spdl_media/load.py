@@ -386,7 +386,7 @@ def frame_request(
     is_plain = isinstance(arguments["filter_desc"], Default)
     desc: Any = ops if is_plain else chosen_filter(ops, arguments["filter_desc"], defaults)
     dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
-    if not dtype is mean is std is None:
+    if any(value is not None for value in (dtype, mean, std)):
         # The output format of the caller's graph is known only with the first image.
         pix_fmt = ops.pix_fmt if is_plain else None
         given["values"] = parse_values(dtype, mean, std, pix_fmt=pix_fmt)

@@ -372,13 +372,20 @@ def index_is_last(head: Bytes) -> bool:
     return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
 
 
+# Reading a longer one takes more time than the hint saves. A damaged header may state any size.
+_LONGEST_INDEX = 1 << 20
+
+
 def has_equal_audio(read: Read, size: int) -> bool:
-    """Whether an MP4 probably has several audio tracks, and not exactly one of them is enabled."""
+    """Whether an MP4 probably has several audio tracks, and not exactly one of them is enabled.
+
+    It is a hint: ``False`` as well if the index is too long to be read for it.
+    """
     moov = b""
     with suppress(struct.error):
         for kind, start, end in read_boxes(read, 0, size):
             if kind == b"moov":
-                moov = bytes(read(start, end - start))
+                moov = bytes(read(start, end - start)) if end - start <= _LONGEST_INDEX else b""
                 break
     tracks = [track for track in moov.split(b"trak") if b"soun" in track]
     # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".

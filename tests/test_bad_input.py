@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -314,3 +316,19 @@ def open_files() -> int:
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_size_that_an_index_states_is_not_read_into_memory(tmp_path: Path) -> None:
+    path, size = tmp_path / "long.mp4", 256 << 20  # a sparse file
+    with path.open("wb") as file:
+        file.write(
+            struct.pack(">I4s4s12x", 24, b"ftyp", b"isom") + struct.pack(">I4s", size, b"moov")
+        )
+        file.truncate(24 + size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(sm.DemuxError, match="there is no audio stream"):
+            sm.load_audio(path)
+        assert tracemalloc.get_traced_memory()[1] < size / 4
+    finally:
+        tracemalloc.stop()

@@ -477,11 +477,11 @@ def test_the_quick_inverse_dct_is_one_level_off_at_most(files: list[bytes]) -> N
 
 
 def test_a_decoder_that_stays_open(files: list[bytes]) -> None:
-    image_decoder._at_rest.context = None
+    image_decoder._spare.context = None
     fresh = []
     for data in files:
         fresh.append(planes(data))
-        image_decoder._at_rest.context = None
+        image_decoder._spare.context = None
     for index in [*range(len(files)), *reversed(range(len(files)))]:
         assert_equal(planes(files[index]), fresh[index])
 

@@ -37,10 +37,10 @@ PICTURES = [
 
 
 @pytest.fixture(autouse=True)
-def _no_decoder_at_rest() -> Iterator[None]:
-    image_decoder._at_rest.context = None
+def _no_spare_decoder() -> Iterator[None]:
+    image_decoder._spare.context = None
     yield
-    image_decoder._at_rest.context = None
+    image_decoder._spare.context = None
 
 
 def decoded(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
@@ -55,9 +55,9 @@ def stands_alone(data: bytes) -> bool:
 
 
 def fresh(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
-    image_decoder._at_rest.context = None
+    image_decoder._spare.context = None
     result = decoded(data)
-    image_decoder._at_rest.context = None
+    image_decoder._spare.context = None
     return result
 
 
@@ -85,10 +85,10 @@ def without_segments(data: bytes, marker: int) -> bytes:
 
 def test_the_decoder_stays_open() -> None:
     decoded(PICTURES[0])
-    first = image_decoder._at_rest.context
+    first = image_decoder._spare.context
     assert first is not None
     decoded(PICTURES[1])
-    assert image_decoder._at_rest.context is first
+    assert image_decoder._spare.context is first
 
 
 def test_images_in_any_order_are_those_of_fresh_decoders() -> None:
@@ -104,7 +104,7 @@ def test_an_image_that_failed_leaves_no_decoder() -> None:
     decoded(PICTURES[0])
     with pytest.raises(sm.DecodeError):
         decoded(cut)
-    assert image_decoder._at_rest.context is None
+    assert image_decoder._spare.context is None
     assert_as_fresh(decoded(PICTURES[3]), wanted)
 
 
@@ -124,10 +124,10 @@ def test_what_a_decoder_would_remember_is_given_a_fresh_one(marker: int, body: b
     assert stands_alone(PICTURES[0])
     assert not stands_alone(telling)
     wanted = fresh(PICTURES[1])
-    image_decoder._at_rest.context = None
+    image_decoder._spare.context = None
     with contextlib.suppress(sm.DecodeError):
         decoded(telling)
-    assert image_decoder._at_rest.context is None
+    assert image_decoder._spare.context is None
     assert_as_fresh(decoded(PICTURES[1]), wanted)
 
 
@@ -162,7 +162,7 @@ def test_progressive_images_take_a_fresh_decoder() -> None:
 def test_large_images_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_decoder, "_MAX_PIXELS", 100)
     decoded(PICTURES[0])
-    assert image_decoder._at_rest.context is None
+    assert image_decoder._spare.context is None
 
 
 def test_each_thread_has_its_own() -> None:
@@ -252,7 +252,7 @@ def test_wishes_of_the_caller_take_a_fresh_decoder() -> None:
         sm.decode_config(decoder_options={"idct": "int"}),
     ):
         sm.decode_packets(packets, None, config)
-        assert image_decoder._at_rest.context is None
+        assert image_decoder._spare.context is None
 
 
 def test_packets_through_a_bitstream_filter_are_looked_at_again() -> None:
@@ -261,18 +261,18 @@ def test_packets_through_a_bitstream_filter_are_looked_at_again() -> None:
         ([p.copy() for p in sm.decode_packets(packets, None).planes], ()),
         (fresh(PICTURES[0])[0], ()),
     )
-    assert image_decoder._at_rest.context is None
+    assert image_decoder._spare.context is None
 
 
 def test_the_log_is_heard_by_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
     sm.set_log_level("warning")
     try:
         decoded(PICTURES[0])
-        assert image_decoder._at_rest.context is None
+        assert image_decoder._spare.context is None
     finally:
         sm.set_log_level("quiet")
     decoded(PICTURES[0])
-    assert image_decoder._at_rest.context is not None
+    assert image_decoder._spare.context is not None
 
 
 def test_pixels_do_not_change_when_the_decoder_continues() -> None:
