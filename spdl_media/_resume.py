@@ -193,25 +193,10 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
             f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not. "
             "Load the state of each rank there, and change the number of ranks between two epochs"
         )
-    # An empty sequence is refused below, because the states of all ranks are missing.
+    # An empty sequence is refused, because the states of all ranks are missing.
     epoch = min((state.epoch for state in states), default=0)
     current = [state for state in states if state.epoch == epoch]
-    # The state of a rank that has finished the epoch is at the start of the next one.
-    ended = [state for state in states if (state.epoch, state.is_fresh) == (epoch + 1, True)]
-    orders = [{**(state.order or {}), **dict.fromkeys(PLACE)} for state in states]
-    # Only rank and world size may differ among the states.
-    places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
-    if (
-        len(current) + len(ended) != len(states)
-        or sorted(places) != [[rank, len(states)] for rank in range(len(states))]
-        or any(order != {**(own.order or {}), **dict.fromkeys(PLACE)} for order in orders)
-        or len({(state.seed, state.before) for state in current}) != 1
-    ):
-        raise ValueError(
-            "pass one state of each rank that there was, all saved at one time, of the same sampler and "
-            f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
-            f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
-        )
+    places = _places_of(states, current, epoch, own)
     # Indexed by place in the order of all ranks, which does not depend on the number of ranks.
     is_done = np.zeros(sampler.num_draws, bool)
     for start, stop in current[0].before:
@@ -244,6 +229,31 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
         partly_done=tuple((at, partly[place]) for at, place in places_left if place in partly),
         partly_before=tuple(item for item in sorted(partly.items()) if not is_done[item[0]]),
     )
+
+
+def _places_of(states: Sequence[State], current: Sequence[State], epoch: int, own: State) -> Any:
+    """Return rank and world size of each state.
+
+    Raises:
+        ValueError: The states are not those of all ranks, of one sampler and one moment.
+    """
+    # The state of a rank that has finished the epoch is at the start of the next one.
+    ended = [state for state in states if (state.epoch, state.is_fresh) == (epoch + 1, True)]
+    orders = [{**(state.order or {}), **dict.fromkeys(PLACE)} for state in states]
+    # Only rank and world size may differ among the states.
+    places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
+    if (
+        len(current) + len(ended) != len(states)
+        or sorted(places) != [[rank, len(states)] for rank in range(len(states))]
+        or any(order != {**(own.order or {}), **dict.fromkeys(PLACE)} for order in orders)
+        or len({(state.seed, state.before) for state in current}) != 1
+    ):
+        raise ValueError(
+            "pass one state of each rank that there was, all saved at one time, of the same sampler and "
+            f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
+            f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
+        )
+    return places
 
 
 class Positions:
