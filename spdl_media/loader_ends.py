@@ -19,7 +19,7 @@ from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_i
 from spdl_media.loader_arguments import AnySource
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
-from spdl_media.pipeline.engine.run import deferred_interrupt
+from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.stages import ReadyItems
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
@@ -286,9 +286,11 @@ class _Iteration:
 
     def __del__(self) -> None:
         # A loop left by "break" drops its iterator without closing it.
-        if not self._is_over:
-            with deferred_interrupt():
+        try:
+            if not self._is_over:
                 self.close()
+        except KeyboardInterrupt:
+            interrupt_again()
 
 
 class Epoch(_Iteration, Iterator[Any]):

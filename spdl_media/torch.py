@@ -20,7 +20,7 @@ from typing import Any
 
 from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline.engine.run import deferred_interrupt
+from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.pipeline import STOP_SECONDS
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
@@ -210,8 +210,10 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
                 thread.join()
 
     def __del__(self) -> None:
-        with deferred_interrupt():
+        try:
             self._close()
+        except KeyboardInterrupt:
+            interrupt_again()
 
 
 _iterators: weakref.WeakSet[_ThreadedIterator] = weakref.WeakSet()

@@ -9,13 +9,13 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
-from spdl_media.pipeline.engine.run import Run, deferred_interrupt
+from spdl_media.pipeline.engine.run import Run, interrupt_again
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,
@@ -58,8 +58,10 @@ class PipelineOptions(TypedDict, total=False):
 
 
 def _stop_dropped(run: Run) -> None:
-    with deferred_interrupt():
+    try:
         run.request_stop()
+    except KeyboardInterrupt:
+        interrupt_again()
 
 
 def shows_run_options(function: F) -> F:
@@ -272,21 +274,25 @@ class Pipeline(Generic[T_co]):
         take = run.graph.sink.take
         is_left = False
         try:
-            while (item := take(timeout)) is not END_OF_EPOCH:
+            try:
+                while (item := take(timeout)) is not END_OF_EPOCH:
+                    if bar is not None:
+                        bar.update()
+                    yield item
+            except PipelineFailure as failure:
+                raise failure.with_traceback(None) from None
+            except GeneratorExit:
+                is_left = True
+                raise
+            finally:
                 if bar is not None:
-                    bar.update()
-                yield item
-        except PipelineFailure as failure:
-            raise failure.with_traceback(None) from None
-        except GeneratorExit:
-            is_left = True
-            raise
-        finally:
-            if bar is not None:
-                bar.close()
-            if is_own:
-                with deferred_interrupt() if is_left else nullcontext():
+                    bar.close()
+                if is_own:
                     self._stop_run(run, STOP_SECONDS)
+        except KeyboardInterrupt:
+            if not is_left:
+                raise
+            interrupt_again()
 
     def __iter__(self) -> Iterator[T_co]:
         return self.get_iterator()

@@ -294,7 +294,12 @@ class Sink:
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
         if self._stalled and len(self._ready) <= low:
             self._stalled = False
-            self.hub.post(self._make_room, 0)
+            try:
+                self.hub.post(self._make_room, 0)
+            except BaseException:
+                # A Ctrl-C before the message was there. The consumer may go on, and would wait for ever.
+                self.hub.post(self._make_room, 0)
+                raise
 
     def _make_room(self, num_ends: int) -> None:
         self._ends_waiting -= num_ends

@@ -92,10 +92,15 @@ class Hub:
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread."""
-        self._messages.append((handler, argument))
-        # A thread that takes a turn looks for more messages after it.
-        if not self.turn.locked():
-            self._ask_loop()
+        try:
+            self._messages.append((handler, argument))
+            # A thread that takes a turn looks for more messages after it.
+            if not self.turn.locked():
+                self._ask_loop()
+        except BaseException:
+            # A Ctrl-C in the user's thread: the loop may not have been asked, although the turn is due.
+            self._call_soon(self._take_due_turn)
+            raise
 
     def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, by this thread unless another one takes turns.

@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from time import perf_counter, sleep
 from types import FrameType
 from typing import Any
@@ -45,10 +44,10 @@ Release = Callable[[Any], None]
 CANCEL_SECONDS = 0.4
 
 EXIT_SECONDS = 0.6
+"""Seconds for which interpreter exit waits for all pipelines together."""
 
 # Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.
 _INTERRUPT_DELAY = 0.002
-"""Seconds for which interpreter exit waits for all pipelines together."""
 
 # Maximum number of calls or threads that one log message names.
 MOST_NAMED = 10
@@ -411,18 +410,14 @@ def _stop_all() -> None:
             run.stop(max(0.0, deadline - perf_counter()))
 
 
-@contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Raise a Ctrl-C that arrives in this block again when the function with the block has returned.
+def interrupt_again() -> None:
+    """Raise a Ctrl-C again when the calling function, a finalizer that has caught it, has returned.
 
     Python only prints an exception that is raised in a finalizer. A loop that is left by ``break`` finalizes
     its iterator, so a Ctrl-C there would be lost.
     """
-    try:
-        yield
-    except KeyboardInterrupt:
-        # Above this generator are contextlib's frame and the finalizer's. Not a Timer, whose start() waits.
-        _thread.start_new_thread(_interrupt_after, (sys._getframe(2),))
+    # Not a Timer, whose start() waits.
+    _thread.start_new_thread(_interrupt_after, (sys._getframe(1),))
 
 
 def _interrupt_after(finalizer: FrameType) -> None:
