@@ -269,7 +269,9 @@ class Container:
         found = self._read(streams, keep=keep)
         if not mend:
             return found
-        found = mended(found, self.format, streams)
+        # Of audio, FFmpeg states only the packets of CAF wrongly.
+        if self.format == "caf" or any(stream.type == "video" for stream in streams):
+            found = mended(found, self.format, streams)
         jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
         return without_jitter(found, jittered) if jittered else found
 
@@ -284,7 +286,7 @@ class Container:
             stream = self.av.streams[index]
             # In a fragmented MP4 the header states no packets, and the index grows while it is read.
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
-                codec = self.audio(index)[1]
+                codec = self._audio.get(index) or self.audio(index)[1]
                 self._starts[index] = counted_starts(codec, stream.index_entries)
         return self._starts.setdefault(index, None)
 
@@ -323,8 +325,10 @@ class Container:
             return "a page fails its checksum, and FFmpeg leaves it out"
         if not self._ended or self._config.format is not None:
             return None
-        head = self._input.head(HEAD_SIZE) if self._input.seekable else b""
-        if kind := container_still(head) or still_codec(head):
+        # No still has audio.
+        can_be_still = self._input.seekable and not self.av.streams.audio
+        head = self._input.head(HEAD_SIZE) if can_be_still else b""
+        if head and (kind := container_still(head) or still_codec(head)):
             if self._empty:  # FFmpeg's parser has rejected the header
                 raise self.error(f"FFmpeg finds no image in this {kind} data")
             return check_complete(kind, self._input.read_all())

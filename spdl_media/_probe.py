@@ -13,7 +13,7 @@ import av
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.array_formats.wav import find_chunks
-from spdl_media.audio_arrays import read_wav_info
+from spdl_media.audio_arrays import WAV_HEAD_SIZE, read_wav_info
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -198,8 +198,10 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     if _is_still(input, config):
         return _probe_still(read_image(input, config))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
-    if config == DemuxConfig() and (info := _wav_info(input)) is not None:
-        return info
+    if config == DemuxConfig() and input.has_size:
+        info = _wav_info(input, bytes(head[:WAV_HEAD_SIZE]))
+        if info is not None:
+            return info
     # Closed at once: PyAV's reference cycles would keep it open until the garbage collector runs.
     with closing(Container(input, config)) as container:
         info = _probe_container(container)
@@ -239,9 +241,9 @@ _INFO_NAMES = dict(
 )
 
 
-def _wav_info(input: Input) -> MediaInfo | None:
+def _wav_info(input: Input, head: bytes) -> MediaInfo | None:
     """Return stream and tags of a WAV file; ``None`` if the file must be read by FFmpeg."""
-    wav = read_wav_info(input)
+    wav = read_wav_info(input, head)
     if wav is None:
         return None
     header = wav.header

@@ -38,7 +38,6 @@ DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
 
 # None for results in host memory, DeviceLike for results on a device. Each has an overload.
 Device = TypeVar("Device")
-Ops = TypeVar("Ops", PictureOps, SoundOps)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -87,14 +86,14 @@ def check_array_layout(layout: str | None) -> None:
         check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
-def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> Ops | str | None:
-    """Return the caller's filter graph if there is one, else the operations that the options ask for.
+def own_filter(
+    filter_desc: str | None, ops: PictureOps | SoundOps, default: PictureOps | SoundOps
+) -> str | None:
+    """Return the caller's filter graph, beside which no options may be given.
 
     Raises:
         ValueError: ``filter_desc`` is given together with options that differ from the default.
     """
-    if isinstance(filter_desc, Default):
-        return ops
     # Compared by value, so a default may also be passed explicitly.
     for name in (field.name for field in fields(default)):
         if getattr(ops, name) != getattr(default, name):
@@ -106,13 +105,21 @@ def chosen_filter(ops: Ops, filter_desc: str | Default | None, default: Ops) -> 
     return filter_desc
 
 
+SOUND_OPS = SoundOps()
+"""Default operations, made once: making them takes as long as checking all arguments of a call."""
+
+
 def audio_options(arguments: Any) -> SoundOps:
     """Make the audio operations that the arguments ask for.
 
     Raises:
         ValueError: An option is invalid.
     """
-    return SoundOps(**{name: arguments[name] for name in AudioOptions.__annotations__})
+    given = {name: arguments[name] for name in AudioOptions.__annotations__}
+    # By identity: a call that leaves them out has the very default values.
+    if all(value is _DEFAULTS.get(name) for name, value in given.items()):
+        return SOUND_OPS
+    return SoundOps(**given)
 
 
 class _Device(TypedDict, Generic[Device], total=False):

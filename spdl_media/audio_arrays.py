@@ -17,13 +17,13 @@ from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, pars
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, keep_freed_memory, stream_rank
-from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.frame_scan import CodedFrames, find_frames
+from spdl_media.frame_scan import FRAME_SIGNATURES, CodedFrames, find_frames
 from spdl_media.frames import silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
@@ -58,7 +58,9 @@ class AudioRequest:
     @property
     def ops(self) -> SoundOps | None:
         """Operations of the graph; ``None`` for a graph that the caller wrote."""
-        return SoundOps(sample_fmt=None) if self.desc is None else sound_ops(self.desc)
+        if self.desc is None:
+            return SoundOps(sample_fmt=None)
+        return self.desc if isinstance(self.desc, SoundOps) else sound_ops(self.desc)
 
     def rows(
         self, zero: Fraction = Fraction(0), end: Fraction | float | None = None
@@ -92,7 +94,8 @@ class AudioRequest:
         planar = sample_fmt.endswith("p")
         found = array.shape[planar]
         wanted = found if self.on_short is None else self.num_samples or found
-        check_enough(found, wanted, self.on_short, "samples", metadata.window, metadata.source)
+        if found < wanted:
+            check_enough(found, wanted, self.on_short, "samples", metadata.window, metadata.source)
         if self.storage is not None or found < wanted:
             # Copied, because the length was not known when the array was allocated.
             shape = (len(array), wanted) if planar else (wanted, array.shape[1])
@@ -124,10 +127,9 @@ def load_audio_array(
     src: Source,
     window: Window,
     request: AudioRequest,
-    *,
-    stream_index: int | None,
-    demux_config: DemuxConfig | None,
-    name: str | None,
+    stream_index: int | None = None,
+    demux_config: DemuxConfig | None = None,
+    name: str | None = None,
 ) -> AudioArray:
     """Read and decode audio to one array. See :func:`~spdl_media.load_audio` for the arguments.
 
@@ -139,7 +141,7 @@ def load_audio_array(
         ConvertError: The window contains no sample.
     """
     keep_freed_memory()
-    config = as_demux_config(demux_config)
+    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         # These readers handle files of one stream, and none of FFmpeg's options.
         if stream_index is None and demux_config is None:
@@ -287,10 +289,13 @@ def _load_without_container(
         window = Window(window.start, end if window.end is None else min(end, window.end))
     most = most if rate is None else None
     try:
-        wav = _read_wav(input, window, most)
-        if wav is not None:
-            return _load_wav(input.name, wav, window, request)
-        found = None if config.gaps == "fill" else find_frames(input, window, most)
+        head = bytes(input.read_at(0, WAV_HEAD_SIZE))
+        if head[:4] == b"RIFF":
+            wav = _read_wav(input, head, window, most)
+            return None if wav is None else _load_wav(input.name, wav, window, request)
+        if config.gaps == "fill" or not head.startswith(FRAME_SIGNATURES):
+            return None
+        found = find_frames(input, window, most)
         return None if found is None else _load_frames(input.name, found, window, request)
     except FilterError:
         return None
@@ -340,7 +345,7 @@ def _finished(
 # WAV files are read without FFmpeg, which reads 32 packets to open one. It reads unusual and damaged files.
 
 # Enough for the chunks before the samples in most files, and for a first frame of DTS, of up to 4 KiB.
-_WAV_HEAD_SIZE = 8 * 1024
+WAV_HEAD_SIZE = 8 * 1024
 _MOST_CHANNELS = 64
 # DTS and compressed data for S/PDIF pretend to be 16-bit stereo PCM. Their frames begin with these words.
 _SYNC_WORDS = tuple(
@@ -362,12 +367,13 @@ class WAVInfo(NamedTuple):
 
 
 def _read_wav(
-    input: Input, window: Window, num_samples: int | None
+    input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> tuple[AudioCodec, Array, int] | None:
     """Read the samples of a window of a WAV file, and no more of the file.
 
     Args:
         input: The opened file.
+        head: As for :func:`read_wav_info`.
         window: The samples to read.
         num_samples: Maximum number of samples.
 
@@ -375,7 +381,7 @@ def _read_wav(
         The stream, the samples as ``(samples, channels)``, and the position of the first one. ``None`` if
         the file must be read by FFmpeg, or the window contains no sample.
     """
-    info = read_wav_info(input)
+    info = read_wav_info(input, head)
     if info is None:
         return None
     header = info.header
@@ -394,15 +400,17 @@ def _read_wav(
     return info.codec, read(content, before, (stop - start, header.num_channels)), start
 
 
-def read_wav_info(input: Input) -> WAVInfo | None:
+def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
     """Return header and stream of a WAV file whose samples FFmpeg would decode in the same way.
 
-    ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, does not state its size, or its
-    samples are not PCM, float, A-law or mu-law of whole bytes.
+    Args:
+        input: The opened file, which must have a size.
+        head: Its first :data:`WAV_HEAD_SIZE` bytes.
+
+    Returns:
+        ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, does not state its size, or its
+        samples are not PCM, float, A-law or mu-law of whole bytes.
     """
-    if not input.has_size:
-        return None
-    head = bytes(input.read_at(0, _WAV_HEAD_SIZE))
     if head[:4] != b"RIFF":
         return None
     try:

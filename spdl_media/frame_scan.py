@@ -34,6 +34,10 @@ _PACKET_SAMPLES = 16 * 1024
 _PADDING = bytes(64)
 
 
+FRAME_SIGNATURES = (b"\xff", b"ID3", b"fLaC")
+"""First bytes of the files in which :func:`find_frames` may find frames."""
+
+
 class CodedFrames(NamedTuple):
     """Consecutive frames of a file.
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, o
 from spdl_media._checks import check_choice, check_int
 from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media.arguments import (
+    SOUND_OPS,
     AudioArguments,
     BatchArguments,
     DeviceLike,
@@ -25,20 +26,20 @@ from spdl_media.arguments import (
     as_list,
     audio_options,
     check_array_layout,
-    chosen_filter,
     declared,
+    own_filter,
 )
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
 from spdl_media.batch import PICTURE_COLORS, FrameRequest, TimedFrames, load_frames, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import as_decode_config, one_cuda_config
+from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer, video_parts
 from spdl_media.errors import ConvertError
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
-from spdl_media.operations import PictureOps, SoundOps
+from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
 from spdl_media.row_plan import parse_values
 from spdl_media.rows import check_length
@@ -65,14 +66,13 @@ ImageSteps: TypeAlias = Callable[[Callable[[], bool] | None], Buffer]
 When: TypeAlias = "Timestamp | Window | None"
 
 # Default operations, made once: making one takes as long as checking all arguments of a call.
-_IMAGE_OPS, VIDEO_OPS, _SOUND_OPS = PictureOps(), PictureOps(quality="auto"), SoundOps()
+_IMAGE_OPS, VIDEO_OPS = PictureOps(), PictureOps(quality="auto")
 
 # Names of arguments that become operations, and names of the fields of a request.
 _PICTURE_OPS = "width height pix_fmt scale_mode scale_algo quality frame_rate".split()
 _NAMES = {field.name for field in fields(FrameRequest)}
 
-_ON_ERROR = get_args(OnError)
-_IMAGE_DECODERS, _VIDEO_DECODERS = get_args(ImageDecoder), get_args(VideoDecoder)
+_ON_ERROR, _IMAGE_DECODERS, _VIDEO_DECODERS = map(get_args, (OnError, ImageDecoder, VideoDecoder))
 
 
 @overload
@@ -252,23 +252,23 @@ def load_audio(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    desc = chosen_filter(audio_options(arguments), arguments["filter_desc"], _SOUND_OPS)
-    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    # The device is opened first, so that nothing is read if there is none.
-    finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
-    num_samples = arguments["num_samples"]
-    check_length("num_samples", num_samples, arguments["on_short"])
-    decoding = as_decode_config(arguments["decode_config"])
-    request = AudioRequest(desc, memory, decoding, num_samples, arguments["on_short"])
-    audio = load_audio_array(
-        src,
-        parse_window(timestamp),
-        request,
-        stream_index=arguments["stream_index"],
-        demux_config=arguments["demux_config"],
-        name=arguments["name"],
-    )
-    return finish(audio.buffer)
+    desc: Any = audio_options(arguments)
+    if not isinstance(arguments["filter_desc"], Default):
+        desc = own_filter(arguments["filter_desc"], desc, SOUND_OPS)
+    finish, memory = None, arguments["storage"]
+    if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
+        config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+        # The device is opened first, so that nothing is read if there is none.
+        finish, memory = on_its_way(config, memory, "load_audio(cuda=)")
+    count, on_short = arguments["num_samples"], arguments["on_short"]
+    if count is not None or on_short is not None:
+        check_length("num_samples", count, on_short)
+    given, opening = arguments["decode_config"], arguments["demux_config"]
+    decoding = DEFAULT_DECODE_CONFIG if given is None else as_decode_config(given)
+    request = AudioRequest(desc, memory, decoding, count, on_short)
+    window, stream, name = parse_window(timestamp), arguments["stream_index"], arguments["name"]
+    audio = load_audio_array(src, window, request, stream, opening, name)
+    return audio.buffer if finish is None else finish(audio.buffer)
 
 
 @declared(BatchArguments)
@@ -384,7 +384,7 @@ def frame_request(
             "the CPU are chosen by decode_config(decoder=)"
         )
     is_plain = isinstance(arguments["filter_desc"], Default)
-    desc: Any = ops if is_plain else chosen_filter(ops, arguments["filter_desc"], defaults)
+    desc: Any = ops if is_plain else own_filter(arguments["filter_desc"], ops, defaults)
     dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
     if any(value is not None for value in (dtype, mean, std)):
         # The output format of the caller's graph is known only with the first image.
