@@ -18,14 +18,7 @@ from spdl_media._ffmpeg import (
     frame_matrix,
     says_checksum_failed,
 )
-from spdl_media.codec import (
-    STILL_CODECS,
-    Codec,
-    VideoCodec,
-    close_decoder,
-    make_decoder,
-    usual_duration,
-)
+from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
 from spdl_media.coded_units import states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
@@ -33,7 +26,6 @@ from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps
 from spdl_media.packets import FrameMetadata, PacketMetadata
-from spdl_media.timing import ticks_to_seconds
 
 
 class Sink(Protocol):
@@ -73,61 +65,6 @@ class FrameList:
         """Remove the first ``size`` frames from the list, and return them."""
         taken, self.frames = self.frames[:size], self.frames[size:]
         return taken
-
-
-class OpenDecoder:
-    """An open FFmpeg decoder, with the handling of damaged packets.
-
-    Args:
-        codec: Parameters of the stream.
-        metadata: Metadata of the packets.
-        config: Options of decoding.
-        context: An open decoder to use in place of a new one of FFmpeg's.
-
-    Attributes:
-        metadata: Metadata of the packets that are being decoded.
-        discarded: Timestamps of frames that an edit list hides.
-    """
-
-    # Ends the message about damaged data with what the user can do.
-    _remedy: str
-
-    def __init__(
-        self, codec: Codec, metadata: PacketMetadata, config: DecodeConfig, context: Any = None
-    ) -> None:
-        self._codec: Any = codec
-        self._config = config
-        self.metadata = metadata
-        self.discarded: frozenset[int] = frozenset()
-        self.num_dropped = 0
-        self._packet_index = -1
-        self._context: Any = context or make_decoder(codec, config, metadata.source)
-
-    def close(self) -> None:
-        """Stop the decoder's threads. Needed only if it has threads."""
-        close_decoder(self._context, self._config)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_context"):  # missing if the decoder could not be opened
-            self.close()
-
-    def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
-        """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
-        if self._config.on_corrupt == "raise":
-            raise error from cause
-        self.num_dropped += 1
-
-    def _error(self, text: str, pts: int | None) -> DecodeError:
-        codec, seconds, at = self._codec, None, ""
-        if pts is not None:
-            seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
-            at = f" at {seconds:.3f} s"
-        return DecodeError(
-            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy}",
-            source=self.metadata.source,
-            pts_seconds=seconds,
-            packet_index=self._packet_index,
-        )
 
 
 class PictureDecoder(OpenDecoder):
@@ -170,7 +107,7 @@ class PictureDecoder(OpenDecoder):
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int] = frozenset()) -> None:
         """Use the window and the clock of the next packets, and the timestamps of the frames they hide."""
-        self.metadata = metadata
+        self.metadata: PacketMetadata = metadata
         # Added to the earlier ones, because frames of earlier packets may still be in the decoder.
         self.discarded |= discarded
         if self.orientation == 1:

@@ -15,9 +15,8 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
-from spdl_media._picture_decoder import OpenDecoder
 from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
-from spdl_media.codec import AudioCodec, SpareDecoder
+from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import FrameFilter
@@ -112,7 +111,7 @@ class SampleDecoder(OpenDecoder):
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int]) -> None:
         """Use the window and the clock of the next packets, and the timestamps of the frames they hide."""
-        self.metadata = metadata
+        self.metadata: PacketMetadata = metadata
         self.discarded |= discarded
         self._finished = False
         self._rate = 0  # set from the next frame

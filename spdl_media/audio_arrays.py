@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import NO_DECODERS, Container
-from spdl_media._ffmpeg import LogState, ffmpeg_log, unheard_log
+from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
-from spdl_media.codec import AudioCodec, keep_freed_memory, stream_rank
+from spdl_media.codec import AudioCodec, stream_rank
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets

@@ -16,9 +16,8 @@ from spdl_media._probe import MediaInfo, probe
 from spdl_media.arguments import ClipArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer
-from spdl_media.codec import configs_by_kind
 from spdl_media.crops import Rng, check_rng
-from spdl_media.decode import DEFAULT_FILTER
+from spdl_media.decode import DEFAULT_FILTER, configs_by_kind
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Source

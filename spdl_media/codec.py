@@ -12,24 +12,23 @@ import re
 import struct
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import av
-import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options
-from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
 from spdl_media.stills import ERR_DETECT
+from spdl_media.timing import ticks_to_seconds
 
 __all__ = ("AudioCodec", "Codec", "VideoCodec")
 
@@ -302,27 +301,6 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     return context
 
 
-_BLOCK = 4 << 20
-_NUM_BLOCKS = 8
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Make glibc's allocator keep some megabytes of freed memory. Runs once in a process.
-
-    glibc returns the top of its heap to the system when it exceeds a threshold, at first 128 KiB. The frames
-    of one small image exceed that, so each image costs 24 to 33 page faults: 6% of the time to load JPEGs of
-    500x375 into a pool. Freeing a larger block raises the threshold to twice the block's size, so blocks
-    are allocated and freed here, without touching their pages. Other allocators are not affected.
-
-    See:
-        mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
-    """
-    # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
-    blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
-    del blocks
-
-
 class SpareDecoder(threading.local):
     """An open decoder that each thread keeps for reuse, and the codec it is for."""
 
@@ -346,35 +324,65 @@ class SpareDecoder(threading.local):
         self.codec, self.context = codec, context
 
 
-def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
-    """Split the options for a source into those for its video and those for its audio.
+class OpenDecoder:
+    """An open FFmpeg decoder, with the handling of damaged packets.
 
-    Raises:
-        TypeError: ``config`` is not a :class:`~spdl_media.config.DecodeConfig`.
+    Args:
+        codec: Parameters of the stream.
+        metadata: Metadata of the packets.
+        config: Options of decoding.
+        context: An open decoder to use in place of a new one of FFmpeg's.
+
+    Attributes:
+        metadata: Metadata of the packets that are being decoded.
+        discarded: Timestamps of frames that an edit list hides.
     """
-    # A named decoder, and the decoder options, apply only to the stream of the decoder's kind.
-    given = as_decode_config(config)
-    if given.decoder is None:
-        return given, given
-    other = replace(given, decoder=None, decoder_options={})
-    return (other, given) if _decodes_audio(given.decoder) else (given, other)
 
+    # Ends the message about damaged data with what the user can do.
+    _remedy: str
 
-def _decodes_audio(decoder: str) -> bool:
-    try:
-        return av.Codec(decoder, "r").type == "audio"
-    except ValueError:  # no decoder of that name: opening the video decoder raises the error
-        return False
+    def __init__(
+        self, codec: Codec, metadata: Any, config: DecodeConfig, context: Any = None
+    ) -> None:
+        self._codec: Any = codec
+        self._config = config
+        # A PacketMetadata, whose module imports this one.
+        self.metadata = metadata
+        self.discarded: frozenset[int] = frozenset()
+        self.num_dropped = 0
+        self._packet_index = -1
+        self._context: Any = context or make_decoder(codec, config, metadata.source)
 
+    def close(self) -> None:
+        """Wait for the decoder's threads before the decoder is freed."""
+        # PyAV frees a decoder with the GIL held, and waits for its threads. A thread that logs waits for the
+        # GIL, which is a deadlock. A decoder without threads has no such problem.
+        if "threads" in self._config.decoder_options:
+            # flush_buffers waits for the threads without the GIL. Draining does not suffice: it ends at the
+            # first damaged frame, while threads are still decoding later ones.
+            self._context.flush_buffers()
 
-def close_decoder(context: CodecContext, config: DecodeConfig) -> None:
-    """Wait for a decoder's threads before the decoder is freed."""
-    # PyAV frees a decoder with the GIL held, and waits for its threads. A thread that logs waits for the GIL,
-    # which is a deadlock. A decoder without threads has no such problem.
-    if "threads" in config.decoder_options:
-        # flush_buffers waits for the threads without the GIL. Draining does not suffice: it ends at the first
-        # damaged frame, while threads are still decoding later ones.
-        context.flush_buffers()
+    def __del__(self) -> None:
+        if hasattr(self, "_context"):  # missing if the decoder could not be opened
+            self.close()
+
+    def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
+        """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
+        if self._config.on_corrupt == "raise":
+            raise error from cause
+        self.num_dropped += 1
+
+    def _error(self, text: str, pts: int | None) -> DecodeError:
+        codec, seconds, at = self._codec, None, ""
+        if pts is not None:
+            seconds = float(ticks_to_seconds(pts, codec.time_base, self.metadata.zero))
+            at = f" at {seconds:.3f} s"
+        return DecodeError(
+            f"damaged {codec.name} data{at} (packet {self._packet_index}): {text}{self._remedy}",
+            source=self.metadata.source,
+            pts_seconds=seconds,
+            packet_index=self._packet_index,
+        )
 
 
 def _decoder_name(codec: Codec, config: DecodeConfig) -> str:

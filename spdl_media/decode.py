@@ -294,3 +294,24 @@ def decode_audio_into(
     if missing is not None and sink.count < (num_samples or 0):
         raise missing
     return decoder.take_metadata()
+
+
+def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeConfig]:
+    """Split the options for a source into those for its video and those for its audio.
+
+    Raises:
+        TypeError: ``config`` is not a :class:`~spdl_media.config.DecodeConfig`.
+    """
+    # A named decoder, and the decoder options, apply only to the stream of the decoder's kind.
+    given = as_decode_config(config)
+    if given.decoder is None:
+        return given, given
+    other = replace(given, decoder=None, decoder_options={})
+    return (other, given) if _decodes_audio(given.decoder) else (given, other)
+
+
+def _decodes_audio(decoder: str) -> bool:
+    try:
+        return av.Codec(decoder, "r").type == "audio"
+    except ValueError:  # no decoder of that name: opening the video decoder raises the error
+        return False

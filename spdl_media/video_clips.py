@@ -20,8 +20,8 @@ from spdl_media.arguments import ClipSampleArguments, DeviceLike, audio_options,
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.clips import RESAMPLED
-from spdl_media.codec import configs_by_kind
 from spdl_media.crops import check_rng
+from spdl_media.decode import configs_by_kind
 from spdl_media.errors import ConvertError
 from spdl_media.frames import silence_of
 from spdl_media.operations import SoundOps

@@ -15,9 +15,8 @@ import numpy as np
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.codec import configs_by_kind
 from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
-from spdl_media.decode import DEFAULT_FILTER, Default, picture_filter
+from spdl_media.decode import DEFAULT_FILTER, Default, configs_by_kind, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
 from spdl_media.frame_index import FrameIndex, save
