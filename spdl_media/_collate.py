@@ -20,7 +20,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.row_plan import FrameRows, RowOptions
+from spdl_media.rows import FrameRows, RowOptions
 from spdl_media.storage import Storage, StoragePool
 
 __all__ = ("Padded", "collate")

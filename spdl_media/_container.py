@@ -26,7 +26,7 @@ from spdl_media._ffmpeg import (
 )
 from spdl_media.audio_clock import completed, counted_starts, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.coded_units import display_matrix, mended
+from spdl_media.coded_units import display_matrix, exact_start, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
@@ -35,7 +35,14 @@ from spdl_media.inputs import Input
 from spdl_media.parts import missing_packets, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
-from spdl_media.stills import HEAD_SIZE, WITHOUT_SIGNATURE, container_still, still_codec
+from spdl_media.stills import (
+    AVIF_BRANDS,
+    HEAD_SIZE,
+    WITHOUT_SIGNATURE,
+    container_still,
+    pillow_video_reason,
+    still_codec,
+)
 
 Kind: TypeAlias = Literal["video", "audio"]
 
@@ -101,11 +108,15 @@ class Container:
     def _open_file(self) -> tuple[InputContainer, str]:
         # The signature tells the format, which spares FFmpeg's probing. Only for sources that can seek: if
         # opening fails, they are opened a second time.
+        self._may_be_still = self._input.seekable
         if self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             head = self._input.head(HEAD_SIZE)
             known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
             if known is not None:
                 name, names = known
+                # Only an ISO file may hold a movie or an image, which has a list of its items.
+                is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
+                self._may_be_still = name == "mov" and is_image
                 if name not in _COMPLETE_HEADERS:
                     self.tried = None
                 # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
@@ -121,6 +132,11 @@ class Container:
             return None
         context = self.av.streams.video[0].codec_context
         return None if context is None else context.codec.name
+
+    def for_pillow(self) -> tuple[bytes | memoryview, str, str] | None:
+        """Return content, name and the reason if Pillow has to read the video; ``None``: FFmpeg reads it."""
+        reason = pillow_video_reason(self._input.head(HEAD_SIZE)) if self._may_be_still else None
+        return None if reason is None else (self._input.read_all(), self.name, reason)
 
     def close(self) -> None:
         """Free FFmpeg's structures. The input stays open; its owner closes it."""
@@ -204,23 +220,7 @@ class Container:
     @cached_property
     def zero(self) -> Fraction:
         """Start time of the container on FFmpeg's clock, in seconds; it is second 0 of our timestamps."""
-        start = self.av.start_time
-        if start is None or (start == 0 and any(s.start_time == 0 for s in self.av.streams)):
-            return Fraction(0)
-        # FFmpeg rounds the container's start to microseconds. The stream that starts first states the same
-        # moment exactly, in its own time base. Without that, the edge of a window could miss a frame.
-        pairs = [(stream.start_time, stream.time_base) for stream in self.av.streams]
-        stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
-        # Differences in microseconds. Integers up to the division: fractions take ten times as long.
-        errors = [
-            abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
-            for ticks, base in stated
-        ]
-        if min(errors, default=2.0) > 1:
-            return Fraction(start, 1_000_000)
-        ticks, base = stated[errors.index(min(errors))]
-        exact: Fraction = ticks * as_fraction(base)
-        return exact
+        return exact_start(self.av)
 
     @property
     def duration(self) -> float | None:
@@ -326,7 +326,7 @@ class Container:
         if not self._ended or self._config.format is not None:
             return None
         # No still has audio.
-        can_be_still = self._input.seekable and not self.av.streams.audio
+        can_be_still = self._may_be_still and not self.av.streams.audio
         head = self._input.head(HEAD_SIZE) if can_be_still else b""
         if head and (kind := container_still(head) or still_codec(head)):
             if self._empty:  # FFmpeg's parser has rejected the header

@@ -27,9 +27,10 @@ from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.geometry import ScaleMode
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Quality, ScaleAlgo, SoundOps
-from spdl_media.row_plan import ArrayLayout, DType, OnShort, PerChannel
+from spdl_media.rows import ArrayLayout, OnShort
 from spdl_media.storage import Storage
 from spdl_media.timing import Rate
+from spdl_media.values import DType, PerChannel
 
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]

@@ -29,8 +29,7 @@ from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
-from spdl_media.row_plan import OnShort
-from spdl_media.rows import check_enough, fill_up
+from spdl_media.rows import OnShort, check_enough, fill_up
 from spdl_media.sample_rows import SampleRows, layout_name
 from spdl_media.storage import Storage, lease_memory, new_array
 from spdl_media.timing import Window

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.crops import CropPlan
-from spdl_media.decode import decode_into
 from spdl_media.demux import demux_image
 from spdl_media.errors import (
     ConvertError,
@@ -31,9 +30,8 @@ from spdl_media.geometry import swaps_sides
 from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
-from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.row_plan import FrameRows, RowOptions, why_no_array
-from spdl_media.rows import VideoRows
+from spdl_media.packets import ImagePackets, metadata_of
+from spdl_media.rows import FrameRows, RowOptions, why_no_array
 from spdl_media.storage import new_array
 from spdl_media.transfer import on_its_way
 
@@ -179,65 +177,6 @@ def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuf
     # The same metadata as for a batch of which an input could be loaded.
     colorspace, color_range = PICTURE_COLORS if is_yuv(ops.pix_fmt) else (None, None)
     return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
-
-
-TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
-"""An array of frames, and a function that returns the time of each frame in seconds."""
-
-
-def load_frames(
-    packets: VideoPackets, request: FrameRequest, more: Iterable[VideoPackets] | None = None
-) -> tuple[CPUBuffer, Callable[[], tuple[float, ...]]]:
-    """Decode packets to an array in host memory, writing each frame as it leaves the filters.
-
-    The result equals that of ``convert_frames(decode_packets(...))``, but frames are not kept.
-
-    Args:
-        packets: All packets, or the first ones.
-        request: Options of the load.
-        more: Packets that continue the first ones; iterated as they are needed.
-
-    Raises:
-        DecodeError: As for :func:`~spdl_media.decode_packets`.
-        FilterError: As for :func:`~spdl_media.decode_packets`.
-        ValueError: As for :func:`~spdl_media.decode_packets`.
-        ConvertError: As for :func:`~spdl_media.convert_frames`.
-        StorageTooSmallError: As for :func:`~spdl_media.convert_frames`.
-    """
-    desc = cut_of_all(packets, request, request.desc)
-    config, count = request.decode_config, request.num_frames
-    with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
-        decode_into(rows, packets, desc, config, count, more=more)
-        buffer = rows.take()
-    if request.cuts is not None:
-        buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
-    return buffer, rows.timestamps
-
-
-def cut_of_all(
-    packets: VideoPackets, request: FrameRequest, desc: str | PictureOps | None
-) -> str | PictureOps | None:
-    """Return the filters, preceded by the crop and flip of all frames of a video.
-
-    Raises:
-        ConvertError: The header states no size, or the crop is not inside the frames.
-    """
-    if request.cuts is None:
-        return desc
-    size = stated_size(packets, request.decode_config)
-    if not size[0]:
-        raise ConvertError(
-            "crops= and flips= need the size of a video before it is decoded, and this header states none; "
-            "load it whole, and cut the array",
-            source=packets.source,
-        )
-    return request.cuts.filter(0, size, desc, packets.source)
-
-
-def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
-    """Return the width and height of frames that the header states; 0: not stated."""
-    stated = packets if config.orient else packets.codec
-    return stated.width, stated.height
 
 
 def decode_cut(

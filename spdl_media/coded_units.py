@@ -9,10 +9,13 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from itertools import islice, pairwise
 from typing import Any
 
-from spdl_media._ffmpeg import AvPacket
+from av.container import InputContainer
+
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
 from spdl_media.parts import read_boxes
@@ -239,7 +242,28 @@ def _is_straight(input: Input) -> bool:
     return len(headers) > 1 and all(headers)
 
 
-# Correct what demuxers state wrongly: timestamps, key frame flags and padding.
+# Correct what demuxers state wrongly: times, key frame flags and padding.
+
+
+def exact_start(container: InputContainer) -> Fraction:
+    """Return the start time of a container on FFmpeg's clock, in seconds."""
+    start = container.start_time
+    if start is None or (start == 0 and any(s.start_time == 0 for s in container.streams)):
+        return Fraction(0)
+    # FFmpeg rounds the container's start to microseconds. The stream that starts first states the same
+    # moment exactly, in its own time base. Without that, the edge of a window could miss a frame.
+    pairs = [(stream.start_time, stream.time_base) for stream in container.streams]
+    stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
+    # Differences in microseconds. Integers up to the division: fractions take ten times as long.
+    errors = [
+        abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
+        for ticks, base in stated
+    ]
+    if min(errors, default=2.0) > 1:
+        return Fraction(start, 1_000_000)
+    ticks, base = stated[errors.index(min(errors))]
+    exact: Fraction = ticks * as_fraction(base)
+    return exact
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:

@@ -17,8 +17,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
 from spdl_media.frames import AudioFrames, Frames, silence_of
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.row_plan import ArrayLayout, RowOptions, RowPlan
-from spdl_media.rows import no_frames
+from spdl_media.rows import ArrayLayout, RowOptions, RowPlan, no_frames
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory, new_array
 from spdl_media.timing import Window
 

@@ -16,16 +16,8 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
-from spdl_media.stills import HEAD_SIZE, pillow_video_reason
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.window import (
-    first_image,
-    our_packets,
-    pillow_packets,
-    read_audio,
-    read_clip,
-    read_video,
-)
+from spdl_media.window import first_image, our_packets, read_audio, read_clip, read_video
 
 __all__ = ("Demuxer",)
 
@@ -181,17 +173,7 @@ class Demuxer:
         """
         window = parse_window(timestamp)
         with self._opened() as container:
-            return next(self._video_parts(container, window, stream_index))
-
-    def _video_parts(
-        self, container: Container, window: Window, stream_index: int | None, *size: Any
-    ) -> Iterator[VideoPackets]:
-        # Pillow reads the whole source again, and does not know streams.
-        may_try = stream_index is None and self._input.seekable
-        if may_try and (reason := pillow_video_reason(self._input.head(HEAD_SIZE))):
-            name, data = self._input.name, self._input.read_all()
-            return iter([pillow_packets(VideoPackets, data, name, reason, window)])
-        return read_video(container, stream_index, window, *size)
+            return next(read_video(container, stream_index, window))
 
     def demux_clip(
         self,
@@ -346,19 +328,6 @@ class Demuxer:
                 return
             yield found
             begun |= chunk.keys()
-
-
-def video_parts(
-    demuxer: Demuxer,
-    timestamp: Timestamp | Window | None,
-    stream_index: int | None,
-    nbytes: int,
-    num_frames: int | None,
-) -> Iterator[VideoPackets]:
-    """Read the packets of a video in parts, without the guard against other threads."""
-    window = parse_window(timestamp)
-    with demuxer._opened() as container:
-        return demuxer._video_parts(container, window, stream_index, nbytes, num_frames)
 
 
 def _check_limits(duration: Duration, num_packets: int | None) -> None:

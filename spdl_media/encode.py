@@ -28,7 +28,7 @@ from spdl_media.frames import AudioChunk, AudioFrames, frame_of
 from spdl_media.geometry import rotation
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.operations import ACCURATE
-from spdl_media.row_plan import matrix_and_range
+from spdl_media.rows import matrix_and_range
 from spdl_media.timing import Rate, parse_rate
 
 __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "video_encode_config")

@@ -21,9 +21,7 @@ from spdl_media.operations import PictureOps
 
 _HALF_CHROMA = "yuv420p"
 _BICUBIC = int(Interpolation.BICUBIC)
-GBR, FULL_RANGE, _LIMITED = 0, 2, 1
-_LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
-"""Gray formats of video codecs, which may have limited range."""
+GBR, FULL_RANGE = 0, 2
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
 # Flags of the scale filter with other names in PyAV; all others are PyAV's in lower case.
 _FLAG_NAMES = {
@@ -77,7 +75,7 @@ class FastChain:
         self.ops, self._formats, self._before = ops, formats, before
         self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
-        self.converts_first = converts_first(ops)
+        self.converts_first = ops.is_exact_conversion
         # Frames in this format need no conversion if they have the right size: planar RGB and back would not
         # change them.
         is_exact = formats[-1] in RGB_8BIT and formats[0] != _HALF_CHROMA
@@ -305,11 +303,6 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
     return result
 
 
-def has_limited_gray(frame: av.VideoFrame) -> bool:
-    """Whether a frame is gray of limited range, which FFmpeg's scaler takes for full."""
-    return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
-
-
 def full_range_gray(frame: av.VideoFrame) -> av.VideoFrame:
     """Expand a gray frame of limited range (16 to 235 in 8 bits) to full range, in a copy."""
     unit = 1 << frame.format.components[0].bits - 8
@@ -378,12 +371,14 @@ def part_to_convert(
 
     Args:
         frame: The image.
-        ops: The operations, which :func:`converts_first` has to allow.
+        ops: The operations: an exact conversion.
         turn: Filters that turn it upright before the box is cropped.
 
     Returns:
         The part and the box; ``None``: the crop can come first, or the box exceeds the image.
     """
+    if ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
+        return None
     name, width, height = frame.format.name, frame.width, frame.height
     is_cut = ops.box is not None or ops.mirror
     if not (turn or _has_cut_chroma(name, width, height)) and not (
@@ -397,13 +392,6 @@ def part_to_convert(
     left, right = _around(x, x + w, width)
     top, bottom = _around(y, y + h, height)
     return (left, top, right - left, bottom - top), (x - left, y - top, w, h)
-
-
-def converts_first(ops: PictureOps) -> bool:
-    """Whether images are converted exactly to a format with full chroma, and not scaled."""
-    if ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
-        return False
-    return ops.is_conversion and not ops.uses_default_conversion
 
 
 def _around(start: int, end: int, side: int) -> tuple[int, int]:

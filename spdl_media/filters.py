@@ -16,13 +16,11 @@ from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.fast_images import (
-    converts_first,
     full_range_gray,
-    has_limited_gray,
     part_to_convert,
     whole_samples,
 )
-from spdl_media.formats import like_frame
+from spdl_media.formats import has_limited_gray, like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
     SINKS,
@@ -410,7 +408,7 @@ class PictureFilter:
         ops = self._ops
         if ops is None:
             return _joined(turn, str(self._desc)), None
-        part = part_to_convert(frame, ops, turn) if converts_first(ops) else None
+        part = part_to_convert(frame, ops, turn) if ops.is_exact_conversion else None
         if part is None:
             return _joined(turn, *filter_text(ops)) or "null", None
         outer, inner = part

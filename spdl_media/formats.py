@@ -302,6 +302,16 @@ def chroma_steps(pix_fmt: str) -> tuple[int, int]:
     return max(across for across, _ in steps), max(down for _, down in steps)
 
 
+_LIMITED = 1
+_LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
+"""Gray formats of video codecs, which may have limited range."""
+
+
+def has_limited_gray(frame: av.VideoFrame) -> bool:
+    """Whether a frame is gray of limited range, which FFmpeg's scaler takes for full."""
+    return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
+
+
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
 
 

@@ -26,10 +26,10 @@ from spdl_media.fast_images import (
     GBR,
     FastChain,
     fast_chain,
-    has_limited_gray,
     without_graph,
 )
 from spdl_media.filters import FrameFilter, PictureFilter
+from spdl_media.formats import has_limited_gray
 from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
 from spdl_media.operations import PictureOps, picture_ops

@@ -8,11 +8,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
-from itertools import chain
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
 from spdl_media._checks import check_choice, check_int
-from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media.arguments import (
     SOUND_OPS,
     AudioArguments,
@@ -30,21 +28,22 @@ from spdl_media.arguments import (
     own_filter,
 )
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
-from spdl_media.batch import PICTURE_COLORS, FrameRequest, TimedFrames, load_frames, load_rows
+from spdl_media.batch import PICTURE_COLORS, FrameRequest, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
-from spdl_media.demuxer import Demuxer, video_parts
+from spdl_media.demuxer import Demuxer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import is_yuv
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import VideoPackets
-from spdl_media.row_plan import parse_values
 from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
+from spdl_media.values import parse_values
+from spdl_media.video_arrays import TimedFrames, load_frames, load_video_array
 
 __all__ = (
     "async_load_audio",
@@ -156,10 +155,6 @@ def load_image_batch(
     return _prepare_image_batch(srcs, **arguments)(None)
 
 
-# load_video holds two parts of coded data of this size, however long the video is.
-_PART_BYTES = 8 << 20
-
-
 @overload
 def load_video(
     src: Source, timestamp: When = None, **arguments: Unpack[VideoArguments[None]]
@@ -198,20 +193,15 @@ def load_video(
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
+    request, index = (
+        frame_request(arguments, VIDEO_OPS, "load_video(cuda=)"),
+        arguments["stream_index"],
+    )
+    if request.config is None:
+        return load_video_array(src, timestamp, request, index)
     # The device is opened first, so that nothing is read if there is none.
-    request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
-    decode, index = frame_steps(request), arguments["stream_index"]
-    config, name = arguments["demux_config"], arguments["name"]
-    with Demuxer(src, demux_config=config, name=name) as demuxer, ffmpeg_log():
-        if request.config is None:
-            parts = video_parts(demuxer, timestamp, index, _PART_BYTES, request.num_frames)
-            first = next(parts)
-            if request.num_frames is not None:
-                return load_frames(first, request, parts)[0]
-            # Most videos are a single part, so the number of rows is known.
-            second = next(parts, None)
-            more = None if second is None else chain((second,), parts)
-            return load_frames(first, request, more)[0]
+    decode, config, name = frame_steps(request), request.demux_config, request.name
+    with Demuxer(src, demux_config=config, name=name) as demuxer:
         packets = demuxer.demux_video(timestamp, stream_index=index)
     return decode(packets)[0]
 

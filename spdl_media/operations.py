@@ -110,6 +110,11 @@ class PictureOps:
         return self.gives_one and not (self.is_scaled or is_cropped)
 
     @property
+    def is_exact_conversion(self) -> bool:
+        """Whether only a cut comes before an exact conversion to ``pix_fmt``."""
+        return self.is_conversion and not self.uses_default_conversion
+
+    @property
     def keeps_frames(self) -> bool:
         """Whether frames are not changed at all."""
         asked = (self.pix_fmt, self.box, self.color_matrix, self.color_range)

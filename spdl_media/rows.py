@@ -1,31 +1,291 @@
-"""Copy the frames of a video into the rows of an array, estimate their number, and fill missing rows."""
+"""Copy frames into the rows of one array, and fill missing rows."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, get_args
+from math import prod
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int
-from spdl_media._ffmpeg import as_fraction
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
-from spdl_media.formats import Array
+from spdl_media.formats import (
+    COLOR_RANGES,
+    COLORSPACES,
+    Array,
+    Shape,
+    is_yuv,
+    pixel_layout,
+    plane_views,
+)
 from spdl_media.image_frames import VideoFrames, frame_metadata
-from spdl_media.operations import PictureOps, picture_ops
-from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.row_plan import OnShort, RowOptions, RowPlan
-from spdl_media.shared_memory import Bytes
-from spdl_media.storage import StoragePool, lease_memory
+from spdl_media.packets import VideoPackets
+from spdl_media.storage import Storage, new_array
 from spdl_media.timing import Window, ticks_to_seconds
+from spdl_media.values import Values
 
-# A custom graph may output more frames than it gets, so memory is reserved for so many times the expected
-# rows. Untouched memory takes only address space.
-_RESERVE = 8
+ArrayLayout: TypeAlias = Literal["NCHW", "NHWC"]
+OnShort: TypeAlias = Literal["error", "repeat_last", "wrap", "zeros"]
+Colors: TypeAlias = tuple[str | None, str | None]
+"""Names of matrix and range, as in buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """How frames are converted to rows.
+
+    Attributes:
+        storage: Memory to fill; ``None`` allocates new memory.
+        layout: Order of the axes of RGB and gray; ``None``: that of the format.
+        values: Conversion of pixel values; ``None`` keeps them.
+        num_frames: Maximum number of rows.
+        on_short: How to fill up to ``num_frames``; ``None`` does not.
+    """
+
+    storage: Storage | None = None
+    layout: ArrayLayout | None = None
+    values: Values | None = None
+    num_frames: int | None = None
+    on_short: OnShort | None = None
+
+
+class FrameKind(NamedTuple):
+    """Properties that all frames of one array share."""
+
+    width: int
+    height: int
+    pix_fmt: str
+    colors: Colors = (None, None)
+
+    @classmethod
+    def of(cls, frame: Any) -> FrameKind:
+        """Return the kind of a frame."""
+        colors = matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
+        return cls(frame.width, frame.height, frame.format.name, colors)
+
+
+def kinds_differ(
+    one: tuple[str, FrameKind], other: tuple[str, FrameKind], source: str | None = None
+) -> ConvertError:
+    """Make the error for two frames that do not fit in one array, each given by name and kind."""
+    size, other_size = (f"{kind.width}x{kind.height} {kind.pix_fmt}" for _, kind in (one, other))
+    if size != other_size:
+        return ConvertError(
+            f"{one[0]} is {size}, but {other[0]} is {other_size}. One array holds one size and format: give "
+            "width=, height= and pix_fmt=, or decode_packets a filter that scales and converts",
+            source=source,
+        )
+    colors, other_colors = (
+        f"{matrix} {'full' if range == 'pc' else 'limited'} range"
+        for matrix, range in (one[1].colors, other[1].colors)
+    )
+    return ConvertError(
+        f"{one[0]} has {colors}, but {other[0]} has {other_colors}, so equal numbers of {one[1].pix_fmt} are "
+        "different colours. Take RGB, or convert to one kind: pix_fmt='yuvj420p' is always of full range, "
+        "and get_video_filter_desc(color_matrix='bt601', color_range='pc') says both",
+        source=source,
+    )
+
+
+def matrix_and_range(frame: Any) -> tuple[str, str]:
+    """Return matrix and range of a YUV frame, with FFmpeg's defaults if it states none."""
+    # BT.601 has two names in FFmpeg, and is the default.
+    name = COLORSPACES.get(int(frame.colorspace), "bt601")
+    # The yuvj formats have full range by definition.
+    full = frame.format.name.startswith("yuvj") or COLOR_RANGES.get(int(frame.color_range)) == "pc"
+    return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
+
+
+# Properties compared first. Different values of the last two may still mean the same colours.
+_seen = attrgetter("width", "height", "format.name", "colorspace", "color_range")
+
+
+class RowPlan:
+    """Layout of frames of one size and format in an array with a row per frame.
+
+    Args:
+        frame: The first frame.
+        row: Its row.
+        source: Name of its source.
+        options: Axis order and values of the array; ``None``: frames are only checked, not copied.
+        name: Returns the name of a frame for errors, by its row and source.
+
+    Attributes:
+        shape: Shape of a row.
+        dtype: NumPy's name of its type.
+        nbytes: Size of a row in bytes.
+
+    Raises:
+        ConvertError: The frame has no pixels, or its format has no array layout, or does not support the
+            requested layout or values.
+    """
+
+    def __init__(
+        self,
+        frame: Any,
+        row: int,
+        source: str,
+        options: RowOptions | None,
+        name: Callable[[int, str], str],
+    ) -> None:
+        self._seen, self._first, self._name = _seen(frame), (row, source), name
+        self._kind = width, height, pix_fmt, _ = FrameKind.of(frame)
+        if not (width and height):
+            raise ConvertError(
+                f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source
+            )
+        self._floats: Values | None = None
+        if options is None:
+            return
+        layout, values = options.layout, options.values
+        own = pixel_layout(pix_fmt)
+        reason = why_no_array(width, height, pix_fmt, layout)
+        if own is None or reason is not None:
+            raise ConvertError(
+                f"{reason}, or one array a plane: convert_frames(layout='planes')", source=source
+            )
+        if values is not None and (reason := values.refusal(pix_fmt)):
+            raise ConvertError(reason, source=source)
+        self._own, self._layout = own, layout
+        self._floats = values if values is not None and values.is_float else None
+        self._bits = frame.format.components[0].bits if self._floats else 0
+        self._planes = [plane.shape for plane in plane_views(frame)]
+        self.shape = own.shape(width, height, layout)
+        self.dtype = own.dtype if self._floats is None else self._floats.dtype
+        self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def check(self, frame: Any, row: int, source: str) -> None:
+        """Check that a frame has the size, format and colours of the first one.
+
+        Raises:
+            ConvertError: The frame differs.
+        """
+        seen = _seen(frame)
+        if seen == self._seen:  # fast path for nearly all frames
+            return
+        # Different values of matrix or range may still mean the same colours.
+        if (kind := FrameKind.of(frame)) != self._kind:
+            # Sorted by row, so that the message does not depend on which thread was first.
+            pair = sorted([(*self._first, self._kind), (row, source, kind)])
+            one, other = ((self._name(at, origin), found) for at, origin, found in pair)
+            raise kinds_differ(one, other, source)
+
+    def places(self, rows: Array) -> list[Array]:
+        """Return a view of an array of rows for each of FFmpeg's planes."""
+        return self._own.places(rows, self._planes, self._layout)
+
+    def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
+        """Copy the pixels of a frame to a row of :meth:`places`."""
+        floats = self._floats
+        # NumPy releases the GIL for each plane.
+        for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
+            if floats is None:
+                place[row] = plane
+                continue
+            channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
+            floats.write(place[row], plane, channels, self._bits)
+
+    def buffer(self, array: Array) -> CPUBuffer:
+        """Return the array as a buffer with matrix and range."""
+        colorspace, color_range = self._kind.colors
+        return CPUBuffer(array, colorspace=colorspace, color_range=color_range)
+
+
+def why_no_array(width: int, height: int, pix_fmt: str, layout: ArrayLayout | None) -> str | None:
+    """Return why images of this size and format have no array layout, and a remedy; ``None``: they have."""
+    own = pixel_layout(pix_fmt)
+    if own is None:
+        return (
+            f"pixel format {pix_fmt!r} makes no array. Take another, such as pix_fmt='rgb24' (of load_image "
+            "and get_video_filter_desc)"
+        )
+    if layout is None and not own.tiles(width):
+        return (
+            f"the planes of {width}x{height} {pix_fmt} do not make one rectangle: the width is odd. Scale or "
+            "crop to an even width, or take pix_fmt='rgb24'"
+        )
+    if layout is not None and own.kind == "tiled":
+        return (
+            f"layout={layout!r} is for RGB and gray; {pix_fmt} has chroma planes of another size. Leave "
+            "layout out, or take pix_fmt='rgb24'"
+        )
+    return None
+
+
+class FrameRows:
+    """One array into which frames are copied one by one, so that no frame has to be kept.
+
+    Memory is leased with the first frame, and released by :meth:`take` or :meth:`close`.
+
+    Args:
+        count: Number of rows.
+        options: Memory, axis order and values of the array.
+        what: Name of a row in errors.
+
+    Thread safety: threads may put different rows at the same time.
+    """
+
+    def __init__(self, count: int, options: RowOptions, what: str = "row") -> None:
+        self._count, self._options = count, options
+        self._name = f"{what} {{}} ({{}})".format
+        self._lock = threading.Lock()
+        self._array: Array | None = None
+
+    def put(self, rows: Sequence[int], frame: Any, source: str) -> None:
+        """Copy a frame to rows.
+
+        Raises:
+            ConvertError: The frame differs from the first in size or format, its format has no array layout,
+                or the storage is too small.
+        """
+        # Locked, because only one thread may lease the memory, with the first frame.
+        with self._lock:
+            if self._array is None:
+                plan = RowPlan(frame, rows[0], source, self._options, self._name)
+                array = new_array((self._count, *plan.shape), plan.dtype, self._options.storage)
+                self._plan, self._places, self._array = plan, plan.places(array), array
+        self._plan.check(frame, rows[0], source)
+        for row in rows:
+            self._plan.copy(frame, self._places, row)
+
+    def take(
+        self,
+        rows: Sequence[int] | None = None,
+        zeros: Sequence[int] = (),
+        shape: Shape | None = None,
+    ) -> CPUBuffer:
+        """Return the array, and release it here.
+
+        Args:
+            rows: Rows to keep, in increasing order, moved to the start; ``None`` keeps all.
+            zeros: Rows of the result to fill with zeros.
+            shape: Replaces the first axis of the result by several.
+        """
+        array = self._array
+        assert array is not None, "a frame was put into a row"
+        self.close()
+        if rows is not None:
+            for target, row in enumerate(rows):
+                # Rows move only towards the start, so none is overwritten before it is moved.
+                if target != row:
+                    array[target] = array[row]
+            array = array[: len(rows)]
+        if zeros:
+            array[list(zeros)] = 0
+        return self._plan.buffer(
+            array if shape is None else array.reshape(*shape, *array.shape[1:])
+        )
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._array, self._places = None, []
 
 
 def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
@@ -34,154 +294,12 @@ def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     return ConvertError(f"there is no frame in the window {window}", source=frames.source)
 
 
-class VideoRows:
-    """A sink that copies the frames of a video into rows of an array, so that no frame is kept.
-
-    The number of frames is known only at the end: headers can be wrong, and filters repeat or drop frames. So
-    memory is reserved for the expected number, and unused memory is never touched. A storage lends its whole
-    block.
-
-    Args:
-        packets: The packets that are decoded.
-        filter_desc: The filters after the decoder.
-        options: Number of rows, memory, axis order and values, and what to do if there are too few frames.
-        are_all: No packets follow these.
-
-    Thread safety: one thread at a time.
-    """
-
-    def __init__(
-        self,
-        packets: VideoPackets,
-        filter_desc: str | PictureOps | None,
-        options: RowOptions,
-        *,
-        are_all: bool = True,
-    ) -> None:
-        self._packets, self._options, self._storage = packets, options, options.storage
-        self._source = packets.source
-        # From the packets, because the number of frames in the header may be wrong.
-        self._expected, self._is_exact = expected_frames(packets, filter_desc, options.num_frames)
-        # Later packets may add frames, up to the limit.
-        self._is_exact &= are_all or self._expected == options.num_frames
-        if options.on_short is not None and options.num_frames is not None:
-            self._expected, self._is_exact = options.num_frames, True
-        self._pts: list[int | None] = []
-        self._array: Array | None = None
-        self._places: list[Array] = []
-        self._capacity = 0
-
-    def put(self, frame: Any) -> bool:
-        """Copy a frame to the next row. Return whether the limit of rows is reached.
-
-        Raises:
-            ConvertError: The frame differs from the first in size, format, matrix or range, or its format has
-                no array layout.
-        """
-        row, source, options = len(self._pts), self._source, self._options
-        if row == 0:
-            self._plan = RowPlan(frame, 0, source, options, "frame {} of item 0 ({})".format)
-            # The time base of the frames, not of the packets, because filters may change it.
-            self._time_base = as_fraction(frame.time_base) or Fraction(1)
-        self._plan.check(frame, row, source)
-        if row == self._capacity:
-            self._make_room()
-        # Without memory, frames are only counted; see _make_room.
-        if self._places:
-            self._plan.copy(frame, self._places, row)
-        self._pts.append(frame.pts)
-        return row + 1 == options.num_frames
-
-    def _make_room(self) -> None:
-        nbytes, filled = self._plan.nbytes, self._array
-        if isinstance(self._storage, StoragePool):
-            # If the storage is too small, the remaining frames are only counted, so that the error can name
-            # the size that is needed.
-            if filled is not None or nbytes > self._storage.nbytes:
-                self.close()
-                self._capacity = sys.maxsize
-                return
-            memory = self._storage.acquire(nbytes)
-        else:
-            memory = self._reserve(nbytes)
-        count = memory.size // nbytes
-        array = memory[: count * nbytes].view(self._plan.dtype).reshape(count, *self._plan.shape)
-        # The capacity doubles, so each row is moved once on average.
-        if filled is not None:
-            array[: self._capacity] = filled
-        self._array, self._capacity = array, count
-        self._places = self._plan.places(array)
-
-    def _reserve(self, nbytes: int) -> Bytes:
-        """Allocate memory for the expected rows, or for twice the current rows."""
-        count = 2 * self._capacity or self._expected
-        # No reserve in a storage, because pinned memory is occupied even if it is not touched.
-        if self._storage is None and not self._is_exact:
-            try:
-                return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
-            except MemoryError:  # the system does not overcommit
-                pass
-        return lease_memory(count * nbytes, self._storage)
-
-    def take(self) -> CPUBuffer:
-        """Return the filled rows, and those that ``on_short`` adds.
-
-        Raises:
-            ConvertError: There are no rows, or too few.
-            StorageTooSmallError: The storage is too small for the rows.
-        """
-        count = len(self._pts)
-        packets, options, wanted = self._packets, self._options, count
-        if not count:
-            raise no_frames(packets)
-        if (on_short := options.on_short) is not None and options.num_frames is not None:
-            wanted = options.num_frames
-            check_enough(count, wanted, on_short, "frames", packets.window, packets.source)
-        if self._array is None or self._capacity < wanted:
-            # The storage is too small: this raises the error with the size that is needed.
-            lease_memory(wanted * self._plan.nbytes, self._storage)
-        assert self._array is not None, "there is room for the rows"
-        # From here on, only the buffer holds the memory, so deleting the buffer releases it.
-        array = self._array[:wanted]
-        self.close()
-        if on_short is not None and count < wanted:
-            places = fill_up(array, count, on_short)
-            missing = [None] * (wanted - count)
-            self._pts += missing if places is None else [self._pts[place] for place in places]
-        return self._plan.buffer(array)
-
-    def timestamps(self) -> tuple[float, ...]:
-        """Return the time of each row in seconds on the container's clock; ``nan`` if it has none."""
-        return seconds_of(self._pts, self._time_base, metadata_of(self._packets).zero)
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._array, self._places = None, []
-
-
 def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
     """Convert timestamps to seconds on the container's clock; ``nan`` for ``None``."""
     return tuple(
         float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
         for one in pts
     )
-
-
-def expected_frames(
-    packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
-) -> tuple[int, bool]:
-    """Estimate the number of frames; the second result tells whether more are unlikely."""
-    first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
-    pts = [packet.pts for packet in av_packets(packets)]
-    # Packets without a timestamp may lie in the window, too.
-    count = max(1, sum(p is None or first <= p < stop for p in pts))
-    if limit is not None and limit <= count:
-        return limit, True
-    ops = None if filter_desc is None else picture_ops(filter_desc)
-    is_exact = filter_desc is None or (
-        ops is not None and (ops.frame_rate, ops.num_frames, ops.filter_desc) == (None,) * 3
-    )
-    return count, is_exact
 
 
 def check_length(name: str, count: int | None, on_short: str | None) -> None:

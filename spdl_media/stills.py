@@ -82,7 +82,8 @@ def still_codec(head: Bytes) -> str | None:
     return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
 
 
-_AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
+AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
+"""Types of ISO files that begin as AVIF or HEIC."""
 
 
 def container_still(head: Bytes) -> str | None:
@@ -96,7 +97,7 @@ def container_still(head: Bytes) -> str | None:
     """
     if head[:4] == b"GIF8":
         return "gif"
-    return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in _AVIF_BRANDS else None
+    return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in AVIF_BRANDS else None
 
 
 def _jp2_codec(view: memoryview) -> str | None:

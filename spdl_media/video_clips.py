@@ -25,7 +25,7 @@ from spdl_media.decode import configs_by_kind
 from spdl_media.errors import ConvertError
 from spdl_media.frames import silence_of
 from spdl_media.operations import SoundOps
-from spdl_media.row_plan import OnShort
+from spdl_media.rows import OnShort
 from spdl_media.timing import Rate, Window, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 

@@ -26,7 +26,7 @@ from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, frame_request
 from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
-from spdl_media.row_plan import FrameRows
+from spdl_media.rows import FrameRows
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window
 from spdl_media.window import read_audio
 

@@ -138,6 +138,9 @@ def read_video(
         SourceError: The source cannot be read.
         DemuxError: There is no such stream, or the container is damaged.
     """
+    if stream_index is None and (found := container.for_pillow()):  # Pillow does not know streams
+        yield pillow_packets(VideoPackets, *found, window)
+        return
     index, codec = container.video(stream_index)
     start = _video_start(container, codec, window)
     with container.reading():

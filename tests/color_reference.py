@@ -20,8 +20,8 @@ from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, Taps, make_plan
 from spdl_media.devices import open_device
 from spdl_media.formats import Array
 from spdl_media.handover import in_place
-from spdl_media.row_plan import parse_values
 from spdl_media.transfer import buffer_on_stream
+from spdl_media.values import parse_values
 
 
 def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:

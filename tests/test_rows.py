@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
-from spdl_media import load as _load
+from spdl_media import video_arrays
 from spdl_media.formats import PIXEL_LAYOUTS
 from spdl_media.testing import VideoTrack, index_frames, index_planes, make_media, make_video
 
@@ -174,7 +174,7 @@ def test_damage_in_the_middle_frees_all() -> None:
 
 def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one frame more than the decoder holds lives at any time."""
-    from spdl_media.row_plan import RowPlan
+    from spdl_media.rows import RowPlan
 
     alive: list[int] = []
     copy = RowPlan.copy
@@ -192,7 +192,7 @@ def test_a_frame_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", [1, 9000])
 def test_a_long_video_that_is_cut_short_says_so(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last packet is always in the last part, for all sizes of parts."""
-    monkeypatch.setattr(_load, "_PART_BYTES", part)
+    monkeypatch.setattr(video_arrays, "_PART_BYTES", part)
     whole = make_video(index_frames(COUNT, 64, 48), gop_size=1)
     start, stop = packet_spans(whole, "video")[-1]
     data = whole[: (start + stop) // 2]

@@ -27,9 +27,8 @@ from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 from test_windows_video import packed_avi
 
 import spdl_media as sm
-from spdl_media import _picture_decoder, filters, frame_decoder, inputs, packet_table
+from spdl_media import _picture_decoder, filters, frame_decoder, inputs, packet_table, video_arrays
 from spdl_media import frame_index as _frame_index
-from spdl_media import load as _load
 from spdl_media import window as _window
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
@@ -246,7 +245,7 @@ def test_frames_are_those_of_the_whole_video(kind: str, data: st.DataObject) -> 
 @pytest.mark.parametrize("kind", [*BY_PACKETS[:3], *ONCE, *EACH_TIME, *OTHERS])
 def test_load_video_reads_long_videos_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each packet is a part here; parts of real videos are larger than all these files."""
-    monkeypatch.setattr(_load, "_PART_BYTES", 1)
+    monkeypatch.setattr(video_arrays, "_PART_BYTES", 1)
     source, options, whole = file_of(kind), options_of(kind), decoded(kind)
 
     def loaded(window: Any = None, **more: Any) -> Any:

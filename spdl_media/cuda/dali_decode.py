@@ -27,7 +27,7 @@ import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._optional import require
-from spdl_media.batch import FrameRequest, TimedFrames, decode_each
+from spdl_media.batch import FrameRequest, decode_each
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_units import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG
@@ -54,10 +54,10 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.row_plan import FrameKind, kinds_differ
-from spdl_media.rows import no_frames
+from spdl_media.rows import FrameKind, kinds_differ, no_frames
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
+from spdl_media.video_arrays import TimedFrames
 
 COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}

@@ -23,7 +23,7 @@ from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
-from spdl_media.row_plan import ArrayLayout
+from spdl_media.rows import ArrayLayout
 from spdl_media.transfer import copied
 
 __all__ = ("CPUFallbackWarning", "decode_image_nvjpeg", "load_image_batch_nvjpeg")

@@ -34,7 +34,8 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.rows import expected_frames, no_frames
+from spdl_media.rows import no_frames
+from spdl_media.video_arrays import expected_frames
 
 # Number of packets to read at once: little memory, and almost no overhead per packet.
 _CHUNK = 64

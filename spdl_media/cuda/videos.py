@@ -15,7 +15,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 from spdl_media._checks import check_choice, check_int
 from spdl_media.arguments import check_array_layout
-from spdl_media.batch import FrameRequest, TimedFrames, cut_of_all, load_frames, stated_size
+from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer
 from spdl_media.config import (
     DEFAULT_DECODE_CONFIG,
@@ -36,8 +36,8 @@ from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.row_plan import ArrayLayout
-from spdl_media.rows import check_enough, seconds_of
+from spdl_media.rows import ArrayLayout, check_enough, seconds_of
+from spdl_media.video_arrays import TimedFrames, cut_of_all, load_frames, stated_size
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
 
