@@ -113,7 +113,7 @@ class PictureDecoder(OpenDecoder):
         if self.orientation == 1:
             self.orientation = metadata.orientation
         # In ticks, because comparing fractions takes 3 microseconds a frame.
-        self._first, self._stop = metadata.window.ticks(self._codec.time_base, metadata.zero)
+        self._first, self._stop = metadata.span(self._codec.time_base)
 
     def decode(self, packet: AvPacket | None) -> Iterator[av.VideoFrame]:
         """Yield the frames that are ready after this packet; ``None`` flushes the decoder.

@@ -249,7 +249,7 @@ def _decode_animation(
 ) -> Callable[[], FrameMetadata]:
     """Do what :func:`decode_into` does for an animation that Pillow decodes."""
     metadata = metadata_of(packets)
-    first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
+    first, stop = metadata.span(packets.time_base)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
     data, purpose = av_packets(packets)[0], pillow_purpose(packets)
 

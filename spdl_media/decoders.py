@@ -323,7 +323,7 @@ def sample_decode_video(
     # packets are whole frames.
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
     index = make_index(table, codec, whole, config, "h264" if is_cut else "", lambda: coded)
-    first, stop = metadata.window.ticks(packets.time_base, metadata.zero)
+    first, stop = metadata.span(packets.time_base)
     window = np.flatnonzero((index.pts >= first) & (index.pts < stop))
     numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()
     decoder = FrameDecoder(codec, whole, index, config, lambda number: coded[number:])

@@ -123,8 +123,8 @@ class PictureOps:
     @property
     def gives_one(self) -> bool:
         """Whether each input frame gives one output frame without delay."""
-        in_time = (self.num_frames, self.frame_rate, self.filter_desc)
-        return not self.window and in_time == (None, None, None)
+        in_time = (self.window.start, self.window.end, self.num_frames, self.frame_rate)
+        return (*in_time, self.filter_desc) == (None,) * 5
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ parameters, side data, orientation, window and clock. No file stays open.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -59,6 +60,12 @@ class PacketMetadata(_Metadata):
     incomplete: str | None = None
     jpeg: JpegHead | None = None
     pillow: str | None = None
+
+    def span(self, time_base: Fraction) -> tuple[float, float]:
+        """Return the window as timestamps ``(first, stop)``; an open side is an infinity."""
+        if self.window.start is None and self.window.end is None:
+            return -math.inf, math.inf
+        return self.window.ticks(time_base, self.zero)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,7 @@ class _Packets(Generic[C]):
         """
         stated = self._shown_at([p for p in self._packets if raw or not p.is_discard])
         # In ticks, because integers compare faster than fractions.
-        first, stop = self.window.ticks(self.time_base, self._metadata.zero)
+        first, stop = self._metadata.span(self.time_base)
         return tuple(
             float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
             for ticks in sorted(ticks for ticks in stated if ticks is not None)

@@ -241,7 +241,7 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     # A copy would show frames that an edit list hides, and hide that the source is truncated.
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
         return False
-    start, stop = video.window.ticks(video.time_base, metadata.zero)
+    start, stop = metadata.span(video.time_base)
     return any(packet.is_keyframe for packet in packets[:1]) and all(
         packet.pts is not None and packet.dts is not None and start <= packet.pts < stop
         for packet in packets

@@ -96,6 +96,10 @@ class Window:
         return first, None if self.end is None else _first_sample(self.end, sample_rate)
 
 
+WHOLE = Window()
+"""The window without bounds."""
+
+
 def _first_sample(seconds: Fraction, sample_rate: int) -> int:
     """Return the first sample at or after a time."""
     # In integers, which take a fifth of the time of fractions.
@@ -115,7 +119,7 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
         ValueError: A side is not a number, or the window ends before it starts or is empty.
     """
     if timestamp is None:
-        return Window()
+        return WHOLE
     if isinstance(timestamp, Window):
         return timestamp
     if isinstance(timestamp, str) or not hasattr(timestamp, "__len__") or len(timestamp) != 2:

@@ -23,7 +23,7 @@ from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import WHOLE, Timestamp, Window, parse_window
 from spdl_media.window import read_video
 
 # load_video holds two parts of coded data of this size, however long the video is.
@@ -56,7 +56,7 @@ def load_video_array(
         closing(Container(input, config)) as container,
         ffmpeg_log(),
     ):
-        window = parse_window(timestamp)
+        window = WHOLE if timestamp is None else parse_window(timestamp)
         parts = read_video(container, stream_index, window, _PART_BYTES, count)
         first = next(parts)
         if count is not None:
@@ -256,7 +256,7 @@ def expected_frames(
     packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
 ) -> tuple[int, bool]:
     """Estimate the number of frames; the second result tells whether more are unlikely."""
-    first, stop = packets.window.ticks(packets.time_base, metadata_of(packets).zero)
+    first, stop = metadata_of(packets).span(packets.time_base)
     pts = [packet.pts for packet in av_packets(packets)]
     # Packets without a timestamp may lie in the window, too.
     count = max(1, sum(p is None or first <= p < stop for p in pts))

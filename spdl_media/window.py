@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
-from spdl_media.timing import Window, tick_at
+from spdl_media.timing import WHOLE, Window, tick_at
 
 P = TypeVar("P", VideoPackets, ImagePackets)
 
@@ -33,8 +33,6 @@ _INDEPENDENT = frozenset("aac ac3 alac dts eac3 flac mp1 mp2 mp3 opus tta vorbis
 
 # No codec in use shows a frame more than 16 frames later than it is coded (H.264 and HEVC: 16).
 _MAX_REORDER = 16
-
-_WHOLE = Window()
 
 
 class _VideoRun:
@@ -147,7 +145,8 @@ def read_video(
         codec = with_x264_build(container, index, codec, start)
         keep = nbytes == math.inf
         packets, _ = _seek_packets(container, start, {index: _key_test(start)}, keep=keep)
-    run = _VideoRun(window.ticks(codec.time_base, container.zero))
+    metadata = PacketMetadata(container.name, container.zero, window)
+    run = _VideoRun(metadata.span(codec.time_base))
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -310,7 +309,7 @@ def our_packets(
     index: int,
     codec: Codec,
     packets: list[AvPacket],
-    window: Window = _WHOLE,
+    window: Window = WHOLE,
     *,
     continues: bool = False,
     goes_on: bool = False,
@@ -439,7 +438,7 @@ _PILLOW_CODEC = VideoCodec("pillow", "pillow", time_base=PILLOW_TIME_BASE)
 
 
 def pillow_packets(
-    kind: type[P], data: bytes | memoryview, source: str, reason: str, window: Window = _WHOLE
+    kind: type[P], data: bytes | memoryview, source: str, reason: str, window: Window = WHOLE
 ) -> P:
     """Make one packet of a whole file, which Pillow decodes.
 
