@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import cache, lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import av
 import av.filter
 import av.format
 import av.logging
 import numpy as np
+import numpy.typing as npt
 from av.codec.context import CodecContext
 
 from spdl_media._checks import check_choice, did_you_mean
@@ -407,6 +408,30 @@ def keep_freed_memory() -> None:
     # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
     blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
     del blocks
+
+
+def sample_planes(frame: av.AudioFrame, dtype: str) -> list[npt.NDArray[Any]]:
+    """Return views of samples: one ``(samples,)`` per channel, or one ``(samples, channels)`` if packed."""
+    if hides_planes(frame):
+        return list(sample_planes(interleaved(frame), dtype)[0].T)
+    count, planes = frame.samples, cast("tuple[Any, ...]", frame.planes)
+    if not frame.format.is_planar:
+        channels = frame.layout.nb_channels
+        return [np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels)]
+    # With a count, because FFmpeg pads planes after the last sample.
+    return [np.frombuffer(plane, dtype, count) for plane in planes]
+
+
+def hides_planes(frame: av.AudioFrame) -> bool:
+    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
+    return frame.format.is_planar and frame.layout.nb_channels >= 8
+
+
+def interleaved(frame: av.AudioFrame) -> av.AudioFrame:
+    """Convert the samples of a frame to one packed plane."""
+    resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+    (result,) = resampler.resample(frame)
+    return result
 
 
 def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import av
 import numpy as np
 
-from spdl_media._ffmpeg import as_fraction
+from spdl_media._ffmpeg import as_fraction, hides_planes, interleaved, sample_planes
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.image_frames import DecodedFrames, ImageFrames, VideoFrames
 from spdl_media.packets import FrameMetadata
@@ -43,22 +43,12 @@ class AudioChunk:
 
         Planar formats give one array ``(samples,)`` per channel, packed formats one ``(samples, channels)``.
         """
-        frame = self.frame
-        name, count, channels = frame.format.name, frame.samples, frame.layout.nb_channels
-        is_planar, views = name.endswith("p"), []
-        if _hides_planes(frame):
-            (samples,) = AudioChunk(_interleaved(frame), self.start, self.stop).planes
-            return tuple(samples.T)
-        dtype = SAMPLE_DTYPES[name.removesuffix("p")]
-        planes: tuple[Any, ...] = frame.planes
-        for plane in planes:
-            # With a count, because FFmpeg pads planes after the last sample.
-            view = np.frombuffer(plane, dtype, count if is_planar else count * channels)
-            # Read-only, because threads share frames.
+        dtype = SAMPLE_DTYPES[self.frame.format.name.removesuffix("p")]
+        views = sample_planes(self.frame, dtype)
+        for view in views:
+            # Because threads share frames.
             view.flags.writeable = False
-            shaped = view if is_planar else view.reshape(count, channels)
-            views.append(shaped[self.start : self.stop])
-        return tuple(views)
+        return tuple(view[self.start : self.stop] for view in views)
 
 
 class AudioFrames(DecodedFrames):
@@ -198,18 +188,6 @@ class AudioFrames(DecodedFrames):
 Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
-def _hides_planes(frame: av.AudioFrame) -> bool:
-    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
-    return frame.format.is_planar and frame.layout.nb_channels >= 8
-
-
-def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
-    """Convert the samples of a frame to one packed plane."""
-    resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
-    (result,) = resampler.resample(frame)
-    return result
-
-
 def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
     """Make a frame of this format and channel layout with a copy of the samples ``(N, C)``."""
     frame = av.AudioFrame(sample_fmt.removesuffix("p"), layout, len(samples))
@@ -269,8 +247,8 @@ def frame_of(
         zero: Second 0 of the container on the stream's own clock.
         is_shared: The chunk's frame may be in use elsewhere: copy it instead of changing it.
     """
-    if _hides_planes(chunk.frame):
-        chunk = replace(chunk, frame=_interleaved(chunk.frame))
+    if hides_planes(chunk.frame):
+        chunk = replace(chunk, frame=interleaved(chunk.frame))
     frame, pts = chunk.frame, _exact_pts(chunk, time_base, zero)
     is_whole = len(chunk) == frame.samples
     if is_shared and is_whole and (pts, time_base) == (frame.pts, time_base_of(frame)):

@@ -13,6 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._ffmpeg import sample_planes
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
@@ -289,8 +290,8 @@ class SampleRows:
         return rows
 
 
-def _planes(frame: av.AudioFrame) -> tuple[npt.NDArray[Any], ...]:
-    return AudioChunk(frame, 0, frame.samples).planes
+def _planes(frame: av.AudioFrame) -> list[npt.NDArray[Any]]:
+    return sample_planes(frame, SAMPLE_DTYPES[frame.format.name.removesuffix("p")])
 
 
 def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
