@@ -23,22 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = (
-    "OneThread",
-    "as_int",
-    "check_callable",
-    "check_choice",
-    "check_int",
-    "check_positive",
-    "check_seconds",
-    "check_weights",
-    "did_you_mean",
-    "listed",
-    "outer_frame",
-    "warn_caller",
-    "with_argument_hints",
-)
-
 
 def check_int(
     name: str, value: object, *, at_least: int | None = 1, unit: str = "", remedy: str = ""

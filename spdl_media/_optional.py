@@ -8,8 +8,6 @@ from types import MappingProxyType, ModuleType
 
 from spdl_media.errors import MissingDependencyError
 
-__all__ = ("INSTALL", "is_available", "require")
-
 # For each optional package: the module to import, and the command that installs it.
 INSTALL = MappingProxyType(
     {

@@ -17,8 +17,6 @@ from spdl_media.destination import Draft
 from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object
 
-__all__ = ()
-
 T = TypeVar("T")
 
 _MIN_FETCH = 64 * 1024

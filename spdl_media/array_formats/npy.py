@@ -119,10 +119,7 @@ def _view(content: Any, offset: int, layout: _Layout) -> np.ndarray[Any, Any]:
     shape, dtype, order, _, _ = layout
     try:
         return np.ndarray(shape, dtype, content, offset, None, order)
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # more dimensions or bytes than this NumPy supports
+    except (TypeError, ValueError) as error:  # more dimensions or bytes than this NumPy supports
         raise ArrayFormatError(
             f"NumPy has no array of shape {shape} and {text_of(dtype)}: {error}"
         ) from error
