@@ -102,7 +102,7 @@ def check_choice(
     raise ValueError(f"{name} must be {allowed}, not {value!r}{_tail(remedy)}")
 
 
-def check_callable(name: str, value: object, *, remedy: str = "") -> None:
+def check_callable(name: str, value: object) -> None:
     """Raise unless ``value`` is callable.
 
     Raises:
@@ -110,7 +110,7 @@ def check_callable(name: str, value: object, *, remedy: str = "") -> None:
     """
     if not callable(value):
         kind = type(value).__name__
-        raise TypeError(f"{name} must be a function or another callable, not {kind}{_tail(remedy)}")
+        raise TypeError(f"{name} must be a function or another callable, not {kind}")
 
 
 def check_weights(

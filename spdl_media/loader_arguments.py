@@ -32,8 +32,6 @@ AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-# Arguments compared between ranks with equally many items: if they differed, one rank would wait for another.
-_BATCHES = ("batch_size", "drop_last")
 # Number of loaders created at each line of the program.
 _loaders: Counter[str] = Counter()
 
@@ -237,9 +235,10 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     if store is None:
         return
     ours = {**order_of_ranks(source), "epoch": epoch}
-    # If all ranks have equally many items, their batches must have the same size, too.
+    # If all ranks have equally many items, their batches must have the same size, too: otherwise one rank
+    # would wait for another.
     if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
-        ours |= {name: getattr(loader, name) for name in _BATCHES}
+        ours |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     # The first rank stores its order and the others compare with it, so no rank waits.
     first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
     other, theirs = json.loads(first)

@@ -10,7 +10,7 @@ import contextlib
 import io
 import math
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -48,6 +48,8 @@ class _Decoder:
 
     #: Options that must all be given for arrays of one shape.
     shape_options: ClassVar[Sequence[str]]
+    #: Loads one input, with the options by name.
+    _load: Callable[..., Any]
 
     def __init__(
         self, column: str | None, output: str, error: str, options: Mapping[str, Any]
@@ -61,11 +63,11 @@ class _Decoder:
         plain = {name: value for name, value in options.items() if name not in _FILE_OPTIONS}
         if plain.get("on_short") == "error":
             plain["on_short"] = "repeat_last"
-        self._blank: Array = np.zeros_like(to_numpy(self._load(self._example_file(), plain)))
+        self._blank: Array = np.zeros_like(to_numpy(self._load(self._example_file(), **plain)))
         if "filter_desc" in options:
             # The filters may not suit the generated file, but contradicting options raise here.
             with contextlib.suppress(MediaError):
-                self._load(self._example_file(), {**plain, "filter_desc": options["filter_desc"]})
+                self._load(self._example_file(), **plain, filter_desc=options["filter_desc"])
         self._pool: StoragePool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,10 +113,6 @@ class _Decoder:
         kept = {key: column for key, column in batch.items() if key != name or is_path}
         return {**kept, self._output: arrays, self._error: np.array(errors, object)}
 
-    def _load(self, src: Any, options: Mapping[str, Any]) -> Any:
-        """Load one input."""
-        raise NotImplementedError
-
     def _example_file(self) -> bytes:
         """Generate a file with arbitrary content."""
         return encode_image(np.zeros((64, 64, 3), np.uint8), "png")
@@ -136,7 +134,7 @@ class _Decoder:
             # Empty, but with the same number of dimensions, because Ray needs one type for a column.
             arrays[row] = np.empty((0,) * self._blank.ndim, self._blank.dtype)
             try:
-                array = to_numpy(self._load(src, self._options))
+                array = to_numpy(self._load(src, **self._options))
                 if self._has_one_shape and _kind(array) != _kind(self._blank):
                     raise ConvertError(
                         f"it gives {_kind(array)}, which does not fit among {_kind(self._blank)}"
@@ -194,9 +192,9 @@ class DecodeImages(_Decoder):
     ) -> None:
         super().__init__(column, output, error, options)
 
-    def _load(self, src: Any, options: Mapping[str, Any]) -> Any:
-        one = {name: value for name, value in options.items() if name != "num_threads"}
-        return load_image(src, **one)
+    def _load(self, src: Any, /, **options: Any) -> Any:
+        options.pop("num_threads", None)
+        return load_image(src, **options)
 
     def _rows(self, inputs: list[Any], errors: list[str]) -> Array:
         size = len(inputs) * self._blank.nbytes
@@ -238,6 +236,7 @@ class DecodeVideo(_Decoder):
     """
 
     shape_options = ("width", "height", "num_frames", "on_short")
+    _load = staticmethod(load_video)
 
     def __init__(
         self,
@@ -249,9 +248,6 @@ class DecodeVideo(_Decoder):
         **options: Unpack[VideoArguments[None]],
     ) -> None:
         super().__init__(column, output, error, {**options, "timestamp": timestamp})
-
-    def _load(self, src: Any, options: Mapping[str, Any]) -> Any:
-        return load_video(src, **options)
 
 
 class DecodeAudio(_Decoder):
@@ -277,6 +273,7 @@ class DecodeAudio(_Decoder):
     """
 
     shape_options = ("num_channels", "num_samples", "on_short")
+    _load = staticmethod(load_audio)
 
     def __init__(
         self,
@@ -288,9 +285,6 @@ class DecodeAudio(_Decoder):
         **options: Unpack[AudioArguments[None]],
     ) -> None:
         super().__init__(column, output, error, {**options, "timestamp": timestamp})
-
-    def _load(self, src: Any, options: Mapping[str, Any]) -> Any:
-        return load_audio(src, **options)
 
     def _example_file(self) -> bytes:
         made = io.BytesIO()
