@@ -431,15 +431,11 @@ class _Sent:
         return _dumps(_unpickled(self._fn)(pickle.loads(item)))  # noqa: S301  # from the user's client
 
 
-@functools.lru_cache(maxsize=16)
-def _unpickled(fn: bytes) -> Callable[[Any], Any]:
-    """Unpickle a function once per worker, so that a callable object can keep files open."""
-    unpickled: Callable[[Any], Any] = pickle.loads(fn)  # noqa: S301  # from the user's client
-    return unpickled
+# Unpickles a function once per worker, so that a callable object can keep files open.
+_unpickled = functools.lru_cache(maxsize=16)(pickle.loads)
 
 
 def _dumps(value: object) -> bytes:
     # Plain pickle cannot send functions that are defined in a notebook or script.
     cloudpickle = require("cloudpickle", "a Dask cluster", MissingPackageError)
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    return bytes(cloudpickle.dumps(value))
