@@ -190,7 +190,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
             "states of several ranks are taken for a sampler of spdl_media.source, a MapIterator over one, "
-            f"ImageFolder and Shards, which share out anew what is left; {type(source).__name__} does not. "
+            f"ImageFolder and Shards, which share out again what is left; {type(source).__name__} does not. "
             "Load the state of each rank there, and change the number of ranks between two epochs"
         )
     # An empty sequence is refused, because the states of all ranks are missing.

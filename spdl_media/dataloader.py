@@ -343,7 +343,7 @@ class DataLoader:
         return self._fresh(self._next_epoch if chosen is None else chosen)
 
     def _from_here(self, start: State) -> State:
-        """Add the current state of a source that is an iterator, because it cannot be iterated anew."""
+        """Add the current state of a source that is an iterator, because it cannot be iterated again."""
         if self._pinned is not None or not self._source.leads_back or start.snapshot is not None:
             return start
         return replace(start, snapshot=self._source.snapshot(0))
@@ -360,12 +360,12 @@ class DataLoader:
             if not start.is_fresh:
                 raise ValueError(
                     f"the source, a {name}, can be read once, and was read already; make it and the "
-                    "loader anew to go on from a state"
+                    "loader again to go on from a state"
                 )
             warn_caller(
                 f"the source, a {name}, can be read once: another iteration gives what is left of it, "
                 "without what was under way when the last one stopped. Pass a list, or an object whose "
-                "__iter__ starts anew",
+                "__iter__ starts again",
                 UserWarning,
             )
         # After the checks, because from here on earlier iterations cannot read the source.

@@ -120,7 +120,7 @@ class FrameIndex:
             where = f"step back at frame {back[0]}" if len(back) else "are not stated"
             raise DemuxError(
                 f"the times of the frames {where}, so that none is certain to be shown at a time. Ask for "
-                "frames by number, or write the file anew with them: save_video(frame_rate=)",
+                "frames by number, or write the file again with them: save_video(frame_rate=)",
                 source=source,
             )
 
@@ -305,7 +305,7 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
     Raises:
         SourceError: The file cannot be read, is not an index, is damaged, or belongs to another video.
     """
-    name, anew = os.fspath(path), "Write it anew: VideoFile(src).save_index(path)"
+    name, anew = os.fspath(path), "Write it again: VideoFile(src).save_index(path)"
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -321,7 +321,7 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
         if stated != found:
             raise SourceError(
                 f"the index is not that of {source}: it was made for {field} {stated}, "
-                f"and that is {found}. If the video has changed, write the index anew: "
+                f"and that is {found}. If the video has changed, write the index again: "
                 "VideoFile(src).save_index(path)",
                 source=name,
             )

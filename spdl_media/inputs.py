@@ -360,7 +360,7 @@ class Input:
         ):
             raise DemuxError(
                 "this MP4 has its index (moov) at the end, and the source cannot seek to it. Give "
-                "it as a path, bytes or a seekable file object, or write the file anew with the "
+                "it as a path, bytes or a seekable file object, or write the file again with the "
                 "index in front: ffmpeg -i IN -c copy -movflags +faststart OUT",
                 source=self.name,
             )
@@ -405,7 +405,7 @@ class Input:
         if "moov atom not found" in text and head[4:8] == b"ftyp":
             text = (
                 f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
-                "record it anew"
+                "record it again"
             )
         elif kind := unread_kind(head):
             text = (

@@ -96,7 +96,7 @@ class SharedSource:
             raise TimeoutError(
                 f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
                 f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
-                "iterate again when it has ended, or make the source and the loader anew"
+                "iterate again when it has ended, or make the source and the loader again"
             )
         # Released at once: each read of the new run acquires it.
         self._lock.release()

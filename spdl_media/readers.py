@@ -391,7 +391,7 @@ class FileReader:
     def _source_error(self, verb: str, error: Exception, position: int) -> SourceError:
         return SourceError(
             f"its {verb}() failed at byte {position}: {type(error).__name__}: {error}. "
-            "Nothing after that byte was used; open the source anew to try again.",
+            "Nothing after that byte was used; reopen the source to try again.",
             source=self.label,
             errno=error.errno if isinstance(error, OSError) else None,
         )

@@ -352,7 +352,7 @@ class _Reader:
             raise
         if len(samples) != 1:
             raise ArrayFormatError(
-                "has changed since its headers were read; make Shards anew",
+                "has changed since its headers were read; make Shards again",
                 source=url,
                 offset=start,
             )

@@ -62,7 +62,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 # With DALI, a batch with a bad image is decoded on the CPU, with a warning.
-pytestmark = pytest.mark.filterwarnings("ignore:.*The CPU decodes the pictures")
+pytestmark = pytest.mark.filterwarnings("ignore:.*The CPU decodes the images")
 
 
 @pytest.fixture
@@ -455,9 +455,7 @@ def test_dali_that_cannot_be_used_is_reported(
 
     monkeypatch.setattr(images, "_has_dali", lambda: True)
     monkeypatch.setattr("spdl_media.cuda.images.check_device", fails)
-    with pytest.warns(
-        sm.CPUFallbackWarning, match=rf"{error}. The CPU decodes the pictures"
-    ) as told:
+    with pytest.warns(sm.CPUFallbackWarning, match=rf"{error}. The CPU decodes the images") as told:
         buffer = sm.load_image_batch(PHOTOS, cuda=0, **OPTIONS)
     assert told[0].filename == __file__
     np.testing.assert_array_equal(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS))

@@ -205,7 +205,7 @@ def test_values_that_are_not_states_of_all_ranks(
 
 
 def test_a_source_that_is_not_shared_out_has_no_ranks_to_change() -> None:
-    with pytest.raises(TypeError, match="share out anew what is left; list does not"):
+    with pytest.raises(TypeError, match="share out again what is left; list does not"):
         DataLoader([1, 2]).load_state_dict([DataLoader([1, 2]).state_dict()])
 
 

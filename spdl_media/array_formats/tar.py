@@ -39,7 +39,7 @@ _LONG_NAME, _LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL, _PAX_SOLARIS = b"x", b"g", b"X"
 _SPECIAL = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL, _PAX_SOLARIS})
 _REFUSED = {
-    b"S": "is a sparse file, which is not read; write it anew with tar without --sparse",
+    b"S": "is a sparse file, which is not read; write it again with tar without --sparse",
     b"M": "goes on from another volume; write one archive, without --multi-volume",
 }
 # Longer names and pax headers count as damage.
@@ -237,7 +237,7 @@ class Archive:
         if self._global_records:
             self.fail(
                 "stands behind a pax header that renames or resizes all members, so it is not read by its "
-                "position. Write the archive anew, or read it by iter_samples"
+                "position. Write the archive again, or read it by iter_samples"
             )
         self._position += size
         return b""

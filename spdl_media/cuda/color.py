@@ -127,7 +127,7 @@ def _convert_nv12(
     size, *others = sorted({planes[0].shape[:0:-1] for planes in batches})
     if others:
         raise ValueError(
-            f"all buffers must have pictures of one size (width, height), not {[size, *others]}"
+            f"all buffers must have images of one size (width, height), not {[size, *others]}"
         )
     plan = make_plan("nv12", size, size, matrix, color_range, bgr=bgr)
     count = sum(len(planes[0]) for planes in batches)
@@ -200,7 +200,7 @@ def _planes_of(array: Array) -> Planes:
     height = 2 * rows // 3
     if not rows * array.size or width % 2 or height + -(-height // 2) != rows:
         raise ValueError(
-            f"no nv12 picture fills an array of {array.shape}: it must be (H + ceil(H / 2), W), or several "
+            f"no nv12 image fills an array of {array.shape}: it must be (H + ceil(H / 2), W), or several "
             "of them, with an even W"
         )
     frames = array.reshape(-1, rows, width)

@@ -172,7 +172,7 @@ def _size(data: npt.NDArray[np.uint8]) -> Size | None:
     The header is checked before decoding, because one file with an unreadable header in a batch of 32 crashes
     the process (DALI 2.4, nvImageCodec 0.9: 9 of 9 runs). Reading a header takes 2 microseconds.
     """
-    headers: Any = require("nvimgcodec", "decoding pictures with DALI")
+    headers: Any = require("nvimgcodec", "decoding images with DALI")
     try:
         header = headers.CodeStream(data)
         width, height = int(header.width), int(header.height)
@@ -220,7 +220,7 @@ def load_images(
                 raise NotForDaliError(said) from error
             size = sum(3 * file.size[0] * file.size[1] for file in files) / 1e6
             raise TransferError(
-                f"the {len(files)} pictures of this batch, {size:.1f} MB when decoded, do not fit into the "
+                f"the {len(files)} images of this batch, {size:.1f} MB when decoded, do not fit into the "
                 f"memory of {named(index)}: {said}. Load fewer at a time, in smaller batches or fewer threads"
             ) from error
         array = made.tensors[0] if request.is_single else slot.as_array(made)
@@ -374,7 +374,7 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
     if codec.name == "h264" and has_lengths(codec):
         headers = make_filter("h264_mp4toannexb", codec)[1].extradata
     if codec.name == "h264" and may_have_fields(headers):
-        yield "progressive pictures, and this H.264 may have fields"
+        yield "progressive frames, and this H.264 may have fields"
     if len({packet.pts for packet in coded} - {None}) != len(coded):
         yield "a time of its own for each packet"
     # In closed GOPs, no frame is shown before the key frame that it follows.
@@ -384,7 +384,7 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
     ):
         yield "closed groups of pictures, from a key frame on"
     if metadata_of(packets).orientation != 1:
-        yield "pictures that stand upright"
+        yield "upright frames"
 
 
 def remux(packets: VideoPackets) -> bytes:

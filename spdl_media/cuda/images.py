@@ -75,7 +75,7 @@ def device_steps(
         # Open the device in the thread that does the work, because the default stream is the thread's own.
         device = open_device(config, request.purpose)
         if unusable is not None:
-            warn_of_fallback(str(unusable), "the pictures")
+            warn_of_fallback(str(unusable), "the images")
         return copied(load_rows(srcs, request, stopped), device, config)
 
     return steps
@@ -131,7 +131,7 @@ def _load_by_dali(
     except NotForDaliError as found:
         # Load the whole batch on the CPU, so that all its images are decoded the same way.
         buffer = load_rows(inputs, request, stopped)
-        warn_of_fallback(str(found), "the pictures")
+        warn_of_fallback(str(found), "the images")
     return (
         buffer if config is None else copied(buffer, open_device(config, request.purpose), config)
     )

@@ -248,13 +248,13 @@ class DeviceDecoder:
             if size == (width + width % 2, height + height % 2):
                 if height % 2:
                     raise NotOnDeviceError(
-                        f"NVDEC's chroma of pictures with an odd height, here {width}x{height}, lies where "
+                        f"NVDEC's chroma of frames with an odd height, here {width}x{height}, lies where "
                         "FFmpeg does not look for it"
                     )
                 self.is_sound = is_sound
                 return
         raise NotOnDeviceError(
-            f"NVDEC gives {size[0]}x{size[1]} for pictures of {sizes[0][0]}x{sizes[0][1]}, which this "
+            f"NVDEC gives {size[0]}x{size[1]} for frames of {sizes[0][0]}x{sizes[0][1]}, which this "
             f"{codec.name} stream cuts on the left or at the top"
         )
 

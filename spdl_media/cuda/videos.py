@@ -316,7 +316,7 @@ def _box(sides: tuple[int, int, int, int], size: Size | None) -> Box | None:
     if width < 1 or height < 1:
         raise ValueError(
             f"crop_left={left}, crop_top={top}, crop_right={right}, crop_bottom={bottom} leave nothing of a "
-            f"picture of {size[0]}x{size[1]}"
+            f"frame of {size[0]}x{size[1]}"
         )
     return left, top, width, height
 

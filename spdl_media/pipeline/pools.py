@@ -386,7 +386,7 @@ class DaskPool(AwaitedPool):
 
     remedy = (
         "The client was closed, or its scheduler does not answer. Make a new client and run the pipeline "
-        "anew; a DataLoader goes on from its state_dict()."
+        "again; a DataLoader goes on from its state_dict()."
     )
 
     def __init__(self, hub: Hub, stage: PipeConfig) -> None:

@@ -88,7 +88,7 @@ def test_height_of_one_array_is_found(rows: int) -> None:
     heights = [h for h in range(1, 40) if h + -(-h // 2) == rows]
     block = np.zeros((1, rows, 8), np.uint8)
     if not heights:
-        with pytest.raises(ValueError, match=rf"no nv12 picture fills an array of .*{rows}, 8\)"):
+        with pytest.raises(ValueError, match=rf"no nv12 image fills an array of .*{rows}, 8\)"):
             by_reference(nv12_to_rgb, block)
         return
     assert by_reference(nv12_to_rgb, block).shape == (1, 3, heights[0], 8)
@@ -180,7 +180,7 @@ def test_threads_use_their_own_tables(cupy: FakeCupy) -> None:
 
 @pytest.mark.parametrize("shape", [(8,), (0, 8), (9, 0), (4, 8), (9, 7), (2, 1, 10, 8)])
 def test_wrong_planes(shape: tuple[int, ...]) -> None:
-    message = f"no nv12 picture fills an array of {re.escape(str(shape))}: it must be"
+    message = f"no nv12 image fills an array of {re.escape(str(shape))}: it must be"
     with pytest.raises(ValueError, match=message):
         by_reference(nv12_to_rgb, np.zeros(shape, np.uint8))
 

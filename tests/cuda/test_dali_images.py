@@ -87,7 +87,7 @@ def test_formats_left_to_ffmpeg_are_exactly_those_of_the_cpu_path(codec: str) ->
     srcs = [make_image(picture, codec=codec), make_image(picture)]
     options: dict[str, Any] = {"width": 24, "height": 32, "scale_mode": "pad"}
     words = rf"bytes of length {len(srcs[0])}: DALI does not decode this \w+ file as FFmpeg does. The CPU "
-    with pytest.warns(sm.CPUFallbackWarning, match=words + "decodes the pictures, and the result"):
+    with pytest.warns(sm.CPUFallbackWarning, match=words + "decodes the images, and the result"):
         batch = decode_image_batch(srcs, cuda="cpu", **options)
     np.testing.assert_array_equal(host(batch.array), cpu(srcs, **options))
 

@@ -206,7 +206,7 @@ def test_batch_that_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch, error: Exc
     with monkeypatch.context() as patch:
         patch.setattr(dali.Slot, "run", fails)
         told = (
-            r"the 8 pictures of this batch, 0\.1 MB when decoded, do not fit into the memory of the CPU: "
+            r"the 8 images of this batch, 0\.1 MB when decoded, do not fit into the memory of the CPU: "
             rf"DALI says '{error}'"
         )
         with pytest.raises(sm.TransferError, match=told) as caught:

@@ -114,17 +114,17 @@ def changed(**codec: Any) -> sm.VideoPackets:
             r"limited range and BT.601, and this states \(2, 5\)",
         ),
         (lambda: changed(width=63), "even sides, and this is 63x48"),
-        (lambda: changed(extradata=None), "progressive pictures, and this H.264 may have fields"),
+        (lambda: changed(extradata=None), "progressive frames, and this H.264 may have fields"),
         (
             lambda: h264(options={"x264-params": "interlaced=1"}),
-            "progressive pictures, and this H.264 may have fields",
+            "progressive frames, and this H.264 may have fields",
         ),
         (lambda: h264()[3:], "closed groups of pictures, from a key frame on"),
         (
             lambda: sm.demux_video(clip("libx265", "mp4", max_b_frames=2, open_gop=True)),
             "closed groups of pictures, from a key frame on",
         ),
-        (lambda: sm.demux_video(oriented_clip(6, codec="libx264")), "pictures that stand upright"),
+        (lambda: sm.demux_video(oriented_clip(6, codec="libx264")), "upright frames"),
         (
             lambda: sm.demux_video(make_video(PLANES, codec="libx264", format="h264")),
             "a time of its own for each packet",

@@ -139,7 +139,9 @@ def odd(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("width", [62, 63])
 def test_an_odd_height_is_for_the_cpu(width: int) -> None:
     packets = sm.demux_video(odd(width, 47))
-    words = rf"NVDEC's chroma of pictures with an odd height, here {width}x47, lies where FFmpeg does not"
+    words = (
+        rf"NVDEC's chroma of frames with an odd height, here {width}x47, lies where FFmpeg does not"
+    )
     with pytest.raises(sm.DecodeError, match=words):
         decode_packets_nvdec(packets, cuda=StandIn())
 
@@ -540,7 +542,7 @@ def test_misuse_of_packets() -> None:
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=-2)
     with pytest.raises(TypeError, match=r"crop_top must be an int, not 2.0"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=2.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"crop_left=0.*leave nothing of a picture of 64x48"):
+    with pytest.raises(ValueError, match=r"crop_left=0.*leave nothing of a frame of 64x48"):
         decode_packets_nvdec(packets, cuda=StandIn(), crop_top=24, crop_bottom=24)
     with pytest.raises(TypeError, match="takes VideoPackets, not ImagePackets"):
         decode_packets_nvdec(

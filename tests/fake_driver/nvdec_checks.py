@@ -130,7 +130,7 @@ def test_an_odd_width_is_cut(codec: str, format: str) -> None:
 def test_an_odd_height_is_for_the_cpu(codec: str, format: str, width: int) -> None:
     packets = packets_of(codec, format, (width, 65))
     words = (
-        rf"chroma of pictures with an odd height, here {width}x65, lies where FFmpeg does not look"
+        rf"chroma of frames with an odd height, here {width}x65, lies where FFmpeg does not look"
     )
     with pytest.raises(NotOnDeviceError, match=words):
         clip_of(packets, Device())

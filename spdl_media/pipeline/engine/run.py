@@ -364,7 +364,7 @@ class Run:
     def _why_over(self) -> BaseException:
         if self._failure is not None:
             return self._failure()
-        return PipelineStopped("the pipeline was stopped; build or start it anew for more items")
+        return PipelineStopped("the pipeline was stopped; build or start it again for more items")
 
 
 def _abridged(texts: list[str], separator: str) -> str:
