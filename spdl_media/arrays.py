@@ -221,6 +221,11 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     Returns:
         Containers of the same classes; a dict for a mutable mapping without ``__copy__``. A dataclass is
         copied and its fields are set, without running ``__init__``.
+
+    Raises:
+        TypeError: The class of a list or an immutable mapping cannot be called with its new content.
+        RecursionError: A container holds itself.
+        Exception: Any class; ``move`` raises it.
     """
     fields = fields_of(value)
     if fields is None:
@@ -229,7 +234,11 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
-    """Return a container like this one, with other values for its fields."""
+    """Return a container like this one, with other values for its fields.
+
+    Raises:
+        TypeError: The class of a list or an immutable mapping cannot be called with its new content.
+    """
     if isinstance(value, list):
         return type(value)(list(moved.values()))
     if isinstance(value, MutableMapping):

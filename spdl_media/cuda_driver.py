@@ -311,7 +311,11 @@ class Event:
 
 
 def wait_for(index: int, stream: int, others: Iterable[int]) -> None:
-    """Make later work on a stream wait for the work queued on other streams; the host does not wait."""
+    """Make later work on a stream wait for the work queued on other streams; the host does not wait.
+
+    Raises:
+        DriverError: The driver is missing.
+    """
     try:
         for other in {one_name(one) for one in others} - {one_name(stream)}:
             Event(index, other).delay(stream)

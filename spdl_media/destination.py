@@ -17,7 +17,11 @@ class Writable(Protocol):
     """A binary file object."""
 
     def write(self, data: bytes, /) -> Any:
-        """Write data; may return the number of bytes written, if it is less than all."""
+        """Write data; may return the number of bytes written, if it is less than all.
+
+        Raises:
+            Exception: Any class. The function that writes to the destination raises WriteError from it.
+        """
 
 
 Target: TypeAlias = "str | os.PathLike[str] | Writable"

@@ -280,6 +280,9 @@ def placed(frame: av.VideoFrame, placement: Placement, *, mirror: bool = False) 
 
     Returns:
         A new frame, or ``frame`` itself if nothing changes.
+
+    Raises:
+        ValueError: FFmpeg takes no frame as large as the canvas.
     """
     if _is_whole(placement) and not mirror:
         return frame

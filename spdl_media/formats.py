@@ -75,7 +75,11 @@ class PixelLayout:
         return self.kind != "tiled" or width % 2 == 0
 
     def places(self, frames: Array, planes: Sequence[Shape], layout: str | None) -> list[Array]:
-        """Return a view of an array of frames for each of FFmpeg's planes, which have these shapes."""
+        """Return a view of an array of frames for each of FFmpeg's planes, which have these shapes.
+
+        Raises:
+            ValueError: The planes do not fill a rectangle; see :meth:`tiles`.
+        """
         if self.kind == "tiled":
             ends = list(accumulate(map(prod, planes)))
             tiles = np.split(frames.reshape(len(frames), -1), ends[:-1], axis=1)
@@ -224,7 +228,11 @@ def plane_views(frame: av.VideoFrame) -> tuple[Array, ...]:
 
 
 def like_frame(frame: av.VideoFrame, width: int, height: int) -> av.VideoFrame:
-    """Return a new frame of this size with uninitialised pixels and the other metadata of ``frame``."""
+    """Return a new frame of this size with uninitialised pixels and the other metadata of ``frame``.
+
+    Raises:
+        ValueError: FFmpeg takes no frame as large as this.
+    """
     result = av.VideoFrame(width, height, frame.format.name)
     result.pts, result.dts = frame.pts, frame.dts
     if frame.time_base:

@@ -99,7 +99,11 @@ class FrameIndex:
         return ticks_to_seconds(ticks, self.time_base, self.zero)
 
     def seconds(self, frames: Ticks) -> npt.NDArray[np.float64]:
-        """Return the times of frames by number, rounded once; ``nan`` for frame -1 and without a time."""
+        """Return the times of frames by number, rounded once; ``nan`` for frame -1 and without a time.
+
+        Raises:
+            IndexError: There is no such frame.
+        """
         pts, zero = self.pts[frames], self.zero
         factor = self.time_base.numerator * zero.denominator
         shift = zero.numerator * self.time_base.denominator
@@ -152,7 +156,11 @@ class FrameIndex:
         return found
 
     def runs(self, frames: list[int]) -> list[Run]:
-        """Return the runs of packets to decode for these frame numbers, which are sorted and distinct."""
+        """Return the runs of packets to decode for these frame numbers, which are sorted and distinct.
+
+        Raises:
+            IndexError: There is no such frame. Not checked if the frames are counted.
+        """
         if self.is_counted:
             return [Run(self.first, -1, frames)] if frames else []
         wanted = np.array(frames, np.int64)

@@ -189,7 +189,11 @@ Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
 def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
-    """Make a frame of this format and channel layout with a copy of the samples ``(N, C)``."""
+    """Make a frame of this format and channel layout with a copy of the samples ``(N, C)``.
+
+    Raises:
+        ValueError: ``sample_fmt`` or ``layout`` is unknown, or the frame is too small for the array.
+    """
     frame = av.AudioFrame(sample_fmt.removesuffix("p"), layout, len(samples))
     np.frombuffer(memoryview(frame.planes[0]), samples.dtype, samples.size)[:] = samples.reshape(-1)
     frame.sample_rate = sample_rate

@@ -124,7 +124,11 @@ class _Memory:
 
 
 def in_place(array: Any) -> npt.NDArray[Any]:
-    """Return a NumPy array over device memory, for slicing and for its address. It must not be read."""
+    """Return a NumPy array over device memory, for slicing and for its address. It must not be read.
+
+    Raises:
+        AttributeError: The array is not in device memory.
+    """
     interface = array.__cuda_array_interface__
     names = ("shape", "typestr", "data", "strides")
     return array_at({name: interface.get(name) for name in names}, array)
@@ -150,7 +154,11 @@ def kept_stream(address: int) -> object:
 def free_after(
     index: int, stream: int, readers: dict[int, object], free: Callable[[], object]
 ) -> None:
-    """Free memory after the stream that allocated it was made to wait for the streams that read it."""
+    """Free memory after the stream that allocated it was made to wait for the streams that read it.
+
+    Raises:
+        TransferError: The driver is missing. The memory is freed nevertheless.
+    """
     if HISTORY.lost:
         return  # forked child: the memory is the parent's, and the driver cannot be used here
     try:

@@ -249,7 +249,11 @@ _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
 
 def tiff_reason(view: memoryview) -> str | None:
-    """FFmpeg decodes tiles, JPEG, planes and some colour types to garbled images without an error."""
+    """FFmpeg decodes tiles, JPEG, planes and some colour types to garbled images without an error.
+
+    Raises:
+        struct.error: The data ends before the directory or a value does.
+    """
 
     def tag(number: int, default: int) -> int:
         value = parts.tiff_value(view, number)
@@ -319,7 +323,11 @@ def dds_reason(view: memoryview) -> str | None:
 
 
 def cursor_reason(view: memoryview) -> str | None:
-    """A TGA can begin alike, but has zeros in the fields of the number of images and the first offset."""
+    """A TGA can begin alike, but has zeros in the fields of the number of images and the first offset.
+
+    Raises:
+        struct.error: The data ends inside the header of the first image.
+    """
     count, size, offset = struct.unpack_from("<H8xII", view, 4)
     return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
 
@@ -328,7 +336,12 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def jpeg_reason(view: memoryview) -> str | None:
-    """FFmpeg's decoder does not support four components with different sampling."""
+    """FFmpeg's decoder does not support four components with different sampling.
+
+    Raises:
+        struct.error: The data ends inside the length of a segment.
+        IndexError: The data ends inside the frame header.
+    """
     for marker, start, end in parts.jpeg_segments(view):
         if marker in _SOF:
             samplings = set(bytes(view[start + 7 : end : 3]))

@@ -160,7 +160,11 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
 
 
 def pillow_video_reason(head: Bytes) -> str | None:
-    """Return why FFmpeg must not read a file as a video; ``None``: it may."""
+    """Return why FFmpeg must not read a file as a video; ``None``: it may.
+
+    Raises:
+        TypeError: ``head`` is not a contiguous buffer.
+    """
     reason = pillow_reason(head)
     return reason if reason is not None and not reason.endswith(still_faults.BESIDE) else None
 
@@ -225,6 +229,9 @@ def first_orientation(blocks: Iterable[tuple[bool, Bytes]]) -> int:
     Args:
         blocks: Blocks in the order of the file, each with whether it is XMP, else Exif. XMP is used only if
             no Exif block states an orientation.
+
+    Raises:
+        struct.error: Raised by ``blocks``, when the file ends inside a header.
     """
     xmp: Bytes = b""
     for is_xmp, block in blocks:

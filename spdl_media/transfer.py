@@ -93,7 +93,11 @@ def _to_device(
 def buffer_on_stream(
     block: Block, device: Device, **metadata: Unpack[BufferMetadata]
 ) -> CUDABuffer:
-    """Make the buffer of an array that is ready after all work that is on the device's stream now."""
+    """Make the buffer of an array that is ready after all work that is on the device's stream now.
+
+    Raises:
+        TransferError: The driver is missing.
+    """
     interface = block.array.__cuda_array_interface__
     shape, dtype = interface["shape"], interface["typestr"]
     ready = Handover(device.index, device.stream, block.used_on)
@@ -116,7 +120,11 @@ class _Window:
         self._events: list[Event | None] = [None, None]
 
     def copy(self, device: Device, target: Any, source: Array) -> None:
-        """Begin to copy an array to an array on the device. The source is not needed after the call."""
+        """Begin to copy an array to an array on the device. The source is not needed after the call.
+
+        Raises:
+            TransferError: The driver is missing.
+        """
         flat, there = (one.reshape(-1).view(np.uint8) for one in (source, in_place(target)))
         with self._lock:
             if self._memory is None:

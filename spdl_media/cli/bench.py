@@ -377,7 +377,11 @@ def _climb(rate: Callable[[Setting], float]) -> None:
 
 
 def best_of(found: Mapping[Setting, Measured]) -> Setting:
-    """Return the first setting that is as fast as the fastest, within the noise."""
+    """Return the first setting that is as fast as the fastest, within the noise.
+
+    Raises:
+        ValueError: Nothing was measured.
+    """
     most = max(one.rate for one in found.values())
     # The order is threads before processes, few before many: equally fast with less is better.
     return next(setting for setting, one in found.items() if one.rate * _GAIN >= most)

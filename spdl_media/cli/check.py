@@ -241,7 +241,11 @@ class _Stream:
         self.decoder: Any = None
 
     def take(self, packets: Any) -> None:
-        """Decode packets."""
+        """Decode packets.
+
+        Raises:
+            DecodeError: The packets are damaged.
+        """
         # Made at the first packets, because they have the parameters of the decoder.
         if self.decoder is None:
             is_video = isinstance(self.info, VideoStreamInfo)
@@ -258,7 +262,11 @@ class _Stream:
                     self.skipped = f"begins with {frames.num_skipped} frames that cannot be decoded"
 
     def finish(self) -> str | None:
-        """Flush the decoder; return what is odd about the stream, or ``None``."""
+        """Flush the decoder; return what is odd about the stream, or ``None``.
+
+        Raises:
+            DecodeError: The stream is cut short.
+        """
         if self.decoder is not None:
             self._count(self.decoder.flush())
         name = "video" if isinstance(self.info, VideoStreamInfo) else "audio"

@@ -80,6 +80,9 @@ def line_taps(length: int, size: int, sub: int, algo: ScaleAlgo, *, stretch: boo
         stretch: Whether the last sample counts in full even if it covers fewer than ``sub`` pixels, as in
             FFmpeg's scaler. The CPU path does so when it scales, and corrects it when the size stays the
             same.
+
+    Raises:
+        KeyError: There is no such ``algo``.
     """
     samples = -(-length // sub)
     if sub == 1 and length == size:
@@ -281,6 +284,9 @@ def plane_plan(pix_fmt: str, source: Size, size: Size, algo: ScaleAlgo) -> Plan:
         source: Number of samples in a row, and of rows.
         size: The same of the result.
         algo: The scaling filter.
+
+    Raises:
+        KeyError: ``pix_fmt`` is none of :data:`SEMI_PLANAR`, or there is no such ``algo``.
     """
     largest = np.full(3, (1 << SEMI_PLANAR[pix_fmt].bits) - 1, np.float32)
     # For one plane, the kernel does not read the matrix and the chroma windows.
@@ -299,7 +305,11 @@ def _windows(
 
 
 def normalization(values: Values | None) -> tuple[Array, Array]:
-    """Return ``(level / 255 - mean) / std`` as factor and summand of each channel, float32 ``(3,)``."""
+    """Return ``(level / 255 - mean) / std`` as factor and summand of each channel, float32 ``(3,)``.
+
+    Raises:
+        ValueError: ``mean`` or ``std`` has neither one number nor three.
+    """
     numbers = ((0.0,), (1.0,)) if values is None else (values.mean, values.std)
     mean, std = (np.broadcast_to(np.array(one), 3) for one in numbers)
     return (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)

@@ -266,6 +266,9 @@ def ready_buffer(tensor: Any, stream: int | None = None, **metadata: Any) -> CPU
         tensor: The array.
         stream: The CUDA stream on which it was computed; ``None`` for host memory.
         metadata: Metadata of the buffer.
+
+    Raises:
+        TransferError: ``stream`` is given, and the driver is missing.
     """
     if stream is None or not hasattr(tensor, "__cuda_array_interface__"):
         return CPUBuffer(np.asarray(tensor), **metadata)

@@ -158,6 +158,9 @@ def frame_planes(shown: Shown) -> Planes:
 
     The views keep the frame alive; otherwise FFmpeg would reuse its memory for a later frame. PyAV's own
     DLPack export is not used, because it truncates the chroma of odd sizes and supports fewer formats.
+
+    Raises:
+        KeyError: The pixel format of the frame is none of :data:`SEMI_PLANAR`.
     """
     dtype, *_ = SEMI_PLANAR[format_name(shown.frame)]
     frame, wide, size = shown.frame, shown.width, np.dtype(dtype).itemsize
@@ -181,7 +184,13 @@ class VideoDevice(Device):
     decoders: DecoderPool = DECODERS
 
     def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
-        """Open FFmpeg's decoder on this device; see :func:`open_on_device`, also for the errors."""
+        """Open FFmpeg's decoder on this device, as :func:`open_on_device` does.
+
+        Raises:
+            ValueError: A decoder option does not exist, or ``config`` names a CPU decoder.
+            TransferError: The driver is missing or too old.
+            DecodeError: The device cannot be opened.
+        """
         with current(self.index):
             return open_on_device(codec, config, source, self.index)
 
@@ -192,6 +201,9 @@ class VideoDevice(Device):
         FFmpeg writes frames on the device's default stream, and reuses their memory after they are released.
         So on entry, the device's stream waits for the default stream, and on exit the default stream waits
         for it. The host does not wait.
+
+        Raises:
+            TransferError: The driver is missing.
         """
         wait_for(self.index, self.stream, [LEGACY_DEFAULT])
         try:

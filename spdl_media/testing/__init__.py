@@ -160,6 +160,10 @@ def index_samples(num_samples: int, num_channels: int = 1, *, start: int = 0) ->
 
     Returns:
         New array of int16, shape ``(num_samples, num_channels)``.
+
+    Raises:
+        TypeError: An argument is not a number.
+        MemoryError: The array does not fit in memory.
     """
     ramp = np.arange(start, start + num_samples, dtype=np.int64)[:, None]
     # A prime, so that no likely shift makes one channel equal to another.
@@ -173,6 +177,10 @@ def make_tone(
 
     Returns:
         New array of int16, shape ``(num_samples, len(frequencies))``.
+
+    Raises:
+        TypeError: An argument is not a number, or ``frequencies`` not a sequence of numbers.
+        MemoryError: The array does not fit in memory.
     """
     phase = 2 * np.pi * np.arange(num_samples)[:, None] / sample_rate
     wave: NDArray[np.float64] = np.sin(phase * np.asarray(frequencies))
