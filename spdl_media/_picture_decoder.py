@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any, Protocol
 
 import av
@@ -19,13 +19,22 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
-from spdl_media.coded_units import states_orientation
+from spdl_media.coded_units import needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filters import PictureFilter
+from spdl_media.filters import PictureFilter, naming
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps
-from spdl_media.packets import FrameMetadata, PacketMetadata
+from spdl_media.packets import (
+    FrameMetadata,
+    PacketMetadata,
+    VideoPackets,
+    av_packets,
+    cut_short_error,
+    discarded_pts,
+    metadata_of,
+)
+from spdl_media.pillow_frames import PILLOW, decode_animation
 
 
 class Sink(Protocol):
@@ -38,33 +47,6 @@ class Sink(Protocol):
             ConvertError: The frame does not match the frames before it.
         """
         ...
-
-
-@dataclass(eq=False)
-class FrameList:
-    """A sink that appends frames to a list.
-
-    Args:
-        limit: Number of frames at which the sink is full; ``None``: no limit.
-    """
-
-    limit: int | None = None
-    frames: list[av.VideoFrame] = field(default_factory=list)
-
-    def put(self, frame: av.VideoFrame) -> bool:
-        """Append a frame. Return whether the list has reached the limit."""
-        self.frames.append(frame)
-        return len(self.frames) == self.limit
-
-    @property
-    def count(self) -> int:
-        """Number of frames in the list."""
-        return len(self.frames)
-
-    def take(self, size: int) -> list[av.VideoFrame]:
-        """Remove the first ``size`` frames from the list, and return them."""
-        taken, self.frames = self.frames[:size], self.frames[size:]
-        return taken
 
 
 class PictureDecoder(OpenDecoder):
@@ -207,7 +189,7 @@ class PictureDecoder(OpenDecoder):
         pts = None if packet is None else packet.pts
         if self._is_lead_in(pts):
             return  # counted at the flush, as are lead-in frames that fail without an error
-        if packet is not None and _needs_newer_pyav(packet, self._codec):
+        if packet is not None and needs_newer_pyav(packet, self._codec):
             raise DecodeError(
                 f"animated WebP is decoded from PyAV 19 on, and this is {av.__version__}, the last for "
                 "CPython 3.11. Use CPython 3.12 or newer with PyAV 19",
@@ -280,15 +262,6 @@ _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' le
 
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
-
-
-def _needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
-    """Whether a packet is an animated WebP, which FFmpeg 8.0 does not decode."""
-    if codec.name != "webp" or int(av.__version__.partition(".")[0]) >= 19:
-        return False
-    # Animation is flag 2 of the VP8X chunk.
-    head = bytes(memoryview(packet)[:21])
-    return head[12:16] == b"VP8X" and bool(head[20] & 2)
 
 
 class PicturePath:
@@ -379,3 +352,80 @@ class PicturePath:
     def close(self) -> None:
         """Stop the decoder's threads."""
         self.decoder.close()
+
+
+def check_start(packets: VideoPackets) -> None:
+    """Raise for packets that continue a stream and do not start with a key frame.
+
+    Raises:
+        DecodeError: The packets cannot be decoded without those before them.
+    """
+    coded = av_packets(packets)
+    if metadata_of(packets).continues and coded and not coded[0].is_keyframe:
+        raise DecodeError(
+            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
+            "alone. Give the chunks of a stream, in order, to one VideoDecoder",
+            source=packets.source,
+        )
+
+
+def decode_into(
+    sink: Sink,
+    packets: VideoPackets,
+    filter_desc: str | PictureOps | None,
+    config: DecodeConfig,
+    num_frames: int | None,
+    make_path: Callable[..., PicturePath] = PicturePath,
+    more: Iterable[VideoPackets] | None = None,
+) -> Callable[[], FrameMetadata]:
+    """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
+
+    Args:
+        sink: A sink that is full after ``num_frames`` frames.
+        packets: As for :func:`decode_packets`.
+        filter_desc: The filters; not :data:`DEFAULT_FILTER`.
+        config: Options of decoding.
+        num_frames: Number of frames that the sink takes; ``None``: all.
+        make_path: Opens decoder and filters; called with the arguments of :class:`PicturePath`.
+        more: Packets that continue these, in the order in which they were read; iterated as needed.
+
+    Returns:
+        A function that returns the metadata of the frames.
+
+    Raises:
+        DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
+        FilterError: The filter graph cannot be used.
+    """
+    metadata, coded = metadata_of(packets), av_packets(packets)
+    if metadata.pillow is not None and config.decoder in (None, PILLOW):
+        with naming(packets.source):
+            return decode_animation(sink.put, packets, filter_desc, config)
+    missing: DecodeError | None = None
+
+    def note_missing(packets: VideoPackets) -> None:
+        nonlocal missing
+        missing = cut_short_error(packets, config)
+        if missing is not None and num_frames is None:
+            raise missing
+
+    def following() -> Iterator[AvPacket]:
+        for part in more or ():
+            note_missing(part)
+            path.follow(metadata_of(part), frozenset(), sink)
+            yield from av_packets(part)
+
+    note_missing(packets)
+    check_start(packets)
+    with naming(packets.source):
+        path = make_path(packets.codec, metadata, filter_desc, config)
+        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg drops them after
+        # decoding, but packets from another process have lost the flag for that, so their timestamps are
+        # passed on. Not for parts: the timestamps of one part do not tell which ones another part shows.
+        path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
+        # A stream without any key frame uses intra refresh, and its decoder can start anywhere.
+        path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
+        is_full = path.run(chain(coded, following()), sink) if coded else False
+    # If the sink is full, the missing end is not needed.
+    if missing is not None and not is_full:
+        raise missing
+    return path.take_metadata

@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import islice, pairwise
 from typing import Any
 
+import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
@@ -175,6 +176,15 @@ def is_hidden(packet: AvPacket, codec: str) -> bool:
     # Marker and profile (2 bits each, 1 more in profile 3), show_existing_frame, frame_type, show_frame.
     bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
     return bits & 0x0A == 0
+
+
+def needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
+    """Whether a packet is an animated WebP, which FFmpeg 8.0 does not decode."""
+    if codec.name != "webp" or int(av.__version__.partition(".")[0]) >= 19:
+        return False
+    # Animation is flag 2 of the VP8X chunk.
+    head = bytes(memoryview(packet)[:21])
+    return head[12:16] == b"VP8X" and bool(head[20] & 2)
 
 
 # Read what demuxers state, but PyAV does not expose.

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
-from functools import partial
-from itertools import chain
 from typing import Final, overload
 
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._picture_decoder import FrameList, PicturePath, Sink
+from spdl_media._ffmpeg import ffmpeg_log
+from spdl_media._picture_decoder import decode_into
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.errors import DecodeError
 from spdl_media.filter_desc import get_audio_filter_desc
-from spdl_media.filters import PictureFilter, naming
-from spdl_media.frames import AudioFrames, Frames
-from spdl_media.image_decoder import PILLOW, decode_image, pillow_purpose, read_with_pillow
+from spdl_media.filters import naming
+from spdl_media.frames import AudioFrames, FrameList, Frames
+from spdl_media.image_decoder import decode_image
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.operations import PictureOps, Quality
 from spdl_media.packets import (
@@ -70,21 +66,6 @@ def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:
     if isinstance(filter_desc, PictureOps):
         raise TypeError(f"the packets are audio, but {filter_desc!r} is for images")
     return get_audio_filter_desc() if isinstance(filter_desc, Default) else filter_desc
-
-
-def check_start(packets: VideoPackets) -> None:
-    """Raise for packets that continue a stream and do not start with a key frame.
-
-    Raises:
-        DecodeError: The packets cannot be decoded without those before them.
-    """
-    coded = av_packets(packets)
-    if metadata_of(packets).continues and coded and not coded[0].is_keyframe:
-        raise DecodeError(
-            "these packets continue a stream and do not start with a key frame, so they cannot be decoded "
-            "alone. Give the chunks of a stream, in order, to one VideoDecoder",
-            source=packets.source,
-        )
 
 
 @overload
@@ -180,94 +161,6 @@ def _checked_limit(packets: Packets, num_frames: int | None, num_samples: int | 
             f"num_frames= is for images and num_samples= for audio, and these are {type(packets).__name__}"
         )
     return None if limit is None else check_int(name, limit)
-
-
-def decode_into(
-    sink: Sink,
-    packets: VideoPackets,
-    filter_desc: str | PictureOps | None,
-    config: DecodeConfig,
-    num_frames: int | None,
-    make_path: Callable[..., PicturePath] = PicturePath,
-    more: Iterable[VideoPackets] | None = None,
-) -> Callable[[], FrameMetadata]:
-    """Decode the packets of a video, and put each frame into a sink as it leaves the filters.
-
-    Args:
-        sink: A sink that is full after ``num_frames`` frames.
-        packets: As for :func:`decode_packets`.
-        filter_desc: The filters; not :data:`DEFAULT_FILTER`.
-        config: Options of decoding.
-        num_frames: Number of frames that the sink takes; ``None``: all.
-        make_path: Opens decoder and filters; called with the arguments of :class:`PicturePath`.
-        more: Packets that continue these, in the order in which they were read; iterated as needed.
-
-    Returns:
-        A function that returns the metadata of the frames.
-
-    Raises:
-        DecodeError: The data is damaged, or this FFmpeg has no decoder for it.
-        FilterError: The filter graph cannot be used.
-    """
-    metadata, coded = metadata_of(packets), av_packets(packets)
-    if metadata.pillow is not None and config.decoder in (None, PILLOW):
-        with naming(packets.source):
-            return _decode_animation(sink, packets, filter_desc, config)
-    missing: DecodeError | None = None
-
-    def note_missing(packets: VideoPackets) -> None:
-        nonlocal missing
-        missing = cut_short_error(packets, config)
-        if missing is not None and num_frames is None:
-            raise missing
-
-    def following() -> Iterator[AvPacket]:
-        for part in more or ():
-            note_missing(part)
-            path.follow(metadata_of(part), frozenset(), sink)
-            yield from av_packets(part)
-
-    note_missing(packets)
-    check_start(packets)
-    with naming(packets.source):
-        path = make_path(packets.codec, metadata, filter_desc, config)
-        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg drops them after
-        # decoding, but packets from another process have lost the flag for that, so their timestamps are
-        # passed on. Not for parts: the timestamps of one part do not tell which ones another part shows.
-        path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
-        # A stream without any key frame uses intra refresh, and its decoder can start anywhere.
-        path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
-        is_full = path.run(chain(coded, following()), sink) if coded else False
-    # If the sink is full, the missing end is not needed.
-    if missing is not None and not is_full:
-        raise missing
-    return path.take_metadata
-
-
-def _decode_animation(
-    sink: Sink, packets: VideoPackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> Callable[[], FrameMetadata]:
-    """Do what :func:`decode_into` does for an animation that Pillow decodes."""
-    metadata = metadata_of(packets)
-    first, stop = metadata.span(packets.time_base)
-    filter = PictureFilter(packets.codec, filter_desc, config, metadata)
-    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
-
-    def filtered_frames() -> Iterator[av.VideoFrame]:
-        for frame, orientation in read_with_pillow(
-            memoryview(data), packets.source, purpose=purpose, is_video=True
-        ):
-            pts = frame.pts or 0
-            if pts >= stop:
-                filter.follow(replace(metadata, continues=True, goes_on=True))
-                break
-            if pts >= first or filter.has_rate:
-                yield from filter.push(frame, orientation)
-        # Filters may have delayed frames, also if the window ended the loop.
-        yield from filter.flush()
-
-    any(map(sink.put, filtered_frames()))
-    return partial(FrameMetadata.of, metadata, orientation=filter.orientation or 1)
 
 
 def decode_audio_into(

@@ -12,14 +12,13 @@ import numpy as np
 
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
-from spdl_media._picture_decoder import FrameList, PicturePath
+from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleChunks, SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import (
     DEFAULT_FILTER,
     Default,
-    check_start,
     decode_packets,
     picture_filter,
     sample_filter,
@@ -28,7 +27,7 @@ from spdl_media.errors import DecodeError
 from spdl_media.filters import naming
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index
-from spdl_media.frames import AudioFrames
+from spdl_media.frames import AudioFrames, FrameList
 from spdl_media.image_frames import ImageFrames, VideoFrames, frame_numbers
 from spdl_media.packet_table import read_table
 from spdl_media.packets import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -296,3 +296,30 @@ def placed_chunk(frame: av.AudioFrame, zero: Fraction) -> AudioChunk:
     base = frame.time_base or Fraction(1, frame.sample_rate)
     position = nearest_sample(frame.pts or 0, base, zero, frame.sample_rate)
     return AudioChunk(frame, 0, frame.samples, position)
+
+
+@dataclass(eq=False)
+class FrameList:
+    """A sink that appends frames to a list.
+
+    Args:
+        limit: Number of frames at which the sink is full; ``None``: no limit.
+    """
+
+    limit: int | None = None
+    frames: list[av.VideoFrame] = field(default_factory=list)
+
+    def put(self, frame: av.VideoFrame) -> bool:
+        """Append a frame. Return whether the list has reached the limit."""
+        self.frames.append(frame)
+        return len(self.frames) == self.limit
+
+    @property
+    def count(self) -> int:
+        """Number of frames in the list."""
+        return len(self.frames)
+
+    def take(self, size: int) -> list[av.VideoFrame]:
+        """Remove the first ``size`` frames from the list, and return them."""
+        taken, self.frames = self.frames[:size], self.frames[size:]
+        return taken

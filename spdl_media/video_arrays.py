@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction, ffmpeg_log
+from spdl_media._picture_decoder import decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, as_demux_config
-from spdl_media.decode import decode_into
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.inputs import Source, open_input

@@ -27,7 +27,7 @@ from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 from test_windows_video import packed_avi
 
 import spdl_media as sm
-from spdl_media import _picture_decoder, filters, frame_decoder, inputs, packet_table, video_arrays
+from spdl_media import codec, filters, frame_decoder, inputs, packet_table, video_arrays
 from spdl_media import frame_index as _frame_index
 from spdl_media import window as _window
 from spdl_media._picture_decoder import PictureDecoder
@@ -537,7 +537,7 @@ def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPa
             video.load([3, 20], width=32, height=32)
             with monkeypatch.context() as patch:
                 count(patch, inputs.Input, "open")
-                count(patch, _picture_decoder, "make_decoder")
+                count(patch, codec, "make_decoder")
                 count(patch, frame_decoder, "PictureFilter")
                 count(patch, filters, "FrameFilter")
                 for wanted in ([1, 2, 3], [29], [0], [17, 4]):

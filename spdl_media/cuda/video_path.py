@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from spdl_media._ffmpeg import ffmpeg_log
-from spdl_media._picture_decoder import PictureDecoder, PicturePath
+from spdl_media._picture_decoder import PictureDecoder, PicturePath, decode_into
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
@@ -21,7 +21,6 @@ from spdl_media.cuda.nvdec import (
     nvdec_refusal,
 )
 from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
-from spdl_media.decode import decode_into
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, TransferError
 from spdl_media.filters import PictureFilter

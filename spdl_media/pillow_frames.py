@@ -1,0 +1,143 @@
+"""Read images and animations with Pillow, which FFmpeg would decode wrongly, as FFmpeg's frames."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import av
+import numpy as np
+
+from spdl_media._optional import require
+from spdl_media.config import DecodeConfig
+from spdl_media.errors import DecodeError
+from spdl_media.fast_images import FULL_RANGE, GBR
+from spdl_media.filters import PictureFilter
+from spdl_media.operations import PictureOps
+from spdl_media.packets import FrameMetadata, VideoPackets, av_packets, metadata_of
+from spdl_media.parts import Bytes
+from spdl_media.still_faults import is_avif
+from spdl_media.window import PILLOW_TIME_BASE
+
+PILLOW: Final = "pillow"  # the only decoder name of decode_config that is not FFmpeg's
+
+
+def pillow_purpose(packets: VideoPackets) -> str:
+    """Return what needs Pillow, for the message if it is not installed."""
+    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
+    return f"{packets.source}: {reason}"
+
+
+def read_with_pillow(
+    data: Bytes, source: str, *, purpose: str, is_video: bool = False
+) -> Iterator[tuple[av.VideoFrame, int]]:
+    """Decode an image, or the frames of an animation, with Pillow.
+
+    Args:
+        data: The whole file.
+        source: Name of the source, for messages.
+        purpose: What needs Pillow, for the message if it is not installed.
+        is_video: Yield all frames of an animation.
+
+    Yields:
+        The composed frames in order, each with its EXIF orientation. They are ``rgb24``, ``rgba``, ``gray``,
+        ``gray16le`` or ``grayf32le`` of full range. Without ``is_video``, one frame: the one shown by
+        programs without animation support, the largest image of an icon, or the primary one of a HEIC.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
+        DecodeError: The data is damaged, or Pillow does not know the format.
+    """
+    image_module: Any = require("pillow", purpose)
+    view = memoryview(data).cast("B")
+    if bytes(view[4:8]) == b"ftyp" and not is_avif(view):
+        require("pillow-heif", purpose).register_heif_opener()
+    try:
+        with image_module.open(io.BytesIO(data)) as image:
+            count = getattr(image, "n_frames", 1)
+            # Not TIFF: its pages are separate images.
+            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
+            # The default image of an animated PNG, for programs without animation, is not one of its frames.
+            first = int(bool(image.info.get("default_image")))
+            time = 0
+            # Without a seek, Pillow is at the primary image.
+            for index in range(first, count) if is_video and is_animation else [None]:
+                if index is not None:
+                    image.seek(index)
+                frame = _as_frame(image)
+                frame.pts, frame.time_base = time, PILLOW_TIME_BASE
+                # Like FFmpeg, ignore the orientation of animations.
+                turn = 1 if is_animation else image.getexif().get(0x0112, 1)
+                # Files may contain numbers outside of Exif's range.
+                yield frame, turn if turn in range(1, 9) else 1
+                # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
+                time += round(image.info.get("duration", 0))
+    except MemoryError:
+        raise
+    # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.
+    except Exception as error:
+        reason = purpose.removeprefix(f"{source}: ")
+        what = reason if reason.startswith(("a ", "an ")) else "the image"
+        text = str(error).partition(" <_io.")[0]  # without the file object that Pillow was given
+        raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
+
+
+def _as_frame(image: Any) -> av.VideoFrame:
+    """Convert a Pillow image to a frame in the nearest of FFmpeg's formats."""
+    mode = image.mode
+    if mode.startswith("I;16"):
+        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
+    if mode == "F":
+        return _new_frame(np.asarray(image), "grayf32le")
+    if mode == "I":
+        raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
+    if mode == "LAB":
+        # Pillow's convert() cannot convert Lab to RGB.
+        cms: Any = require("pillow-cms", "a Lab image")
+        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
+        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
+    if image.has_transparency_data:
+        return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
+    if mode in ("1", "L"):
+        return _new_frame(np.asarray(image.convert("L")), "gray")
+    return _new_frame(np.asarray(image.convert("RGB")), "rgb24")
+
+
+def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), pix_fmt)
+    frame.color_range = FULL_RANGE
+    if pix_fmt.startswith("rgb"):
+        frame.colorspace = GBR
+    return frame
+
+
+def decode_animation(
+    put: Callable[[av.VideoFrame], bool],
+    packets: VideoPackets,
+    filter_desc: str | PictureOps | None,
+    config: DecodeConfig,
+) -> Callable[[], FrameMetadata]:
+    """Do what :func:`decode_into` does for an animation that Pillow decodes."""
+    metadata = metadata_of(packets)
+    first, stop = metadata.span(packets.time_base)
+    filter = PictureFilter(packets.codec, filter_desc, config, metadata)
+    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
+
+    def filtered_frames() -> Iterator[av.VideoFrame]:
+        for frame, orientation in read_with_pillow(
+            memoryview(data), packets.source, purpose=purpose, is_video=True
+        ):
+            pts = frame.pts or 0
+            if pts >= stop:
+                filter.follow(replace(metadata, continues=True, goes_on=True))
+                break
+            if pts >= first or filter.has_rate:
+                yield from filter.push(frame, orientation)
+        # Filters may have delayed frames, also if the window ended the loop.
+        yield from filter.flush()
+
+    any(map(put, filtered_frames()))
+    return partial(FrameMetadata.of, metadata, orientation=filter.orientation or 1)
