@@ -75,8 +75,7 @@ class VideoEncodeConfig:
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument is out of range, a name is unknown, or neither ``frame_rate`` nor
-            ``time_base`` is given.
+        ValueError: A number is out of range, a name is unknown, or ``frame_rate`` and ``time_base`` are None.
 
     See:
         FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Video-Encoders
@@ -123,8 +122,7 @@ class AudioEncodeConfig:
     Args:
         sample_rate: Sample rate in Hz.
         num_channels: Number of channels.
-        sample_fmt: Sample format of the encoder, to which samples are converted. The default is the first
-            format of the encoder.
+        sample_fmt: Sample format to which samples are converted; by default, the encoder's first one.
         encoder: FFmpeg's name of an encoder (``"libmp3lame"``) or codec (``"mp3"``); default: by file format.
         encoder_options: Options of the encoder, such as ``{"compression_level": 8}``.
         bit_rate: Bit rate in bits per second, for lossy encoders. The default is that of the encoder.
@@ -199,6 +197,9 @@ def open_encoder(context: Any) -> None:
 
     If the process runs as root, SVT-AV1 gives real-time priority to its own threads and to the calling
     thread, from which later threads inherit it. A computing thread would then block its core for all others.
+
+    Raises:
+        FFmpegError: The encoder refuses an option or a value, such as an odd width.
     """
     if context.name != "libsvtav1" or not _TASKS.is_dir():
         context.open()
