@@ -6,7 +6,7 @@ and crops.
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from functools import lru_cache
 from typing import Any
 
@@ -41,11 +41,11 @@ _SPARSE_KERNELS = ("neighbor", "fast_bilinear")
 _YUV = frozenset("yuv420p yuv422p yuv444p yuvj420p yuvj422p yuvj444p nv12".split())
 # 8-bit formats that are cropped and mirrored in NumPy.
 _CUTTABLE = RGB_8BIT.union("gray yuv444p yuvj444p yuvj440p yuvj422p yuvj420p".split())
-# Scalers kept per thread, one set for each image size and conversion, whatever the chain. The tables of a
+# Image sizes and conversions for which idle scalers are kept, and how many sets for each. The tables of a
 # scaler depend on both, and building them takes a third of the time. 64 photographs of 5 sizes, cropped to
 # 224x224, took 304 microseconds each, against 395 with one set kept; 64 sets gained nothing more. A scaler
 # for photographs 1920 pixels wide takes some 300 KiB.
-_MAX_SCALERS = 32
+_MAX_SCALERS, _MAX_SETS = 32, 16
 # FFmpeg's av_image_check_size: the bytes of an image (8 a pixel), with a margin on both sides, fit an int.
 _EDGE, _MAX_PIXELS = 128, 2**28
 
@@ -68,7 +68,7 @@ class FastChain:
         converts_first: Whether a part around the box is converted before the box is cropped.
         plan: :meth:`_plan` with a cache of its last results.
 
-    Thread safety: free to share; each thread has scalers of its own.
+    Thread safety: free to share; a scaler serves one thread at a time.
     """
 
     def __init__(self, ops: PictureOps, formats: tuple[str, ...], before: int, flags: int) -> None:
@@ -123,13 +123,20 @@ class FastChain:
         if is_right and (frame.width, frame.height) == placement.scaled and _is_whole(placement):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
             return frame
-        scalers = self._scalers(frame, placement)
+        # One for each conversion: a scaler shared by two would build its tables again at each change.
+        sizes = placement.scaled, placement.canvas, frame.width, frame.height
+        idle = _idle_scalers((self._formats, self._flags, sizes, frame.format.name))
+        try:
+            scalers = idle.pop()
+        except IndexError:
+            scalers = [VideoReformatter() for _ in self._formats]
         steps = list(zip(self._formats, self._flags, scalers, strict=True))
         for step in steps[: self._before]:
             frame = self._convert(frame, placement.scaled, *step)
         frame = placed(frame, placement, mirror=mirror)
         for step in steps[self._before :]:
             frame = self._convert(frame, (frame.width, frame.height), *step)
+        idle.append(scalers)
         return frame
 
     def _convert(
@@ -154,20 +161,6 @@ class FastChain:
         if result is not frame or self._is_yuv:
             result.colorspace, result.color_range = tags
         return result
-
-    def _scalers(self, frame: av.VideoFrame, placement: Placement) -> list[VideoReformatter]:
-        """Return this thread's scalers for such frames, one for each conversion.
-
-        A scaler shared by two conversions would rebuild its tables at each change of format.
-        """
-        kept: dict[object, list[VideoReformatter]] = _kept.__dict__.setdefault("sets", {})
-        sizes = placement.scaled, placement.canvas, frame.width, frame.height
-        key = (self._formats, self._flags, sizes, frame.format.name)
-        found = kept.pop(key, None) or [VideoReformatter() for _ in self._formats]
-        kept[key] = found  # reinserted last, so that the first key is the least recently used
-        if len(kept) > _MAX_SCALERS:
-            del kept[next(iter(kept))]
-        return found
 
     def _cannot_make(self, frame: av.VideoFrame, size: Size, error: av.FFmpegError) -> FilterError:
         made = (
@@ -196,9 +189,13 @@ class FastChain:
         return is_rgb and self.ops.is_scaled and self.ops.scale_algo not in _SPARSE_KERNELS
 
 
-# Scalers of each thread, shared by all chains: training at several scales makes many chains, and random
-# boxes make endless sizes, so a cache for each chain would grow without limit.
-_kept = threading.local()
+# Shared by all chains: training at several scales makes many chains, and random boxes make endless sizes, so
+# a cache for each chain would grow without limit. Shared by all threads: those of a batch are new ones, and
+# each would build the tables of each size again.
+@lru_cache(maxsize=_MAX_SCALERS)
+def _idle_scalers(conversions: tuple[Any, ...]) -> deque[list[VideoReformatter]]:  # noqa: ARG001  # the key
+    """Return the sets of scalers for such conversions that no thread uses now."""
+    return deque(maxlen=_MAX_SETS)
 
 
 # A graph has to be built for each still, because sizes differ. Microseconds for a JPEG of 500x375 (of

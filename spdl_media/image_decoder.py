@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -198,15 +198,10 @@ _MAX_PIXELS = 4_000_000
 _NOT_STATED = Fraction(0, 1)
 
 
-class _SpareDecoder(threading.local):
-    """The idle open JPEG decoder of a thread, if any."""
-
-    # Opening a decoder takes 60 microseconds, a tenth of the time to decode 500x375 pixels: half of it builds
-    # tables, half is spent on memory that the system has to clear again.
-    context: Any = None
-
-
-_spare = _SpareDecoder()
+# Open JPEG decoders that no thread uses now. Opening one takes 60 microseconds, a tenth of the time to decode
+# 500x375 pixels: half of it builds tables, half is spent on memory that the system has to clear again. A few
+# more than the threads that decode at a time would never be used, and each keeps the memory of an image.
+_idle_decoders: deque[Any] = deque(maxlen=16)
 
 
 def _decode_plain_jpeg(
@@ -224,9 +219,9 @@ def _decode_plain_jpeg(
         return None
     if (packet := padded_image(packets)) is None:
         return None
-    # Removed while in use, so that a signal handler that decodes cannot get the same decoder.
-    context, _spare.context = _spare.context, None
-    if context is None:
+    try:
+        context = _idle_decoders.pop()
+    except IndexError:
         context = make_decoder(_STILL_JPEG, DEFAULT_DECODE_CONFIG, "JPEG")
     with av.logging.Capture():
         try:
@@ -240,7 +235,7 @@ def _decode_plain_jpeg(
     frame = frames[0]
     if frame.width * frame.height <= _MAX_PIXELS:
         context.sample_aspect_ratio = _NOT_STATED  # else a JPEG that states none would inherit it
-        _spare.context = context
+        _idle_decoders.append(context)
     return frame
 
 

@@ -37,10 +37,10 @@ PICTURES = [
 
 
 @pytest.fixture(autouse=True)
-def _no_spare_decoder() -> Iterator[None]:
-    image_decoder._spare.context = None
+def _no_idle_decoder() -> Iterator[None]:
+    image_decoder._idle_decoders.clear()
     yield
-    image_decoder._spare.context = None
+    image_decoder._idle_decoders.clear()
 
 
 def decoded(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
@@ -55,9 +55,9 @@ def stands_alone(data: bytes) -> bool:
 
 
 def fresh(data: bytes) -> tuple[list[Any], tuple[Any, ...]]:
-    image_decoder._spare.context = None
+    image_decoder._idle_decoders.clear()
     result = decoded(data)
-    image_decoder._spare.context = None
+    image_decoder._idle_decoders.clear()
     return result
 
 
@@ -85,10 +85,18 @@ def without_segments(data: bytes, marker: int) -> bytes:
 
 def test_the_decoder_stays_open() -> None:
     decoded(PICTURES[0])
-    first = image_decoder._spare.context
-    assert first is not None
+    (first,) = image_decoder._idle_decoders
     decoded(PICTURES[1])
-    assert image_decoder._spare.context is first
+    assert list(image_decoder._idle_decoders) == [first]
+
+
+def test_a_thread_takes_a_decoder_that_another_has_left() -> None:
+    decoded(PICTURES[0])
+    (first,) = image_decoder._idle_decoders
+    thread = threading.Thread(target=decoded, args=(PICTURES[1],))
+    thread.start()
+    thread.join()
+    assert list(image_decoder._idle_decoders) == [first]
 
 
 def test_images_in_any_order_are_those_of_fresh_decoders() -> None:
@@ -104,7 +112,7 @@ def test_an_image_that_failed_leaves_no_decoder() -> None:
     decoded(PICTURES[0])
     with pytest.raises(sm.DecodeError):
         decoded(cut)
-    assert image_decoder._spare.context is None
+    assert not image_decoder._idle_decoders
     assert_as_fresh(decoded(PICTURES[3]), wanted)
 
 
@@ -124,10 +132,10 @@ def test_what_a_decoder_would_remember_is_given_a_fresh_one(marker: int, body: b
     assert stands_alone(PICTURES[0])
     assert not stands_alone(telling)
     wanted = fresh(PICTURES[1])
-    image_decoder._spare.context = None
+    image_decoder._idle_decoders.clear()
     with contextlib.suppress(sm.DecodeError):
         decoded(telling)
-    assert image_decoder._spare.context is None
+    assert not image_decoder._idle_decoders
     assert_as_fresh(decoded(PICTURES[1]), wanted)
 
 
@@ -162,10 +170,10 @@ def test_progressive_images_take_a_fresh_decoder() -> None:
 def test_large_images_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_decoder, "_MAX_PIXELS", 100)
     decoded(PICTURES[0])
-    assert image_decoder._spare.context is None
+    assert not image_decoder._idle_decoders
 
 
-def test_each_thread_has_its_own() -> None:
+def test_threads_do_not_disturb_each_other() -> None:
     wanted = [fresh(data) for data in PICTURES]
     failures: list[BaseException] = []
 
@@ -252,7 +260,7 @@ def test_wishes_of_the_caller_take_a_fresh_decoder() -> None:
         sm.decode_config(decoder_options={"idct": "int"}),
     ):
         sm.decode_packets(packets, None, config)
-        assert image_decoder._spare.context is None
+        assert not image_decoder._idle_decoders
 
 
 def test_packets_through_a_bitstream_filter_are_looked_at_again() -> None:
@@ -261,18 +269,18 @@ def test_packets_through_a_bitstream_filter_are_looked_at_again() -> None:
         ([p.copy() for p in sm.decode_packets(packets, None).planes], ()),
         (fresh(PICTURES[0])[0], ()),
     )
-    assert image_decoder._spare.context is None
+    assert not image_decoder._idle_decoders
 
 
 def test_the_log_is_heard_by_those_who_asked(caplog: pytest.LogCaptureFixture) -> None:
     sm.set_log_level("warning")
     try:
         decoded(PICTURES[0])
-        assert image_decoder._spare.context is None
+        assert not image_decoder._idle_decoders
     finally:
         sm.set_log_level("quiet")
     decoded(PICTURES[0])
-    assert image_decoder._spare.context is not None
+    assert image_decoder._idle_decoders
 
 
 def test_pixels_do_not_change_when_the_decoder_continues() -> None:
