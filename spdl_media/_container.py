@@ -78,8 +78,7 @@ class Container:
     """
 
     def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
-        self.name = input.name
-        self.turn = 0
+        self.name, self.turn = input.name, 0
         self.tried = tries
         self._input = input
         self._config = config
@@ -220,7 +219,10 @@ class Container:
     @cached_property
     def zero(self) -> Fraction:
         """Start time of the container on FFmpeg's clock, in seconds; it is second 0 of our timestamps."""
-        return exact_start(self.av)
+        start = self.av.start_time
+        if start is None or (start == 0 and any(s.start_time == 0 for s in self.av.streams)):
+            return Fraction(0)
+        return exact_start(self.av, start)
 
     @property
     def duration(self) -> float | None:
@@ -259,8 +261,7 @@ class Container:
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
-        self._ended = False
-        self._empty = from_start
+        self._ended, self._empty = False, from_start
         self._checksum_failed = from_start and self._input.checksum_failed
         # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)

@@ -255,13 +255,10 @@ def _is_straight(input: Input) -> bool:
 # Correct what demuxers state wrongly: times, key frame flags and padding.
 
 
-def exact_start(container: InputContainer) -> Fraction:
-    """Return the start time of a container on FFmpeg's clock, in seconds."""
-    start = container.start_time
-    if start is None or (start == 0 and any(s.start_time == 0 for s in container.streams)):
-        return Fraction(0)
-    # FFmpeg rounds the container's start to microseconds. The stream that starts first states the same
-    # moment exactly, in its own time base. Without that, the edge of a window could miss a frame.
+def exact_start(container: InputContainer, start: int) -> Fraction:
+    """Return the start time of a container in seconds, which FFmpeg states as ``start`` microseconds."""
+    # The stream that starts first states the same moment as the rounded start of the container, but exactly,
+    # in its own time base. Without that, the edge of a window could miss a frame.
     pairs = [(stream.start_time, stream.time_base) for stream in container.streams]
     stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
     # Differences in microseconds. Integers up to the division: fractions take ten times as long.
