@@ -95,29 +95,17 @@ Chains: TypeAlias = tuple[tuple[Node, ...], ...]
 
 
 def quote(text: str) -> str:
-    """Quote a text so that :func:`parse_graph` returns it unchanged, as arguments or as a label.
-
-    Raises:
-        TypeError: ``text`` is not a str.
-    """
+    """Quote a text so that :func:`parse_graph` returns it unchanged, as arguments or as a label."""
     return text if _PLAIN.match(text) else _in_quotes(text)
 
 
 def quote_value(value: str) -> str:
-    """Quote the value of one option at both levels, so that the filter gets it unchanged.
-
-    Raises:
-        TypeError: ``value`` is not a str.
-    """
+    """Quote the value of one option at both levels, so that the filter gets it unchanged."""
     return value if _WORD.match(value) else quote(quote_option(value))
 
 
 def quote_option(value: str) -> str:
-    """Quote the value of one option at the filter's level only, for arguments that skip the parser.
-
-    Raises:
-        TypeError: ``value`` is not a str.
-    """
+    """Quote the value of one option at the filter's level only, for arguments that skip the parser."""
     return value if _WORD.match(value) else _in_quotes(value)
 
 

@@ -203,9 +203,6 @@ class Pipeline(Generic[T_co]):
 
         Args:
             timeout: Maximum seconds to wait, instead of about one.
-
-        Raises:
-            TypeError: The pipeline runs, and ``timeout`` is not a number.
         """
         if (run := self._run) is not None:
             self._stop_run(run, STOP_SECONDS if timeout is None else timeout)
