@@ -243,3 +243,19 @@ def test_file_descriptors_are_closed(two_pictures: bytes, tmp_path: Path) -> Non
         with pytest.raises(sm.DemuxError):
             sm.demux_video(path, stream_index=7)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("size", [256, 512])
+def test_an_mp4_that_begins_with_the_bytes_of_an_icon_or_a_cursor(size: int) -> None:
+    """Its first box, the list of brands, has as many bytes as their signatures say."""
+    plain = make_media([VideoTrack(frames=index_planes(3, 64, 48))], format="mp4")
+    before = int.from_bytes(plain[:4], "big")
+    data = bytearray(plain)
+    # The offsets of the chunks count from the start of the file.
+    table = plain.index(b"stco") + 8
+    for at in range(table + 4, table + 4 + 4 * int.from_bytes(plain[table : table + 4], "big"), 4):
+        moved = int.from_bytes(plain[at : at + 4], "big") + size - before
+        data[at : at + 4] = moved.to_bytes(4, "big")
+    data[:before] = size.to_bytes(4, "big") + plain[4:before] + b"isom" * ((size - before) // 4)
+    assert indices(sm.decode_packets(sm.demux_video(bytes(data)), None)) == [0, 1, 2]
+    assert np.array_equal(sm.load_video(bytes(data)), sm.load_video(plain))
