@@ -382,8 +382,8 @@ def decode_into(
 
     Args:
         sink: A sink that is full after ``num_frames`` frames.
-        packets: As for :func:`decode_packets`.
-        filter_desc: The filters; not :data:`DEFAULT_FILTER`.
+        packets: As for :func:`~spdl_media.decode_packets`.
+        filter_desc: The filters; ``None``: the frames stay as decoded.
         config: Options of decoding.
         num_frames: Number of frames that the sink takes; ``None``: all.
         make_path: Opens decoder and filters; called with the arguments of :class:`PicturePath`.

@@ -199,8 +199,8 @@ _NOT_STATED = Fraction(0, 1)
 
 
 # Open JPEG decoders that no thread uses now. Opening one takes 60 microseconds, a tenth of the time to decode
-# 500x375 pixels: half of it builds tables, half is spent on memory that the system has to clear again. A few
-# more than the threads that decode at a time would never be used, and each keeps the memory of an image.
+# 500x375 pixels: half of it builds tables, half is spent on memory that the system has to clear again. A
+# limited number, because each keeps the memory of an image.
 _idle_decoders: deque[Any] = deque(maxlen=16)
 
 

@@ -193,10 +193,8 @@ def load_video(
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    request, index = (
-        frame_request(arguments, VIDEO_OPS, "load_video(cuda=)"),
-        arguments["stream_index"],
-    )
+    request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
+    index = arguments["stream_index"]
     if request.config is None:
         return load_video_array(src, timestamp, request, index)
     # The device is opened first, so that nothing is read if there is none.
