@@ -212,7 +212,7 @@ class Container:
         if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
-                "anew without tiles, or take one of them: demux_video(src, stream_index="
+                "again without tiles, or take one of them: demux_video(src, stream_index="
                 f"{tiles[0].index})"
             )
 
