@@ -139,8 +139,8 @@ def test_a_callers_executor_keeps_no_item(number: int) -> None:
     ("number", "num_threads"),
     [
         (10, 1),
-        # With 100,000 calls that time out, it takes about two minutes.
-        pytest.param(112_000, 8, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        # Ends well before faulthandler_timeout: its report crashes CPython while threads come and go.
+        pytest.param(30_000, 8, marks=pytest.mark.long),
     ],
 )
 def test_threads_of_calls_that_took_too_long_are_not_kept(
@@ -155,7 +155,7 @@ def test_threads_of_calls_that_took_too_long_are_not_kept(
         reader.start()
         run: Any = pipeline._run
         while reader.is_alive():
-            reader.join(number / 1000)
+            reader.join(3)
             sizes.append((len(run.graph.all_threads()), resident_size()))
         # On a busy machine, some calls return before they are found to be overdue.
         assert sum(pipeline.failure_counts.values()) >= number / 2
@@ -165,8 +165,8 @@ def test_threads_of_calls_that_took_too_long_are_not_kept(
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert max(threads for threads, _ in sizes) < 10 * num_threads + 10
-    # A thousand records are kept, which take a few MB.
-    assert sizes[-1][1] - sizes[0][1] < 20e6
+    # A hundred bytes a call. The thousand records that are kept stand before the first size is taken.
+    assert sizes[-1][1] - sizes[0][1] < 3e6
 
 
 @pytest.mark.parametrize("kind", ["function", "async", "generator"])
