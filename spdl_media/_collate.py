@@ -102,10 +102,9 @@ def collate(
 
 def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     fields = fields_of(values[0])
-    if isinstance(axis, bool):
-        axis = -1 if axis else None
+    axis = None if axis is False else axis
     if fields is None:
-        return _collate_values(values, storage, axis, where)
+        return _collate_values(values, storage, -1 if axis is True else axis, where)
     dtypes = _rows_of_numbers(values[0].__class__)
     rows = []
     for position, value in enumerate(values):
@@ -115,7 +114,7 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
             raise _structures_differ(values[0], value, position, where)
         rows.append(row | {key: np.asarray(row[key], dtype) for key, dtype in dtypes.items()})
     storages = _by_field("storage", storage, fields, where)
-    axes = dict.fromkeys(fields, axis) if axis == -1 else _by_field("pad", axis, fields, where)
+    axes = dict.fromkeys(fields, axis) if axis is True else _by_field("pad", axis, fields, where)
     collated = {
         # Without a storage, a field gets fresh memory.
         key: _collate(

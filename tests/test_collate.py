@@ -344,6 +344,7 @@ def test_padding_of_audio_frames_is_silence() -> None:
             r"pad= names \[2\], but item has the fields \[0, 1\]",
         ),
         ([(np.ones(2), 1)], 0, TypeError, r"pad= maps them to axes, such as \{0: -1\}"),
+        ([(np.ones(2), 1)], -1, TypeError, r"pad= maps them to axes, such as \{0: -1\}"),
         ([np.ones(2)], {0: -1}, TypeError, "pad= is a bool or an axis"),
     ],
 )
