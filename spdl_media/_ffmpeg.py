@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import cache, lru_cache
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import av
 import av.filter
 import av.format
 import av.logging
 import numpy as np
-import numpy.typing as npt
 from av.codec.context import CodecContext
 
 from spdl_media._checks import check_choice, did_you_mean
@@ -120,14 +118,15 @@ def _suppress_output() -> None:
 
 
 @contextmanager
-def _capturing() -> Iterator[None]:
-    """Let PyAV capture FFmpeg's error lines in a block, for all threads."""
+def _captured() -> Iterator[list[LogLine]]:
+    """Capture FFmpeg's error lines of this thread in a block. PyAV then captures those of all threads."""
     with LogState.lock:
         _suppress_output()
         LogState.num_open += 1
         LogState.update()
     try:
-        yield
+        with av.logging.Capture() as lines:
+            yield lines
     finally:
         with LogState.lock:
             LogState.num_open = max(0, LogState.num_open - 1)
@@ -172,68 +171,51 @@ def ffmpeg_log() -> AbstractContextManager[list[LogLine]]:
     generator may be resumed in another thread, or never.
     """
     lines = _current_log.lines
-    return _collected() if lines is None else nullcontext(lines)
+    return _current(_captured()) if lines is None else nullcontext(lines)
 
 
 @contextmanager
-def _collected() -> Iterator[list[LogLine]]:
-    with _capturing(), av.logging.Capture() as lines:
+def _current(log: AbstractContextManager[list[LogLine]]) -> Iterator[list[LogLine]]:
+    """Make the lines of a log those of the thread's outermost block."""
+    with log as lines:
         _current_log.lines = lines
         try:
             yield lines
         finally:
             _current_log.lines = None
             if LogState.forwarded:
-                _forward(lines)
+                for level, name, line in lines:
+                    logger = logging.getLogger(f"libav.{name or 'generic'}")
+                    logger.log(av.logging.adapt_level(level), line.strip())
 
 
-@contextmanager
-def unheard_log() -> Iterator[None]:
+def unheard_log() -> AbstractContextManager[list[LogLine]]:
     """Run a block without collecting what FFmpeg logs in it, unless the program wants to see it.
 
     PyAV takes the GIL for each line, whatever its level, and FFmpeg may log thousands while it opens an MP4.
     Errors of the block lack FFmpeg's reason: repeat what failed in an :func:`ffmpeg_log` block.
     """
     if LogState.forwarded or _current_log.lines is not None:
-        with ffmpeg_log():
-            yield
-        return
+        return ffmpeg_log()
     with LogState.lock:
         _suppress_output()
-    _current_log.lines = []
-    try:
-        yield
-    finally:
-        _current_log.lines = None
+    return _current(nullcontext([]))
 
 
-class TranslatedErrors:
-    """A context manager that turns an FFmpeg error into a :class:`MediaError` with FFmpeg's message.
+@contextmanager
+def translated_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]:
+    """Turn an FFmpeg error of a ``with`` block into a :class:`MediaError` with FFmpeg's message.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
             (moov atom not found)". The original error becomes its ``__cause__``.
     """
-
-    __slots__ = ("_lines", "_log", "_make_error", "_mark")
-
-    def __init__(self, make_error: Callable[[str], MediaError]) -> None:
-        self._make_error = make_error
-
-    def __enter__(self) -> None:
-        self._log = ffmpeg_log()
-        self._lines = self._log.__enter__()
-        self._mark = len(self._lines)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._log.__exit__(kind, error, trace)
-        if isinstance(error, av.FFmpegError):
-            raise self._make_error(describe(error, self._lines[self._mark :])) from error
+    with ffmpeg_log() as lines:
+        mark = len(lines)
+        try:
+            yield
+        except av.FFmpegError as error:
+            raise make_error(describe(error, lines[mark:])) from error
 
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:
@@ -247,12 +229,6 @@ def describe(error: BaseException, lines: list[LogLine]) -> str:
 def says_checksum_failed(lines: list[LogLine]) -> bool:
     """Whether FFmpeg logged a failed checksum. For some formats it reports that only in the log."""
     return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)
-
-
-def _forward(lines: list[LogLine]) -> None:
-    for level, name, line in lines:
-        logger = logging.getLogger(f"libav.{name}" if name else "libav.generic")
-        logger.log(av.logging.adapt_level(level), line.strip())
 
 
 @lru_cache(maxsize=256)
@@ -299,7 +275,7 @@ def format_has_option(format: str, option: str) -> bool:
     """Whether a demuxer has an option of this name, or all demuxers have it."""
     if option in _TEXT_OPTIONS:
         return True
-    with _capturing(), av.logging.Capture() as lines:
+    with _captured() as lines:
         try:
             # Opening one byte fails for every format, but FFmpeg reads the options before the content.
             av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()
@@ -408,30 +384,6 @@ def keep_freed_memory() -> None:
     # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
     blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
     del blocks
-
-
-def sample_planes(frame: av.AudioFrame, dtype: str) -> list[npt.NDArray[Any]]:
-    """Return views of samples: one ``(samples,)`` per channel, or one ``(samples, channels)`` if packed."""
-    if hides_planes(frame):
-        return list(sample_planes(interleaved(frame), dtype)[0].T)
-    count, planes = frame.samples, cast("tuple[Any, ...]", frame.planes)
-    if not frame.format.is_planar:
-        channels = frame.layout.nb_channels
-        return [np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels)]
-    # With a count, because FFmpeg pads planes after the last sample.
-    return [np.frombuffer(plane, dtype, count) for plane in planes]
-
-
-def hides_planes(frame: av.AudioFrame) -> bool:
-    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
-    return frame.format.is_planar and frame.layout.nb_channels >= 8
-
-
-def interleaved(frame: av.AudioFrame) -> av.AudioFrame:
-    """Convert the samples of a frame to one packed plane."""
-    resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
-    (result,) = resampler.resample(frame)
-    return result
 
 
 def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:

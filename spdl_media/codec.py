@@ -23,7 +23,7 @@ from av.codec.context import CodecContext
 from av.stream import Disposition
 from av.video.codeccontext import VideoCodecContext
 
-from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options
+from spdl_media._ffmpeg import as_fraction, check_codec_options, translated_errors
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
@@ -282,7 +282,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
     try:
-        with TranslatedErrors(
+        with translated_errors(
             lambda text: DecodeError(
                 f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}",
                 source=source,

@@ -18,7 +18,7 @@ import av
 from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import AvPacket, TranslatedErrors
+from spdl_media._ffmpeg import AvPacket, translated_errors
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
 from spdl_media.demuxer import Demuxer
@@ -270,7 +270,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
     _check_names(bsf)
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
-    with TranslatedErrors(
+    with translated_errors(
         lambda text: DemuxError(
             f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets: {text}",
             source=packets.source,

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import av
 import numpy as np
 
-from spdl_media._ffmpeg import as_fraction, hides_planes, interleaved, sample_planes
+from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.image_frames import DecodedFrames, ImageFrames, VideoFrames
 from spdl_media.packets import FrameMetadata
@@ -43,8 +43,7 @@ class AudioChunk:
 
         Planar formats give one array ``(samples,)`` per channel, packed formats one ``(samples, channels)``.
         """
-        dtype = SAMPLE_DTYPES[self.frame.format.name.removesuffix("p")]
-        views = sample_planes(self.frame, dtype)
+        views = sample_planes(self.frame)
         for view in views:
             # Because threads share frames.
             view.flags.writeable = False
@@ -188,16 +187,46 @@ class AudioFrames(DecodedFrames):
 Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 
+def sample_planes(frame: av.AudioFrame) -> list[Array]:
+    """Return views of samples: one ``(samples,)`` per channel, or one ``(samples, channels)`` if packed."""
+    if _hides_planes(frame):
+        return list(sample_planes(_interleaved(frame))[0].T)
+    name, count = frame.format.name, frame.samples
+    planes, dtype = cast("tuple[Any, ...]", frame.planes), SAMPLE_DTYPES[name.removesuffix("p")]
+    if not frame.format.is_planar:
+        channels = frame.layout.nb_channels
+        return [np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels)]
+    # With a count, because FFmpeg pads planes after the last sample.
+    return [np.frombuffer(plane, dtype, count) for plane in planes]
+
+
+def _hides_planes(frame: av.AudioFrame) -> bool:
+    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
+    return frame.format.is_planar and frame.layout.nb_channels >= 8
+
+
+def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
+    """Convert the samples of a frame to one packed plane."""
+    resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+    (result,) = resampler.resample(frame)
+    return result
+
+
 def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
     """Make a frame of this format and channel layout with a copy of the samples ``(N, C)``.
 
     Raises:
-        ValueError: ``sample_fmt`` or ``layout`` is unknown, or the frame is too small for the array.
+        ValueError: ``sample_fmt`` or ``layout`` is unknown, or the layout has another number of channels.
     """
-    frame = av.AudioFrame(sample_fmt.removesuffix("p"), layout, len(samples))
-    np.frombuffer(memoryview(frame.planes[0]), samples.dtype, samples.size)[:] = samples.reshape(-1)
+    # FFmpeg's resampler makes no frame of no samples.
+    packed = sample_fmt.removesuffix("p") if len(samples) else sample_fmt
+    frame = av.AudioFrame(packed, layout, len(samples))
+    if frame.layout.nb_channels != samples.shape[1]:
+        raise ValueError(f"samples of shape {samples.shape} are not of the layout {layout!r}")
     frame.sample_rate = sample_rate
-    if sample_fmt.endswith("p"):
+    if len(samples):
+        sample_planes(frame)[0][...] = samples
+    if packed != sample_fmt:
         # FFmpeg's resampler writes the planes, because PyAV cannot list eight or more of them.
         (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
     return frame
@@ -251,8 +280,8 @@ def frame_of(
         zero: Second 0 of the container on the stream's own clock.
         is_shared: The chunk's frame may be in use elsewhere: copy it instead of changing it.
     """
-    if hides_planes(chunk.frame):
-        chunk = replace(chunk, frame=interleaved(chunk.frame))
+    if _hides_planes(chunk.frame):
+        chunk = replace(chunk, frame=_interleaved(chunk.frame))
     frame, pts = chunk.frame, _exact_pts(chunk, time_base, zero)
     is_whole = len(chunk) == frame.samples
     if is_shared and is_whole and (pts, time_base) == (frame.pts, time_base_of(frame)):
@@ -261,9 +290,8 @@ def frame_of(
         # PyAV cannot cut a frame, so its samples are copied into a new one.
         frame = av.AudioFrame(frame.format.name, frame.layout.name, len(chunk))
         frame.sample_rate = chunk.frame.sample_rate
-        for plane, samples in zip(frame.planes, chunk.planes, strict=True):
-            target = np.frombuffer(memoryview(plane), samples.dtype, samples.size)
-            target[:] = samples.reshape(-1)
+        for target, samples in zip(sample_planes(frame), chunk.planes, strict=True):
+            target[...] = samples
     frame.time_base, frame.pts = time_base, pts
     return frame
 

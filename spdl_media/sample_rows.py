@@ -13,11 +13,17 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._ffmpeg import sample_planes
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
-from spdl_media.frames import AudioChunk, frame_of, placed_chunk, sample_time_base
+from spdl_media.frames import (
+    AudioChunk,
+    frame_of,
+    new_frame,
+    placed_chunk,
+    sample_planes,
+    sample_time_base,
+)
 from spdl_media.operations import SoundOps
 
 # Limit in bytes of the memory that is reserved for the samples stated in a header, which may be wrong. Only
@@ -172,12 +178,7 @@ class SampleRows:
             self._copy([samples])
         else:
             for start in range(0, len(samples), _BLOCK):
-                part = samples[start : start + _BLOCK]
-                frame = av.AudioFrame(name, layout, len(part))
-                frame.sample_rate = rate
-                # A packed format has one plane.
-                np.frombuffer(memoryview(frame.planes[0]), part.dtype, part.size)[:] = part.ravel()
-                self._take(frame)
+                self._take(new_frame(samples[start : start + _BLOCK], name, layout, rate))
 
     def flush(self) -> None:
         """Take the samples that are still in the FIFO and in the filters.
@@ -243,7 +244,7 @@ class SampleRows:
     def _take(self, block: av.AudioFrame) -> None:
         """Filter a block, if needed, and append it."""
         if self._graph is None:
-            self._copy(_planes(block))
+            self._copy(sample_planes(block))
             return
         chunk = AudioChunk(block, 0, block.samples, self._position)
         self._position += block.samples
@@ -254,7 +255,7 @@ class SampleRows:
             if self._rows is None:
                 self.first = placed_chunk(frame, self._zero).position or 0
                 self.sample_rate, self.sample_fmt = frame.sample_rate, frame.format.name
-            self._copy(_planes(frame))
+            self._copy(sample_planes(frame))
 
     def _copy(self, planes: Sequence[npt.NDArray[Any]]) -> None:
         """Append one array ``(samples, channels)``, or an array ``(samples,)`` for each channel."""
@@ -288,10 +289,6 @@ class SampleRows:
         if self._rows is not None:
             rows[:filled] = self._rows[:filled]
         return rows
-
-
-def _planes(frame: av.AudioFrame) -> list[npt.NDArray[Any]]:
-    return sample_planes(frame, SAMPLE_DTYPES[frame.format.name.removesuffix("p")])
 
 
 def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media.frames import AudioChunk, silent_frame
+from spdl_media.frames import AudioChunk, new_frame, silent_frame
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -239,6 +239,20 @@ def test_silence_of_any_format(fmt: str, layout: str) -> None:
     assert frame.sample_rate == RATE
     for plane in AudioChunk(frame, 0, 1000).planes:
         assert set(np.unique(plane)) == {128 if fmt.startswith("u8") else 0}
+
+
+@pytest.mark.parametrize("fmt", ["s16", "fltp"])
+def test_silence_of_no_samples(fmt: str) -> None:
+    like = av.AudioFrame(fmt, "stereo", 10)
+    like.sample_rate = RATE
+    frame = silent_frame(like, 0)
+    assert (frame.format.name, frame.layout.name, frame.samples) == (fmt, "stereo", 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_frame_has_the_channels_of_its_layout(channels: int) -> None:
+    with pytest.raises(ValueError, match=r"shape \(10, [13]\) are not of the layout 'stereo'"):
+        new_frame(np.zeros((10, channels), np.int16), "s16", "stereo", RATE)
 
 
 def test_silence_is_read_from_the_start_of_a_window() -> None:

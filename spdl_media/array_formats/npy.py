@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-import struct
 from functools import lru_cache
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ("load_npy",)
 
 _MAGIC = b"\x93NUMPY"
-# The length of the header's text, by the version of the format.
-_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
 # NumPy itself reads headers of at most 10,000 bytes by default; structured dtypes can have longer ones.
 _MAX_HEADER_SIZE = 1 << 20
 # Checked before the sides are multiplied, because the product of many thousand sides takes seconds.
@@ -57,12 +54,6 @@ class _Layout(NamedTuple):
     order: Literal["C", "F"]
     head_size: int
     nbytes: int
-
-
-def _layout(
-    shape: tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"], head_size: int
-) -> _Layout:
-    return _Layout(shape, dtype, order, head_size, math.prod(shape) * dtype.itemsize)
 
 
 def load_npy(data: Buffer | np.ndarray[Any, Any], *, copy: bool = False) -> np.ndarray[Any, Any]:
@@ -154,7 +145,8 @@ def _usual_layout(head: bytes) -> _Layout | None:
         shape = tuple(map(int, match["shape"].replace(b",", b" ").split()))
     except (TypeError, ValueError):
         return None
-    return _layout(shape, dtype, "F" if match["fortran"] == b"True" else "C", match.end())
+    order: Literal["C", "F"] = "F" if match["fortran"] == b"True" else "C"
+    return _Layout(shape, dtype, order, match.end(), math.prod(shape) * dtype.itemsize)
 
 
 def _unusual_layout(content: Content, start: int, stop: int) -> _Layout:
@@ -163,13 +155,14 @@ def _unusual_layout(content: Content, start: int, stop: int) -> _Layout:
         raise ArrayFormatError(f"is not an npy file: it begins with {head[:6]!r}, not {_MAGIC!r}")
     if len(head) < 12:
         raise ArrayFormatError(f"is cut short: {len(head)} bytes, less than the head")
-    major, minor = head[6], head[7]
-    if major not in _LENGTHS or minor:
+    major, minor = head[6:8]
+    if major not in (1, 2, 3) or minor:
         raise ArrayFormatError(
             f"has version {major}.{minor} of the format; 1.0, 2.0 and 3.0 are read"
         )
-    (length,) = _LENGTHS[major].unpack_from(head, 8)
-    text_start = start + 8 + _LENGTHS[major].size
+    text_start = 10 if major == 1 else 12
+    length = int.from_bytes(head[8:text_start], "little")
+    text_start += start
     if length > stop - text_start:
         raise ArrayFormatError(
             f"is cut short: the header has {length} bytes, and {stop - text_start} follow"
@@ -183,21 +176,21 @@ def _unusual_layout(content: Content, start: int, stop: int) -> _Layout:
         text = str(content[text_start : text_start + length], "utf-8" if major == 3 else "latin-1")
     except UnicodeDecodeError as error:
         raise ArrayFormatError(f"the header is not UTF-8: {error}") from error
-    return _parse_header(text, text_start + length - start)
+    shape, dtype, fortran = _parse_header(text.strip())
+    head_size = text_start + length - start
+    return _Layout(
+        shape, dtype, "F" if fortran else "C", head_size, math.prod(shape) * dtype.itemsize
+    )
 
 
-# What Python's parser and NumPy raise for invalid text and types, also for too deep nesting.
-_READ_ERRORS = (
-    *(ValueError, TypeError, SyntaxError, OverflowError, LookupError),
-    *(RecursionError, MemoryError),
-)
-
-
-def _parse_header(text: str, head_size: int) -> _Layout:
+def _parse_header(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     """Parse a header: a Python literal of a dictionary with three entries."""
     try:
-        fields = _literal(text.strip())
-    except _READ_ERRORS as error:
+        try:
+            fields = ast.literal_eval(text)
+        except SyntaxError:
+            fields = ast.literal_eval(_PYTHON_2_NUMBER.sub(r"\1", text))
+    except Exception as error:  # Python's parser raises many classes, also for too deep nesting
         raise ArrayFormatError(f"the header cannot be read: {str(error)[:200]}") from error
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise ArrayFormatError(
@@ -213,14 +206,7 @@ def _parse_header(text: str, head_size: int) -> _Layout:
         raise ArrayFormatError(
             f"NumPy has no array of {len(shape)} dimensions; {_MAX_DIMENSIONS} are the most"
         )
-    return _layout(shape, _dtype(fields["descr"]), "F" if fortran else "C", head_size)
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except SyntaxError:
-        return ast.literal_eval(_PYTHON_2_NUMBER.sub(r"\1", text))
+    return shape, _dtype(fields["descr"]), fortran
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:
@@ -232,7 +218,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
         # In NumPy 1.26, the size of a text type overflows: 'S4294967297' becomes 'S1'.
         if isinstance(descr, str) and dtype.kind in "SUV" and not descr.endswith(dtype.str[2:]):
             raise ValueError(f"it would be {dtype.str}")
-    except _READ_ERRORS as error:
+    except Exception as error:  # NumPy, too, raises many classes
         raise ArrayFormatError(f"{short(descr)} is no type of NumPy: {str(error)[:200]}") from error
     if dtype.hasobject:
         raise ArrayFormatError(

@@ -19,7 +19,7 @@ import av
 from av.codec.context import CodecContext
 from av.codec.hwaccel import HWAccel
 
-from spdl_media._ffmpeg import LogLine, TranslatedErrors, check_codec_options, current_log
+from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, translated_errors
 from spdl_media.codec import VideoCodec, set_colors, set_video
 from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color_plan import SEMI_PLANAR
@@ -96,7 +96,7 @@ def open_on_device(
         options={"primary_ctx": "0", "current_ctx": "1"},
         is_hw_owned=True,
     )
-    with TranslatedErrors(lambda text: _open_error(device_index, text, source)):
+    with translated_errors(lambda text: _open_error(device_index, text, source)):
         context = CodecContext.create(name, "r", hwaccel=accel)
         context.thread_count = 1
         # This sets the pixel format, without which FFmpeg's AV1 decoder does not use the hardware.
