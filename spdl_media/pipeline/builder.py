@@ -1,4 +1,4 @@
-"""The builder of pipelines, and drawings of a definition as text and as a Mermaid chart."""
+"""The builder of pipelines, and the drawing of a definition as a Mermaid chart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spdl_media.pipeline.stages import (
     with_unique_names,
 )
 
-__all__ = ("PipelineBuilder", "mermaid", "outline", "warn_of_idle_concurrency")
+__all__ = ("PipelineBuilder", "mermaid", "warn_of_idle_concurrency")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -315,15 +315,6 @@ _ENTITIES = str.maketrans(
 )
 
 
-def outline(config: PipelineConfig) -> str:
-    """Return a text with one line per part of a pipeline; paths and merged pipelines are indented.
-
-    Raises:
-        Exception: The source's ``__len__`` failed; see :func:`source_length`.
-    """
-    return "\n".join(_outline(config))
-
-
 def mermaid(config: PipelineConfig) -> str:
     """Return a Mermaid flowchart that runs from top to bottom.
 
@@ -333,30 +324,6 @@ def mermaid(config: PipelineConfig) -> str:
     chart = _Chart()
     chart.add_pipeline(config)
     return "\n".join(chart.lines)
-
-
-def _outline(config: PipelineConfig) -> Iterator[str]:
-    if isinstance(config.src, MergeConfig):
-        yield "merge"
-        for number, pipeline in enumerate(config.src.pipeline_configs):
-            yield f"  pipeline {number}"
-            # Indented here, so that the recursive call needs no depth.
-            yield from (f"    {line}" for line in _outline(pipeline))
-    else:
-        yield f"source: {_source_text(config.src)}"
-    yield from _stage_lines(config.pipes)
-    if config.sink is not None:
-        yield f"sink: buffer of {config.sink.buffer_size}"
-
-
-def _stage_lines(stages: Sequence[StageConfig]) -> Iterator[str]:
-    for stage in stages:
-        details = _details(stage)
-        # A name may have line breaks, but each stage is one line.
-        yield " ".join(stage.name.split()) + (f" ({details})" if details else "")
-        for number, path in enumerate(_paths_of(stage)):
-            yield f"  path {number}" + ("" if path else ": as it is")
-            yield from (f"    {line}" for line in _stage_lines(path))
 
 
 class _Chart:

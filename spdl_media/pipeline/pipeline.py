@@ -28,10 +28,8 @@ from spdl_media.pipeline.failures import (
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
-    PathVariantsConfig,
     PipeConfig,
     PipelineConfig,
-    StageConfig,
     source_length,
     with_unique_names,
 )
@@ -410,29 +408,15 @@ def _bar_class() -> Any:
 
 def _number_of_outputs(config: PipelineConfig) -> int | None:
     """Return the number of items of an epoch if none is dropped or fails; ``None`` if it cannot be known."""
-    source = config.src
-    number: int | None
-    if isinstance(source, MergeConfig):
-        parts = [_number_of_outputs(pipeline) for pipeline in source.pipeline_configs]
-        number = None if None in parts else sum(part or 0 for part in parts)
-    else:
-        number = source_length(source.source)
+    number = None if isinstance(config.src, MergeConfig) else source_length(config.src.source)
     for stage in config.pipes:
-        if number is not None:
-            number = _outputs(stage, number)
+        if number is None:
+            break
+        if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
+            # Rounded up, unless an incomplete last group is dropped.
+            number += 0 if stage.drop_last else stage.aggregator - 1
+            number //= stage.aggregator
+        # A generator yields any number of items for one input, and a path may lead anywhere.
+        elif not (isinstance(stage, PipeConfig) and kind_of(stage.fn) in ("function", "async")):
+            number = None
     return number
-
-
-def _outputs(stage: StageConfig, number: int) -> int | None:
-    if isinstance(stage, PipeConfig):
-        # A generator yields any number of items for one input.
-        return number if kind_of(stage.fn) in ("function", "async") else None
-    if isinstance(stage, AggregateConfig) and isinstance(stage.aggregator, int):
-        # Rounded up, unless an incomplete last group is dropped.
-        return (number if stage.drop_last else number + stage.aggregator - 1) // stage.aggregator
-    if isinstance(stage, PathVariantsConfig):
-        # Which path an item takes is unknown, so the number is known only if each path keeps it.
-        kept = all(_outputs(one, 1) == 1 for path in stage.paths for one in path)
-        one_each = all(isinstance(one, PipeConfig) for path in stage.paths for one in path)
-        return number if kept and one_each else None
-    return None

@@ -328,9 +328,7 @@ class PipelineConfig:
         return mermaid(self)
 
     def __str__(self) -> str:
-        from spdl_media.pipeline.builder import outline
-
-        return outline(self)
+        return self.to_mermaid()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Check part by part, because the errors of pickle do not name the part that fails.

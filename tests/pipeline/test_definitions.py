@@ -64,27 +64,9 @@ def everything() -> PipelineBuilder[Any]:
     )
 
 
-def test_an_outline_has_a_line_for_each_part() -> None:
-    assert str(everything().get_config()) == (
-        "merge\n"
-        "  pipeline 0\n"
-        "    source: range of 6\n"
-        "    double (concurrency=4, ProcessPoolExecutorConfig, timeout=1.5 s)\n"
-        "  pipeline 1\n"
-        "    source: list_iterator\n"
-        "parity (2 paths)\n"
-        "  path 0\n"
-        "    twice (generator, concurrency=1, order of input)\n"
-        "  path 1: as it is\n"
-        "aggregate(4) (drop_last)\n"
-        'a "b" <c> (double, concurrency=1, max_failures=0.1)\n'
-        "sink: buffer of 2"
-    )
-
-
 def test_a_continuous_source_is_marked() -> None:
     config = PipelineBuilder().add_source([1, 2], continuous=True).get_config()
-    assert str(config) == "source: list of 2, continuous"
+    assert str(config) == 'flowchart TD\n    n0(["list of 2, continuous"])'
 
 
 def test_a_drawing_joins_all_parts() -> None:
@@ -122,7 +104,6 @@ def test_a_name_cannot_break_a_drawing() -> None:
     label = "#96;a#96; %% #quot;b#quot; #amp;lt; #lt;c#gt; #35;d"
     assert chart[2] == f'    n1["{label}<br/>double, concurrency=1"]'
     assert len(chart) == 4
-    assert len(str(builder.get_config()).splitlines()) == 2
 
 
 def test_a_repr_does_not_hold_the_items() -> None:

@@ -89,11 +89,8 @@ def source(number: int = 10) -> PipelineBuilder[Any]:
         (source().pipe(twice), None),
         (source().aggregate(4).disaggregate(), None),
         (source().aggregate(Pairs()), None),
-        (source().merge(source(3).aggregate(2)), 12),
-        (source().merge(source(3).pipe(twice)), None),
-        (source().path_variants(lambda item: 0, [str, []]), 10),
-        (source().path_variants(lambda item: 0, [str, twice]), None),
-        (source().path_variants(lambda item: 0, [PipelineBuilder().aggregate(1)]), None),
+        (source().merge(source(3)), None),
+        (source().path_variants(lambda item: 0, [str, []]), None),
         (PipelineBuilder().add_source(iter([1])), None),
         (PipelineBuilder().add_source(OfNoLength(TypeError)), None),
     ],
@@ -116,7 +113,6 @@ def test_a_source_whose_length_raises_runs_and_is_drawn(
     assert bars[0].options["total"] is None
     assert repr(builder) == "<PipelineBuilder: OfNoLength -> no sink>"
     assert '(["OfNoLength"])' in builder.get_config().to_mermaid()
-    assert str(builder.get_config()).startswith("source: OfNoLength")
 
 
 def test_a_bar_is_labelled(bars: list[FakeBar]) -> None:
