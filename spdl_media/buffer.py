@@ -6,13 +6,14 @@ import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, Self, TypeAlias, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.geometry import Box
+from spdl_media.handover import CUDA_DEVICE, Handover
 from spdl_media.image_frames import gallery, of_array
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
@@ -20,8 +21,8 @@ __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
 # One for all buffers, held for nanoseconds. Reentrant, since a finalizer may run in the thread that holds it.
 RELEASING = threading.RLock()
 
-# Constants of DLPack: kDLCUDA, and numbers of streams.
-_CUDA_DEVICE, _NO_SYNC, _LEGACY_DEFAULT = 2, -1, 1
+# Numbers of streams in DLPack.
+_NO_SYNC, _LEGACY_DEFAULT = -1, 1
 
 _PURPOSE = "a CUDABuffer"
 
@@ -248,16 +249,6 @@ class CPUBuffer(_Buffer):
         return gallery(caption, () if array is None else of_array(array))
 
 
-class _Ready(Protocol):
-    """Tracks when an array on a device is ready, and which streams read it."""
-
-    @property
-    def stream(self) -> int | None: ...
-    def synchronize(self) -> None: ...
-    def hand_to(self, stream: int) -> None: ...
-    def keep_for(self, stream: int) -> None: ...
-
-
 class CUDABuffer(_Buffer):
     """An array on a CUDA device, with metadata of its rows.
 
@@ -303,7 +294,7 @@ class CUDABuffer(_Buffer):
         dtype: npt.DTypeLike,
         device_index: int,
         *,
-        ready: _Ready | None = None,
+        ready: Handover | None = None,
         **metadata: Unpack[BufferMetadata],
     ) -> None:
         super().__init__(array, **metadata)
@@ -431,7 +422,7 @@ class CUDABuffer(_Buffer):
             return array.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _CUDA_DEVICE, self.device_index
+        return CUDA_DEVICE, self.device_index
 
 
 def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media.errors import ArrayFormatError
 from spdl_media.readers import Content, content_of, name_of
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
+
+Array: TypeAlias = npt.NDArray[Any]
 
 PCM, _FLOAT, _A_LAW, _MU_LAW = 1, 3, 6, 7
 # Formats with samples of a fixed size. All other formats store packets.
@@ -105,14 +108,14 @@ def parse_wav(data: Buffer | np.ndarray[Any, Any]) -> WAVHeader:
     See:
         https://www.mmsp.ece.mcgill.ca/Documents/AudioFormats/WAVE/WAVE.html, EBU Tech 3306 for RF64
     """
-    return _parse_whole(content_of(data, "a WAV file")).header
+    return _parse_header(content_of(data, "a WAV file"))
 
 
 def load_wav(
     data: Buffer | np.ndarray[Any, Any],
     time_offset_seconds: Seconds | None = None,
     duration_seconds: Seconds | None = None,
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Read samples of a WAV file.
 
     Args:
@@ -136,7 +139,7 @@ def load_wav(
     Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
     """
     content = content_of(data, "a WAV file")
-    header = _parse_whole(content).header
+    header = _parse_header(content)
     kind = KINDS.get((header.sample_format, header.block_align // header.num_channels))
     if kind is None:
         raise _error(
@@ -209,9 +212,9 @@ class _File(NamedTuple):
     stated: int
 
 
-def _parse_whole(content: Content) -> _File:
+def _parse_header(content: Content) -> WAVHeader:
     try:
-        return parse_file(content)
+        return parse_file(content).header
     except ArrayFormatError as error:
         error.source = name_of(content)
         raise
@@ -334,13 +337,11 @@ def _read_long_sizes(content: Content, offset: int, size: int) -> tuple[int, int
     return riff_size, data_size
 
 
-def _view(
-    dtype: np.dtype[Any], content: Content, offset: int, shape: tuple[int, int]
-) -> np.ndarray[Any, Any]:
+def _view(dtype: np.dtype[Any], content: Content, offset: int, shape: tuple[int, int]) -> Array:
     return np.ndarray(shape, dtype, content, offset)
 
 
-def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> Array:
     """Return samples of 24 bits as int32, in the upper 24 bits."""
     # Read four bytes from the byte before each sample on, and clear the lowest: this is one pass, whereas
     # copying three bytes takes six times as long. The byte before the first sample belongs to the header.
@@ -354,11 +355,8 @@ def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> np.n
 
 
 def _read_by_table(
-    make_table: Callable[[], np.ndarray[Any, Any]],
-    content: Content,
-    offset: int,
-    shape: tuple[int, int],
-) -> np.ndarray[Any, Any]:
+    make_table: Callable[[], Array], content: Content, offset: int, shape: tuple[int, int]
+) -> Array:
     """Decode bytes by a table, two at a time, which is twice as fast as one by one."""
     size = shape[0] * shape[1]
     out = np.empty(shape, np.int16)
@@ -375,14 +373,14 @@ def _read_by_table(
 
 
 @functools.cache
-def _pairs_of(make_table: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _pairs_of(make_table: Callable[[], Array]) -> Array:
     """Return the table of two samples for each pair of bytes: 256 KiB, made at first use."""
     table = make_table()
     return np.stack([np.tile(table, 256), table.repeat(256)], axis=1).view(np.uint32).reshape(-1)
 
 
 @functools.cache
-def _mu_law() -> np.ndarray[Any, Any]:
+def _mu_law() -> Array:
     """Return the table of mu-law (ITU-T G.711, table 2): sign, exponent and mantissa, all bits inverted."""
     codes = ~np.arange(256, dtype=np.uint8)
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
@@ -392,7 +390,7 @@ def _mu_law() -> np.ndarray[Any, Any]:
 
 
 @functools.cache
-def _a_law() -> np.ndarray[Any, Any]:
+def _a_law() -> Array:
     """Return the table of A-law (ITU-T G.711, table 1): alternate bits inverted, exponents 0, 1 linear."""
     codes = np.arange(256, dtype=np.uint8) ^ 0x55
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
@@ -411,7 +409,7 @@ class _Kind(NamedTuple):
 
     codec: str
     sample_fmt: str
-    read: Callable[[Content, int, tuple[int, int]], np.ndarray[Any, Any]]
+    read: Callable[[Content, int, tuple[int, int]], Array]
 
 
 # Keys: code of the format, and bytes of a sample.

@@ -227,30 +227,28 @@ class Archive:
         if left < size:
             self.fail(f"is cut short: {left} of {size} bytes are there")
         if self._headers_only:
-            return self._skip(size)
+            if self._global_records:
+                self.fail(
+                    "stands behind a pax header that renames or resizes all members, so it is not read by "
+                    "its position. Write the archive again, or read it by iter_samples"
+                )
+            self._position += size
+            return b""
         data = self._next(size)
         if len(data) < size:
             self.fail(f"is cut short: {len(data)} of {size} bytes are there")
         return data
 
-    def _skip(self, size: int) -> bytes:
-        if self._global_records:
-            self.fail(
-                "stands behind a pax header that renames or resizes all members, so it is not read by its "
-                "position. Write the archive again, or read it by iter_samples"
-            )
-        self._position += size
-        return b""
-
     def _read_special(self, size: int, kind: bytes) -> None:
         """Read an extra header, which describes the next member or all later ones."""
+        what = "a pax header or long name"
         if size > _MAX_HEADER_SIZE:
-            what = f"has a pax header or long name of {size} bytes"
-            self._fail_at_header(f"{what}; {_MAX_HEADER_SIZE} are the most read")
+            self._fail_at_header(
+                f"has {what} of {size} bytes; {_MAX_HEADER_SIZE} are the most read"
+            )
         data = bytes(self._next(size))
         if len(data) < size:
-            found = f"{len(data)} of {size} bytes of a pax header or long name are there"
-            self._fail_at_header(f"is cut short: {found}")
+            self._fail_at_header(f"is cut short: {len(data)} of {size} bytes of {what} are there")
         if kind == _LONG_NAME:
             self._next_records[b"path"] = data.partition(b"\0")[0]
         elif kind != _LONG_LINK:
