@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spdl_media._optional import require
-from spdl_media.errors import MissingDependencyError
+from spdl_media.errors import MissingDependencyError, require
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
