@@ -47,7 +47,7 @@ part exits 600 "$python" $ours exits
 part nvdec 600 "$python" $ours nvdec
 part clips 300 "$python" $ours clips
 part jpeg 600 "$python" $ours jpeg
-"$python" $ours media "$folder/media" > "$folder/media.txt" 2>&1
+[[ ${PHOTOS:-} && ${VIDEO:-} ]] || "$python" $ours media "$folder/media" > "$folder/media.txt" 2>&1
 for threads in $all; do
     part "bench-$threads" 600 "$python" samples/benchmarks/gpu.py --counting --threads "$threads" \
         --images "${PHOTOS:-$folder/media}" --video "${VIDEO:-$folder/media/clip.mp4}" \

@@ -96,11 +96,11 @@ def test_parts_of_a_video(clip: bytes) -> None:
 def test_nothing_but_the_storage_is_allocated(pix_fmt: str, layout: Any, how: str) -> None:
     row = BY_NAME[pix_fmt]
     planes = row.planes(160, 120, 3)
-    frames = [frame_of(planes, pix_fmt, upwards=k % 2 == 1) for k in range(200)]
+    frames = [frame_of(planes, pix_fmt, upwards=k % 2 == 1) for k in range(80)]
     items: Any = [sm.ImageFrames((frame,)) for frame in frames]
     if how == "video":
         items = sm.VideoFrames(frames)
-    nbytes = 200 * sum(plane.nbytes for plane in planes)
+    nbytes = 80 * sum(plane.nbytes for plane in planes)
 
     def peak(storage: sm.CPUStorage | None) -> int:
         gc.collect()

@@ -178,10 +178,12 @@ def ray() -> Iterator[Any]:
             runtime_env={"env_vars": {"PYTHONPATH": str(Path(sm.__file__).parents[1])}},
         )
         yield ray
-        started = psutil.Process().children(recursive=True)
+        # Not those of other tests: CPython's server for new processes stays until this one ends.
+        children = psutil.Process().children(recursive=True)
+        started = [one for one in children if "ray" in " ".join(one.cmdline())]
+        assert started
         ray.shutdown()
-        left = psutil.wait_procs(started, timeout=30)[1]
-        assert [one for one in left if "ray" in " ".join(one.cmdline())] == []
+        assert psutil.wait_procs(started, timeout=30)[1] == []
 
 
 @pytest.mark.long

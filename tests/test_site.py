@@ -74,8 +74,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("sphinx", "furo", "myst_parser"):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "auto"]
+    done = subprocess.run(
+        [*command, "docs", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder
 

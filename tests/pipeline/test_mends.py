@@ -140,7 +140,7 @@ def test_a_callers_executor_keeps_no_item(number: int) -> None:
     [
         (10, 1),
         # Ends well before faulthandler_timeout: its report crashes CPython while threads come and go.
-        pytest.param(30_000, 8, marks=pytest.mark.long),
+        pytest.param(30_000, 24, marks=pytest.mark.long),
     ],
 )
 def test_threads_of_calls_that_took_too_long_are_not_kept(
