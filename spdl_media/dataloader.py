@@ -16,19 +16,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from spdl_media._checks import check_choice, check_int, warn_caller, with_argument_hints
-from spdl_media._resume import Ledger, State, Tag, loaded_state
+from spdl_media._resume import Ledger, State, Tag, compare_ranks, loaded_state, origin_of_loader
 from spdl_media.epochs import iterator_in, order_of
-from spdl_media.loader_arguments import (
-    TORCH_NAMES,
-    OnError,
-    check_arguments,
-    checked_source,
-    compare_ranks,
-    origin_of_loader,
-)
-from spdl_media.loader_ends import CONVERTERS, AsyncEpoch, Epoch, SharedSource
+from spdl_media.loader_ends import CONVERTERS, AsyncEpoch, Epoch, SharedSource, checked_source
 from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
-from spdl_media.loader_stages import LoaderStages
+from spdl_media.loader_stages import LoaderStages, OnError, check_arguments
 from spdl_media.pipeline import (
     FailureRecord,
     OutputOrder,
@@ -46,7 +38,25 @@ __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced
 E = TypeVar("E", Epoch, AsyncEpoch)
 
 
-@with_argument_hints(TORCH_NAMES)
+# For each argument of PyTorch's DataLoader that does not exist here: what to use instead.
+_TORCH_NAMES = {
+    "dataset": "Use src=dataset",
+    "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
+    "num_workers": "Use num_threads=, or num_processes= for Python code that holds the GIL",
+    "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
+    "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
+    "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
+    "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
+    "prefetch_factor": "Use buffer_size=, the finished batches that wait",
+    "in_order": "Use output_order='input'",
+    "generator": "Use seed=",
+    "worker_init_fn": "Leave it out: threads share all that is set up before",
+    "multiprocessing_context": "Leave it out: threads load, or use executor=ProcessPoolExecutorConfig(...)",
+    "persistent_workers": "Leave it out: threads start quickly",
+}
+
+
+@with_argument_hints(_TORCH_NAMES)
 @dataclass(eq=False, repr=False)
 class DataLoader:
     """Loads, preprocesses and batches the items of a source in threads.

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int, check_weights, listed
-from spdl_media.epochs import Mapped, Purpose, is_indexed, permutation, place_of, random_bits
+from spdl_media.epochs import (
+    Epochs,
+    Mapped,
+    Purpose,
+    is_indexed,
+    permutation,
+    place_of,
+    random_bits,
+)
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
 from spdl_media.source import MapIterator
 
@@ -254,7 +262,7 @@ class _Values:
         return self._mappings[key[0]][key[1]]
 
 
-class _MixOrder:
+class _MixOrder(Epochs):
     """The sampler of a mixture. Its keys are pairs of a source's index and a key of that source."""
 
     def __init__(
@@ -277,13 +285,9 @@ class _MixOrder:
                 "a list or dataset by MapIterator(it, DistributedRandomSampler(len(it)))"
             )
         self.rank, self.world_size = places.pop()
-        self.epoch = 0
 
     def __len__(self) -> int:
         return int(self.counts.sum())
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return iter(self.begin_by_position(self.epoch))

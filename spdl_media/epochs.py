@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import IntEnum
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,6 @@ class IterableWithShuffle(Iterable[T_co], Protocol[T_co]):
         Raises:
             Exception: Any exception of the source; it ends the iteration.
         """
-
-
-@runtime_checkable
-class SizedIterable(Sized, Iterable[T_co], Protocol[T_co]):
-    """An iterable that knows the number of items in an iteration."""
-
-
-@runtime_checkable
-class SizedIterableWithShuffle(SizedIterable[T_co], IterableWithShuffle[T_co], Protocol[T_co]):
-    """An iterable that knows its length and can be shuffled."""
 
 
 @runtime_checkable
@@ -75,6 +65,24 @@ class Stateful(Protocol):
         Raises:
             Exception: Any exception of the source; it ends the iteration.
         """
+
+
+class Epochs:
+    """Base of sources of which each iteration is the next epoch.
+
+    Attributes:
+        epoch: The epoch of the next iteration.
+    """
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration.
+
+        Raises:
+            ValueError: The epoch is negative.
+        """
+        self.epoch = check_int("epoch", epoch, at_least=0)
 
 
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
@@ -237,10 +245,9 @@ class RepeatedSource(Iterator[T]):
         # A source with epochs shuffles by itself.
         if isinstance(source, IterableWithShuffle) and not isinstance(source, HasEpochs):
             source.shuffle(seed=epoch)
-        if self._position:
-            items = begin_by_position(source, epoch)
-            if items is not None:
-                return (items[position] for position in range(self._position, len(items)))
+        items = begin_by_position(source, epoch) if self._position else None
+        if items is not None:
+            return (items[position] for position in range(self._position, len(items)))
         # Without positions, the items before the position are read again and dropped.
         return itertools.islice(begin_epoch(source, epoch), self._position, None)
 
@@ -265,26 +272,12 @@ class RepeatedSource(Iterator[T]):
         return {**self.__dict__, "_iterator": None}
 
 
-class ShuffledSource(Generic[T]):
+class ShuffledSource(Epochs, Iterable[T]):
     """Result of :func:`embed_shuffle`."""
 
-    def __init__(self, source: IterableWithShuffle[T], epoch: int, *, shuffle_last: bool) -> None:
+    def __init__(self, source: IterableWithShuffle[T], epoch: int) -> None:
         self._source = source
-        self._first = self.epoch = epoch
-        self._shuffle_last = shuffle_last
-        # Seed with which the source was shuffled after the last epoch. It is only used for the next epoch,
-        # because during that the source may be shuffled by others.
-        self._shuffled_ahead: int | None = None
-        # The items in the order before the first shuffle, which no seed can restore.
-        self._first_items: list[T] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration.
-
-        Raises:
-            ValueError: ``epoch`` is negative.
-        """
-        self.epoch = check_int("epoch", epoch, at_least=0)
+        self.epoch = epoch
 
     def __len__(self) -> int:
         """Return the number of items in an epoch.
@@ -295,9 +288,8 @@ class ShuffledSource(Generic[T]):
         return len(cast("Sized", self._source))
 
     def __iter__(self) -> Iterator[T]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
         # Shuffled here instead of at the first item, so that two iterators get two epochs.
-        return self._iterate(self._items(epoch), epoch)
+        return iter(self._begin(self.epoch))
 
     def begin_by_position(self, epoch: int) -> Sequence[T] | None:
         """Begin an epoch, and return its items by position, or ``None`` if the source is not a sequence.
@@ -307,30 +299,12 @@ class ShuffledSource(Generic[T]):
         """
         if not isinstance(self._source, Sequence):
             return None
+        return cast("Sequence[T]", self._begin(epoch))
+
+    def _begin(self, epoch: int) -> Iterable[T]:
+        self._source.shuffle(seed=epoch)
         self.epoch = epoch + 1
-        return cast("Sequence[T]", self._items(epoch))
-
-    def _items(self, epoch: int) -> Iterable[T]:
-        """Return the source in the order of the epoch, or a list of its items."""
-        if not self._shuffle_last:
-            self._source.shuffle(seed=epoch)
-            return self._source
-        # Saved before the first shuffle, after which this order cannot be restored.
-        if self._first_items is None:
-            self._first_items = list(self._source)
-        if epoch <= self._first:
-            return self._first_items
-        # Valid for one epoch only, because others may shuffle the source meanwhile.
-        ahead, self._shuffled_ahead = self._shuffled_ahead, None
-        if ahead != epoch - 1:
-            self._source.shuffle(seed=epoch - 1)
         return self._source
-
-    def _iterate(self, items: Iterable[T], epoch: int) -> Iterator[T]:
-        yield from items
-        if self._shuffle_last:
-            self._source.shuffle(seed=epoch)
-            self._shuffled_ahead = epoch
 
 
 class Purpose(IntEnum):

@@ -7,22 +7,23 @@ import contextlib
 import copy
 import itertools
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from spdl_media._resume import Ledger, Positions, Snapshot, State
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media.loader_arguments import AnySource
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
-from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped
+from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
 from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.stages import ReadyItems
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
+
+AnySource: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 
 # Items between copies of a source's state, which may be large. After a resume, the items since the last copy
 # are read again and discarded.
@@ -41,6 +42,23 @@ _END: Any = object()
 
 
 CONVERTERS = {"torch": to_torch, "numpy": to_numpy, "jax": to_jax}
+
+
+def checked_source(source: Any) -> AnySource:
+    """Return the iterable of a source: the source itself, or a :class:`MapIterator` of a map-style dataset.
+
+    Raises:
+        TypeError: The source is neither iterable nor a map-style dataset.
+    """
+    if isinstance(source, Iterable | AsyncIterable):
+        # SourceConfig refuses a single str or bytes, as in any pipeline.
+        return SourceConfig(source).source
+    # Map-style datasets of PyTorch have no __iter__.
+    if not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
+        )
+    return MapIterator(source)
 
 
 class SharedSource:
@@ -122,10 +140,7 @@ class SharedSource:
             drops_none: Whether to drop items that are ``None`` here, because no stage does.
         """
         done, turn = Positions(start.done), self._turn
-
-        def tagged(position: int, value: Any) -> Tagged | None:
-            tags = ((position, None),)
-            return tag_result(value, tags, ledger) if drops_none else Tagged(value, tags)
+        tagged: Callable[..., Any] = partial(tag_result, ledger=ledger) if drops_none else Tagged
 
         def numbered() -> Iterator[tuple[int, Any]]:
             items: Any = given
@@ -140,13 +155,13 @@ class SharedSource:
 
         def read() -> Iterator[Tagged]:
             for position, value in numbered():
-                if position not in done and (item := tagged(position, value)):
+                if position not in done and (item := tagged(value, ((position, None),))):
                     yield item
 
         async def read_async() -> AsyncIterator[Tagged]:
             position, values = self._begin(start, ledger, turn)
             async for value in values:
-                if position not in done and (item := tagged(position, value)):
+                if position not in done and (item := tagged(value, ((position, None),))):
                     yield item
                 position += 1
 
@@ -192,21 +207,6 @@ class SharedSource:
             items = begin(start.epoch, start.before)
             if items is not None:
                 self._epoch_left = getattr(self.source, "epoch", None)
-        return items
-
-    def positions_to_replace(self, start: State) -> Sequence[Any]:
-        """Begin an epoch as :meth:`begin_by_position` does, for ``on_error="replace"``.
-
-        Raises:
-            ValueError: The source's items cannot be accessed by position.
-        """
-        items: Sequence[Any] | None = self.begin_by_position(start)
-        if items is None:
-            raise ValueError(
-                "on_error='replace' looks for another good item by its position, and the source, a "
-                f"{type(self.source).__name__}, can only be read from its start; pass a sequence, a sampler "
-                "or MapIterator(dataset, sampler), or a function as on_error"
-            )
         return items
 
     @contextmanager

@@ -1,12 +1,14 @@
-"""Items of a DataLoader: tags, random number generators, sample cache, and replacements for bad items."""
+"""Items of a DataLoader: tags, calls with random numbers, the sample cache, replacements for bad items."""
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
-from asyncio import CancelledError, current_task
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from spdl_media._checks import check_int
 from spdl_media._resume import Ledger, Tag
 from spdl_media.epochs import Purpose, random_bits
+from spdl_media.pipeline.executors import kind_of
 from spdl_media.pipeline.failures import PoolBroken, short_repr
 
 if TYPE_CHECKING:
@@ -56,11 +59,11 @@ def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None
 
 def ends_with_run(error: BaseException) -> bool:
     """Whether the end of the run ended a call, so that the next run has to repeat it."""
-    if not isinstance(error, CancelledError):
+    if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, GeneratorExit)
     # If the function itself raised CancelledError, it has failed. In a thread there is no task to cancel.
     with suppress(RuntimeError):
-        task = current_task()
+        task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return False
 
@@ -91,6 +94,49 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     return np.random.Generator(
         random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
     )
+
+
+@dataclass(frozen=True)
+class ItemCall:
+    """Reads an item of a dataset and preprocesses it. Picklable if its functions are.
+
+    Attributes:
+        steps: The function that reads the item, the preprocessor, or both.
+        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
+    """
+
+    steps: Sequence[Callable[..., Any]]
+    rng_key: tuple[int, int] | None
+
+    def __call__(self, request: tuple[Any, int]) -> Any:
+        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
+        value, place = request
+        for step in self._steps(place):
+            value = step(value)
+            if value is None:
+                break
+        return value
+
+    def _steps(self, place: int) -> Iterator[Callable[..., Any]]:
+        # The preprocessor is the last step, and the only one that takes `rng`.
+        *first, last = self.steps
+        yield from first
+        yield last if self.rng_key is None else partial(last, rng=sample_rng(*self.rng_key, place))
+
+
+class AsyncItemCall(ItemCall):
+    """An ItemCall with a step that is a coroutine function; other steps run in a thread."""
+
+    async def __call__(self, request: tuple[Any, int]) -> Any:
+        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
+        value, place = request
+        for step in self._steps(place):
+            # This call runs on the event loop and must not block it.
+            is_async = kind_of(step) == "async"
+            value = await (step(value) if is_async else asyncio.to_thread(step, value))
+            if value is None:
+                break
+        return value
 
 
 class SampleCache:
@@ -194,10 +240,8 @@ class StandIns:
         # Steps from failed items to their replacements, so that a run of failed items is walked only once.
         self._steps: dict[int, int] = {}
 
-    async def find(
-        self, tagged: Tagged, error: BaseException, load: _Load, node: Node
-    ) -> Tagged | None:
-        """Return the replacement for a failed item; ``None`` drops the item.
+    async def find(self, tagged: Tagged, error: BaseException, load: _Load, node: Node) -> Any:
+        """Return the sample that replaces a failed item, whose tag then says so; ``None`` drops the item.
 
         Raises:
             PoolBroken: No further item can be loaded.
@@ -218,11 +262,11 @@ class StandIns:
         finally:
             # From here on, the stage counts the call by its own result.
             node.end_early()
-        if sample is None:
-            return None
-        tag = StandInTag(tagged.tags[0])
-        tag.item, tag.by = tagged.value, by
-        return Tagged(sample, (tag,))
+        if sample is not None:
+            tag = StandInTag(tagged.tags[0])
+            tag.item, tag.by = tagged.value, by
+            tagged.tags = (tag,)
+        return sample
 
     def _count(self, tagged: Tagged, error: BaseException, node: Node) -> None:
         position = tagged.tags[0][0]

@@ -1,20 +1,26 @@
-"""Build the pipeline of one iteration of a DataLoader: stages that call the user's functions with values."""
+"""Stages of a DataLoader: check of its arguments, and the pipeline of one iteration."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+import functools
+import inspect
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._collate import collate
 from spdl_media._resume import Ledger, State
 from spdl_media.epochs import place_maker
-from spdl_media.loader_arguments import executor_of, rng_parameter, usable_cores
 from spdl_media.loader_items import (
+    AsyncItemCall,
+    ItemCall,
     StandIns,
     Tagged,
     ends_with_run,
@@ -33,59 +39,28 @@ from spdl_media.pipeline import (
     SourceConfig,
     ThreadPoolExecutorConfig,
 )
-from spdl_media.pipeline.executors import kind_of, name_of, refuse_coroutine
+from spdl_media.pipeline.executors import (
+    ExecutorConfig,
+    ProcessPoolExecutorConfig,
+    kind_of,
+    name_of,
+    refuse_coroutine,
+)
+from spdl_media.pipeline.failures import failure_limit
 from spdl_media.pipeline.stages import StageConfig
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
 
+OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+
 # Applies the user's function to the value of a tagged item.
 _Call: TypeAlias = Callable[[Any], Any]
 
 
-class _SingleResult:
-    """Context of a call with one result: tags it, or marks its samples as done if there is no result."""
-
-    def __init__(self, tagged: Any, ledger: Ledger) -> None:
-        self._tags = tags_of(tagged)
-        self._ledger = ledger
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
-        if error is not None and not ends_with_run(error):
-            self._ledger.settle(self._tags)
-
-    def tag(self, value: Any) -> Tagged | None:
-        """Return the result, or ``None`` if it is dropped."""
-        return tag_result(value, self._tags, self._ledger)
-
-
-class _SeveralResults(_SingleResult):
-    """Context of a call with several samples of one item, which are tagged with their offsets."""
-
-    def __init__(self, tagged: Tagged, ledger: Ledger) -> None:
-        super().__init__(tagged, ledger)
-        ((self._position, _),) = tagged.tags
-        self._done = ledger.done_offsets(self._position)
-        self._count = 0
-
-    def __exit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
-        if error is None or not ends_with_run(error):
-            self._ledger.count_samples(self._position, self._count)
-
-    def tag(self, value: Any) -> Tagged | None:
-        """Return the next sample, tagged; ``None`` if it is dropped or was done before the resume."""
-        # Counted even if it is dropped, so that offsets are the same after a resume.
-        offset, self._count = self._count, self._count + 1
-        if offset in self._done:
-            return None
-        return tag_result(value, ((self._position, offset),), self._ledger)
-
-
 def _function(call: _Call, ledger: Ledger) -> _Call:
-    # Without the context manager of the others, which would double the time of this function.
     def stage(tagged: Any) -> Tagged | None:
         try:
             value = call(tagged)
@@ -99,29 +74,55 @@ def _function(call: _Call, ledger: Ledger) -> _Call:
 
 def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(tagged: Any) -> Tagged | None:
-        with _SingleResult(tagged, ledger) as one:
-            return one.tag(await call(tagged))
+        try:
+            value = await call(tagged)
+        except BaseException as error:
+            if not ends_with_run(error):
+                ledger.settle(tags_of(tagged))
+            raise
+        return tag_result(value, tags_of(tagged), ledger)
 
     return stage
 
 
 def _generator_function(call: _Call, ledger: Ledger) -> _Call:
     def stage(item: Tagged) -> Iterator[Tagged]:
-        with _SeveralResults(item, ledger) as several:
-            yield from filter(None, map(several.tag, call(item)))
+        with _several_samples(item, ledger) as tag:
+            yield from filter(None, map(tag, call(item)))
 
     return stage
 
 
 def _async_generator_function(call: _Call, ledger: Ledger) -> _Call:
     async def stage(item: Tagged) -> AsyncIterator[Tagged]:
-        with _SeveralResults(item, ledger) as several:
+        with _several_samples(item, ledger) as tag:
             async with aclosing(call(item)) as values:
                 async for value in values:
-                    if sample := several.tag(value):
+                    if sample := tag(value):
                         yield sample
 
     return stage
+
+
+@contextmanager
+def _several_samples(item: Tagged, ledger: Ledger) -> Iterator[Callable[[Any], Tagged | None]]:
+    """Give a function that tags the samples of an item; ``None`` for a sample dropped or done before."""
+    ((position, _),) = item.tags
+    done, count = ledger.done_offsets(position), 0
+
+    def tag(value: Any) -> Tagged | None:
+        nonlocal count
+        # Counted even if it is dropped, so that offsets are the same after a resume.
+        offset, count = count, count + 1
+        return None if offset in done else tag_result(value, ((position, offset),), ledger)
+
+    try:
+        yield tag
+    except BaseException as error:
+        if not ends_with_run(error):
+            ledger.count_samples(position, count)
+        raise
+    ledger.count_samples(position, count)
 
 
 _KINDS = {
@@ -132,47 +133,142 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class ItemCall:
-    """Reads an item of a dataset and preprocesses it. Picklable if its functions are.
+def usable_cores() -> int:
+    """Return the number of cores this process may use, by its affinity and its container's cgroup 2 limit."""
+    # Not `os.cpu_count`, which ignores the affinity that taskset or a scheduler sets.
+    if hasattr(os, "process_cpu_count"):  # CPython 3.13
+        count = os.process_cpu_count()
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = math.inf
+    # Without a limit the file says "max", which is not an int. Without cgroup 2 there is no such file.
+    with suppress(OSError, ValueError):
+        quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
+        limit = max(1, math.ceil(int(quota) / int(period)))
+    return int(min(count or 1, limit))
 
-    Attributes:
-        steps: The function that reads the item, the preprocessor, or both.
-        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
+
+def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
+    """Return the executor for the calls of a loader; ``None``: threads of this process."""
+    if loader.num_processes is None:
+        executor: Executor | ExecutorConfig | None = loader.executor
+        return executor
+    # As many threads in all processes as there are cores, but at least one in each.
+    threads = loader.num_threads or -(-usable_cores() // loader.num_processes)
+    return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
+
+
+def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
+    """Return the parameter ``rng`` of a function that can be passed; not the first one, which is the item."""
+    # A bound keyword of a partial is still in its signature.
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return None
+    try:
+        _, *others = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
+        return None
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return next((one for one in others if one.name == "rng" and one.kind in by_name), None)
+
+
+def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
+    """Check the arguments of a DataLoader, and their combinations.
+
+    Args:
+        loader: The loader.
+        fetch: Returns the value for a key, if the source is a dataset.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a function is of a kind that its stage cannot run.
+        ValueError: An argument is out of range, or cannot be combined with another one.
+        PipelineError: The preprocessor has to be pickled and cannot be.
     """
+    for name in ("preprocessor", "aggregator", "transfer_fn"):
+        if (fn := getattr(loader, name)) is not None:
+            _check_function(name, fn)
+    for name in ("batch_size", "buffer_size", "num_threads", "num_processes", "cache"):
+        if name == "buffer_size" or getattr(loader, name) is not None:
+            check_int(name, getattr(loader, name))
+    if loader.batch_size is None and loader.drop_last:
+        raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
+    # Checked here, because the pipeline would check them only at the first iteration.
+    check_seconds("timeout", loader.timeout)
+    check_choice("output_order", loader.output_order, ("completion", "input"))
+    failure_limit("max_failures", loader.max_failures)
+    if loader.on_failure is not None:
+        check_callable("on_failure", loader.on_failure)
+    on_error = loader.on_error
+    if not callable(on_error):
+        choices, remedy = ("skip", "raise", "replace"), "A function does as well"
+        check_choice("on_error", on_error, choices, remedy=remedy)
+    elif (kind := kind_of(on_error)) != "function":
+        name = name_of(on_error)
+        raise TypeError(
+            f"on_error must be a plain function f(item, error), and {name} is of kind {kind!r}"
+        )
+    if on_error == "raise" and loader.max_failures is not None:
+        raise ValueError(
+            "on_error='raise' ends the epoch with the first failure, and max_failures="
+            f"{loader.max_failures!r} does not; leave one of them out"
+        )
+    if loader.executor is not None and loader.num_processes is not None:
+        raise ValueError(
+            "executor= and num_processes= both say where calls run; leave one of them out"
+        )
+    _check_calls(loader, fetch)
 
-    steps: Sequence[Callable[..., Any]]
-    rng_key: tuple[int, int] | None
 
-    def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
-        value, place = request
-        for step in self._steps(place):
-            value = step(value)
-            if value is None:
-                break
-        return value
-
-    def _steps(self, place: int) -> Iterator[Callable[..., Any]]:
-        # The preprocessor is the last step, and the only one that takes `rng`.
-        *first, last = self.steps
-        yield from first
-        yield last if self.rng_key is None else partial(last, rng=sample_rng(*self.rng_key, place))
+def _check_function(name: str, fn: Callable[..., Any]) -> None:
+    check_callable(name, fn)
+    kind = kind_of(fn)
+    # One result per batch, because the tags of its samples are attached to it.
+    if name != "preprocessor" and "generator" in kind:
+        raise TypeError(
+            f"{name} must return one batch, and {name_of(fn)} is a generator; the preprocessor may be one"
+        )
+    if name == "transfer_fn" and kind == "async":
+        raise TypeError(
+            f"transfer_fn must be a plain function, and {name_of(fn)} is a coroutine function; await in "
+            "the aggregator"
+        )
 
 
-class AsyncItemCall(ItemCall):
-    """An ItemCall with a step that is a coroutine function; other steps run in a thread."""
-
-    async def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
-        value, place = request
-        for step in self._steps(place):
-            # This call runs on the event loop and must not block it.
-            is_async = kind_of(step) == "async"
-            value = await (step(value) if is_async else asyncio.to_thread(step, value))
-            if value is None:
-                break
-        return value
+def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
+    """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
+    # With num_processes, the aggregator runs there if there is no other function to run.
+    executor: Any = executor_of(loader)
+    preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
+    replaces = on_error == "replace" or callable(on_error)
+    # These options cache, move or replace the sample of an item, so an item must have exactly one.
+    is_single = replaces or executor is not None or cache is not None
+    if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
+        raise ValueError(
+            f"executor=, num_processes=, cache= and on_error={on_error!r} are for one sample an item, and "
+            f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
+        )
+    has_items = fetch is not None or preprocessor is not None
+    if executor is not None:
+        called = fetch if preprocessor is None else preprocessor
+        if called is None and loader.num_processes is not None:
+            called = loader.aggregator
+        if called is None:
+            raise ValueError(
+                "executor= is for a preprocessor or a dataset, num_processes= for these or an aggregator; "
+                "there is neither"
+            )
+        # Not checked for a dataset: it is pickled with the call when an epoch begins.
+        PipeConfig(int if called is fetch else called, executor=executor)
+    if cache is None:
+        return
+    if not has_items:
+        raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
+    rng = None if preprocessor is None else rng_parameter(preprocessor)
+    is_random = getattr(preprocessor, "is_random", False)
+    if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
+        raise ValueError(
+            f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
+            "another in each; leave one of them out, or draw in the aggregator"
+        )
 
 
 class LoaderStages:
@@ -201,7 +297,14 @@ class LoaderStages:
         if callable(loader.on_error):
             self._stand_ins = StandIns(loader.on_error, None, ledger)
         elif loader.on_error == "replace":
-            self._stand_ins = StandIns(None, source.positions_to_replace(start), ledger)
+            items = source.begin_by_position(start)
+            if items is None:
+                raise ValueError(
+                    "on_error='replace' takes another item by its position, and the source, a "
+                    f"{type(source.source).__name__}, can only be read from its start; pass a sequence, a "
+                    "sampler or MapIterator(dataset, sampler), or a function as on_error"
+                )
+            self._stand_ins = StandIns(None, items, ledger)
 
     def pipeline(self) -> Pipeline[Any]:
         """Build the pipeline from the source to finished batches."""
@@ -312,18 +415,19 @@ class LoaderStages:
                 return await make(item, position)
             return await self._cache.sample(item, partial(make, item, position))
 
-        async def stage(tagged: Tagged) -> Tagged | None:
-            with _SingleResult(tagged, self._ledger) as one:
-                try:
-                    return one.tag(await load(tagged.value, tagged.tags[0][0]))
-                except BaseException as error:
-                    if stand_ins is None or is_final(error):
-                        raise
-                    failure = error
-                # Outside of the handler, otherwise `error` would be the context of all later errors.
-                return await stand_ins.find(tagged, failure, load, node) or one.tag(None)
+        async def sample(tagged: Tagged) -> Any:
+            try:
+                return await load(tagged.value, tagged.tags[0][0])
+            except BaseException as error:
+                if stand_ins is None or is_final(error):
+                    raise
+                failure = error
+            # Outside of the handler, otherwise `error` would be the context of all later errors.
+            return await stand_ins.find(tagged, failure, load, node)
 
-        return stage if is_async else lambda tagged: _result_of(stage(tagged))
+        if is_async:
+            return _coroutine_function(sample, self._ledger)
+        return _function(lambda tagged: _result_of(sample(tagged)), self._ledger)
 
 
 def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -332,5 +436,5 @@ def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
-    # Each `await` above is of a coroutine of this module, or of a result that is ready.
+    # Each `await` above is of a coroutine of this package, or of a result that is ready.
     raise AssertionError("it waited")

@@ -11,6 +11,7 @@ import copy
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int, check_weights, warn_caller
 from spdl_media.epochs import (
+    Epochs,
     Mapped,
     Pairs,
     Purpose,
@@ -38,13 +40,16 @@ __all__ = (
 Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with a last round with fewer samples than ranks: drop it, fill it from the start, or keep it."""
 
+Place: TypeAlias = tuple[int | None, int | None]
+"""Rank and world size; ``None``: that of the process."""
+
 # BatchByLength shuffles within so many groups of similar length, or fewer, of at least a batch each.
 _GROUPS = 32
 # Indices converted to Python's ints at a time: fast, and little memory compared to the order itself.
 _CHUNK = 4096
 
 
-class DistributedSampler:
+class DistributedSampler(Epochs):
     """Base of the samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
@@ -57,43 +62,19 @@ class DistributedSampler:
     _remedy = 'uneven="pad" or uneven="keep"'
 
     def __init__(
-        self,
-        n: int,
-        rank: int | None,
-        world_size: int | None,
-        uneven: Uneven | None,
-        *,
-        drop: bool | None = None,
-        num_draws: int | None = None,
+        self, n: int, place: Place, uneven: Uneven | None, num_draws: int | None = None
     ) -> None:
         remedy = "It is the size of the dataset, and there is nothing in an empty one"
         self._n = check_int("n", n, remedy=remedy)
         self.num_draws = self._n if num_draws is None else check_int("num_draws", num_draws)
-        if drop is not None and uneven is not None:
-            raise TypeError(
-                "uneven and ddp_drop_last_distributed_round say the same; pass one of them"
-            )
-        if not isinstance(drop, bool | None):
-            raise TypeError(f"ddp_drop_last_distributed_round must be a bool, not {drop!r}")
-        if uneven is not None:
-            check_choice("uneven", uneven, get_args(Uneven))
-        # SPDL's argument has no value for "pad".
-        self._uneven: Uneven = "keep" if drop is False else uneven or "drop"
-        self.rank, self.world_size = _rank_and_world_size(rank, world_size)
-        self.epoch = 0
+        self._uneven: Uneven = "drop" if uneven is None else uneven
+        check_choice("uneven", self._uneven, get_args(Uneven))
+        self.rank, self.world_size = _rank_and_world_size(*place)
         if self.num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
                 f"{self.num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
                 f"which is the only one, would be dropped; pass {self._remedy}"
             )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration.
-
-        Raises:
-            ValueError: The epoch is negative.
-        """
-        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def check_size(self, count: int) -> None:
         """Check that a dataset of ``count`` items is large enough for the indices.
@@ -173,9 +154,7 @@ class DistributedSampler:
         return places
 
     def __repr__(self) -> str:
-        names = [
-            name for name in ("num_draws", "seed", "rank", "world_size") if hasattr(self, name)
-        ]
+        names = filter(partial(hasattr, self), ("num_draws", "seed", "rank", "world_size"))
         values = "".join(f"{name}={getattr(self, name)}, " for name in names)
         return f"{type(self).__name__}({self._n}, {values}uneven={self._uneven!r})"
 
@@ -195,8 +174,6 @@ class DistributedDeterministicSampler(DistributedSampler):
             fills it with samples from the start: equally many, and none dropped. ``"keep"`` gives
             each sample to exactly one rank, so that some ranks get one more; use it for evaluation.
             ``None`` is ``"drop"``, with a warning if samples are dropped.
-        ddp_drop_last_distributed_round: SPDL's argument for ``uneven``: True is ``"drop"``, False is
-            ``"keep"``.
 
     Attributes:
         rank: The process that the indices are for.
@@ -222,11 +199,10 @@ class DistributedDeterministicSampler(DistributedSampler):
         rank: int | None = None,
         world_size: int | None = None,
         uneven: Uneven | None = None,
-        ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
-        super().__init__(n, rank, world_size, uneven, drop=ddp_drop_last_distributed_round)
+        super().__init__(n, (rank, world_size), uneven)
         rest = self._n % self.world_size
-        if rest and uneven is None and ddp_drop_last_distributed_round is None:
+        if rest and uneven is None:
             warn_caller(
                 f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is no multiple of "
                 f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
@@ -252,8 +228,6 @@ class DistributedRandomSampler(DistributedSampler):
         seed: Seed of the order, equal on all ranks.
         uneven: As for :class:`DistributedDeterministicSampler`; ``None`` is ``"drop"``, which drops
             different samples in each epoch.
-        ddp_drop_last_distributed_round: SPDL's argument for ``uneven``: True is ``"drop"``, False is
-            ``"keep"``.
 
     Raises:
         ValueError: A size is not positive; ``num_draws`` exceeds ``n`` without weights, or is below
@@ -279,10 +253,8 @@ class DistributedRandomSampler(DistributedSampler):
         weights: Sequence[float] | npt.NDArray[np.floating] | None = None,
         seed: int = 0,
         uneven: Uneven | None = None,
-        ddp_drop_last_distributed_round: bool | None = None,
     ) -> None:
-        drop = ddp_drop_last_distributed_round
-        super().__init__(n, rank, world_size, uneven, drop=drop, num_draws=num_draws)
+        super().__init__(n, (rank, world_size), uneven, num_draws)
         if weights is None and self.num_draws > self._n:
             raise ValueError(
                 f"num_draws is {num_draws}, but without weights each of {n} samples is drawn once at most; "
@@ -352,12 +324,10 @@ class BatchByLength(DistributedRandomSampler):
         sizes = np.asarray(lengths, np.float64)
         if sizes.ndim != 1 or not sizes.size or not (np.isfinite(sizes) & (sizes > 0)).all():
             raise ValueError(
-                "lengths must be positive numbers, one for each sample, and at least one"
+                "lengths must be positive numbers, one for each of at least one sample"
             )
         if batch_size is None and max_total is None:
-            raise ValueError(
-                "nothing says how large a batch is: give batch_size=, max_total= or both"
-            )
+            raise ValueError("nothing says how large a batch is: give batch_size= or max_total=")
         if max_total is not None and not 0 < max_total < np.inf:
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
@@ -437,9 +407,8 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
 
 def _number_in(variable: str) -> int | None:
     text = os.environ.get(variable, "").strip()
-    try:
-        return int(text) if text else None
-    except ValueError:
+    if text and not text.isdecimal():
         raise ValueError(
             f"the environment variable {variable} must be a whole number, not {text!r}"
-        ) from None
+        )
+    return int(text) if text else None

@@ -284,7 +284,7 @@ class Shards(MapIterator[dict[str, Any]]):
         if not counts.sum():
             raise ValueError(f"there are no samples in {len(shards)} shards: {shards[:5]}")
         uneven: Uneven = "drop" if equal_length else "keep"
-        order = _ShardOrder(int(counts.sum()), rank, world_size, uneven)
+        order = _ShardOrder(int(counts.sum()), (rank, world_size), uneven)
         order.counts = counts
         order.seed = check_int("seed", seed, at_least=0)
         order.shuffle_shards = shuffle_shards

@@ -9,12 +9,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
 from spdl_media._checks import check_int, check_weights
 from spdl_media.epochs import (
+    Epochs,
     HasEpochs,
     IterableWithShuffle,
     Mapped,
@@ -22,8 +23,6 @@ from spdl_media.epochs import (
     Purpose,
     RepeatedSource,
     ShuffledSource,
-    SizedIterable,
-    SizedIterableWithShuffle,
     Stateful,
     begin_by_position,
     begin_epoch,
@@ -47,8 +46,6 @@ __all__ = (
     "LocalDirectory",
     "MapIterator",
     "MergeIterator",
-    "SizedIterable",
-    "SizedIterableWithShuffle",
     "Stateful",
     "Uneven",
     "embed_shuffle",
@@ -58,6 +55,8 @@ __all__ = (
 T = TypeVar("T")
 K_contra = TypeVar("K_contra", contravariant=True)
 V_co = TypeVar("V_co", covariant=True)
+
+_END: Any = object()
 
 
 class SupportsGetItem(Protocol[K_contra, V_co]):
@@ -88,12 +87,11 @@ class MapIterator(Generic[V_co]):
     def __init__(
         self, mapping: SupportsGetItem[Any, V_co], sampler: Iterable[Any] | None = None
     ) -> None:
+        name = type(mapping).__name__
         if not hasattr(mapping, "__getitem__"):
-            raise TypeError(f"mapping must have __getitem__, which {type(mapping).__name__} lacks")
+            raise TypeError(f"mapping must have __getitem__, which {name} lacks")
         if sampler is None and not (hasattr(mapping, "keys") or isinstance(mapping, Sized)):
-            raise TypeError(
-                f"{type(mapping).__name__} has neither keys() nor a length; pass a sampler for its keys"
-            )
+            raise TypeError(f"{name} has neither keys() nor a length; pass a sampler for its keys")
         # Only our own samplers can be checked; with others, missing keys fail one by one.
         if isinstance(sampler, DistributedSampler) and isinstance(mapping, Sized):
             sampler.check_size(len(mapping))
@@ -176,7 +174,7 @@ class MapIterator(Generic[V_co]):
         return None if order is None else Mapped(self.mapping.__getitem__, order)
 
 
-class MergeIterator(Generic[T]):
+class MergeIterator(Epochs, Generic[T]):
     """The items of several iterables as one: in turn, or chosen at random.
 
     Each iteration is the next epoch, for the random choice and for the iterables that have epochs.
@@ -221,21 +219,12 @@ class MergeIterator(Generic[T]):
         )
         self._stop_after = check_int("stop_after", stop_after, at_least=-1)
         self._seed = check_int("seed", seed, at_least=0)
-        self.epoch = 0
 
     @property
     def made_of(self) -> tuple[Iterable[T], ...]:
         """The iterables that an iteration reads: all except those with weight 0."""
         weights = itertools.repeat(1) if self._weights is None else self._weights
         return tuple(itertools.compress(self._iterables, weights))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, also of the iterables that have epochs.
-
-        Raises:
-            ValueError: The epoch is negative.
-        """
-        self.epoch = check_int("epoch", epoch, at_least=0)
 
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -254,23 +243,18 @@ class MergeIterator(Generic[T]):
         while iterators:
             if is_weighted:
                 index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
-            elif index == len(iterators):
-                index = 0
-            # Only StopIteration is caught: errors of an iterable are the consumer's.
-            try:
-                item = next(iterators[index])
-            except StopIteration:
-                if self._stop_after == -1:
-                    return
-                # The next iterator in turn gets this index.
-                del iterators[index]
-                if is_weighted:
-                    # The remaining iterators keep their proportions.
-                    weights = np.delete(weights, index)
-                    cumulative = np.cumsum(weights)
             else:
+                index %= len(iterators)
+            if (item := next(iterators[index], _END)) is not _END:
                 yield item
                 index += 1
+            elif self._stop_after == -1:
+                return
+            else:
+                # The next iterator in turn gets this index, and the remaining ones keep their proportions.
+                del iterators[index]
+                weights = np.delete(weights, index) if is_weighted else weights
+                cumulative = np.cumsum(weights)
 
 
 def _uniform_numbers(bits: np.random.PCG64) -> Iterator[float]:
@@ -312,17 +296,11 @@ def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
     return RepeatedSource(src, check_int("epoch", epoch, at_least=0))
 
 
-def embed_shuffle(
-    src: IterableWithShuffle[T], /, *, shuffle_last: bool = False, epoch: int = 0
-) -> ShuffledSource[T]:
+def embed_shuffle(src: IterableWithShuffle[T], /, *, epoch: int = 0) -> ShuffledSource[T]:
     """Shuffle a source in each iteration by its own ``shuffle``, with the epoch as the seed.
 
     Args:
         src: A source with ``shuffle(seed=)``, such as :class:`LocalDirectory`.
-        shuffle_last: Shuffle at the end of each epoch instead of its start, so that the consumer
-            does not wait for it. The first epoch then has the current order of ``src``, and epoch
-            ``e + 1`` that of seed ``e``. To make the first epoch repeatable, its items are listed
-            before the first shuffle and kept, so they should be small, such as paths.
         epoch: The first epoch.
 
     Returns:
@@ -347,7 +325,7 @@ def embed_shuffle(
         raise TypeError(
             f"{type(src).__name__} cannot be shuffled: it must be iterable and have the method shuffle(seed)"
         )
-    return ShuffledSource(src, check_int("epoch", epoch, at_least=0), shuffle_last=shuffle_last)
+    return ShuffledSource(src, check_int("epoch", epoch, at_least=0))
 
 
 class LocalDirectory(Sequence[Path]):
@@ -399,13 +377,7 @@ class LocalDirectory(Sequence[Path]):
     def __len__(self) -> int:
         return len(self._files)
 
-    @overload
-    def __getitem__(self, position: int) -> Path: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> list[Path]: ...
-
-    def __getitem__(self, position: int | slice) -> Path | list[Path]:
+    def __getitem__(self, position: Any) -> Any:
         return self._files[position]
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from effort import each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
-LOADER = ["loader_arguments", "loader_items", "loader_ends", "loader_stages", "dataloader"]
+LOADER = ["loader_items", "loader_ends", "loader_stages", "dataloader"]
 # The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
 # are listed file by file, other folders are one module.
 ORDER = [

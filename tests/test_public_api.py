@@ -67,7 +67,7 @@ FROM_ELSEWHERE = {
     "dataloader": {"MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng"},
     "source": {
         *("DistributedDeterministicSampler", "DistributedRandomSampler", "HasEpochs"),
-        *("IterableWithShuffle", "SizedIterable", "SizedIterableWithShuffle", "Stateful", "Uneven"),
+        *("IterableWithShuffle", "Stateful", "Uneven"),
     },
 }
 

@@ -80,11 +80,8 @@ ANEW: dict[str, Callable[[Path], Any]] = {
     "merged by chance": lambda _: merged(weights=[1, 0.5, 2]),
     "merged up to a number": lambda _: merged(stop_after=11),
     "shuffled folder": lambda folder: embed_shuffle(LocalDirectory(folder)),
-    "folder shuffled last": lambda folder: embed_shuffle(LocalDirectory(folder), shuffle_last=True),
     "shuffled in place": lambda _: embed_shuffle(Cards(N)),
-    "shuffled in place last": lambda _: embed_shuffle(Cards(N), shuffle_last=True),
     "shuffled sampler": lambda _: embed_shuffle(shuffled()),
-    "sampler shuffled last": lambda _: embed_shuffle(shuffled(), shuffle_last=True),
     "asynchronous": lambda _: ManyTimesAsync(range(N)),
     "with a state": lambda _: Anew(Counting(N)),
 }

@@ -91,31 +91,6 @@ SEQUENCES: dict[str, Callable[[int], Any]] = {
 }
 
 
-class Signalling(Cards):
-    """A sequence that signals when it is shuffled."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n)
-        self.was_shuffled = threading.Event()
-
-    def shuffle(self, seed: int) -> None:
-        super().shuffle(seed)
-        self.was_shuffled.set()
-
-
-def test_a_source_that_was_shuffled_ahead_continues_with_its_first_epoch() -> None:
-    cards = Signalling(20)
-    loader = DataLoader(embed_shuffle(cards, shuffle_last=True), output_order="input")
-    iterator = iter(loader)
-    first = list(itertools.islice(iterator, 17))
-    # The source is read to its end, ahead of the delivered samples.
-    assert cards.was_shuffled.wait(20)
-    state = loader.state_dict()
-    del iterator
-    loader.load_state_dict(state)
-    assert first + list(loader) == list(range(20))
-
-
 class Slow(Counting):
     """An iterator that waits for permission before each item."""
 

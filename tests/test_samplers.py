@@ -189,14 +189,6 @@ def test_the_deterministic_one_names_the_samples_that_are_never_seen() -> None:
     DistributedDeterministicSampler(12, rank=0, world_size=4)
 
 
-@pytest.mark.parametrize(("flag", "uneven"), [(True, "drop"), (False, "keep")])
-def test_spdls_flag(flag: bool, uneven: Uneven) -> None:
-    for sampler in (DistributedDeterministicSampler, DistributedRandomSampler):
-        flagged = sampler(11, rank=2, world_size=4, ddp_drop_last_distributed_round=flag)
-        named = sampler(11, rank=2, world_size=4, uneven=uneven)
-        assert list(flagged) == list(named)
-
-
 def test_repr_says_what_it_was_made_with() -> None:
     sampler = DistributedRandomSampler(6, rank=0, world_size=2, seed=1, weights=[1] * 6)
     assert repr(sampler) == (
@@ -332,18 +324,6 @@ ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
             lambda: DistributedRandomSampler(3, uneven="fill", **ONE),  # type: ignore[arg-type]
             ValueError,
             r"uneven must be 'drop', 'pad' or 'keep', not 'fill'",
-        ),
-        (
-            lambda: DistributedRandomSampler(
-                3, uneven="pad", ddp_drop_last_distributed_round=True, **ONE
-            ),
-            TypeError,
-            "say the same; pass one of them",
-        ),
-        (
-            lambda: DistributedRandomSampler(3, ddp_drop_last_distributed_round=1, **ONE),  # type: ignore[arg-type]
-            TypeError,
-            "must be a bool, not 1",
         ),
         (
             lambda: DistributedRandomSampler(3, seed=-1, **ONE),

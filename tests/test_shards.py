@@ -119,7 +119,7 @@ def test_ranks_have_runs_of_one_order(
             **others,
         }
         sampler = shards_module._ShardOrder(
-            total, rank, world_size, "drop" if equal_length else "keep", drop=None
+            total, (rank, world_size), "drop" if equal_length else "keep"
         )
         sampler.counts = np.array(counts)
         sampler.__dict__.update(options)

@@ -22,7 +22,6 @@ from spdl_media.source import (
     LocalDirectory,
     MapIterator,
     MergeIterator,
-    SizedIterableWithShuffle,
     Stateful,
     embed_shuffle,
     repeat_source,
@@ -249,34 +248,15 @@ class TestEmbedShuffle:
         assert letters.seeds == [1, 2, 3]
         assert (len(source), source.epoch) == (3, 4)
 
-    def test_shuffle_last(self) -> None:
-        letters = Letters("abc")
-        source = embed_shuffle(letters, shuffle_last=True)
-        assert ["".join(source) for _ in range(3)] == ["abc", "abc", "bca"]
-        assert letters.seeds == [0, 1, 2]
-
-    def test_the_order_before_the_first_shuffle_can_be_had_again(self) -> None:
-        source = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
-        epochs = ["".join(source) for _ in range(3)]
-        assert epochs[0] == "bca"
-        for epoch in (3, 5, 4, 3):
-            source.set_epoch(epoch)
-            assert "".join(source) == epochs[epoch - 3]
-        fresh = embed_shuffle(Letters("bca"), shuffle_last=True, epoch=3)
-        for epoch in (5, 3):
-            fresh.set_epoch(epoch)
-            assert "".join(fresh) == epochs[epoch - 3]
-
-    @pytest.mark.parametrize("shuffle_last", [False, True])
-    def test_any_epoch_can_be_had(self, shuffle_last: bool) -> None:
-        whole = embed_shuffle(Letters(), shuffle_last=shuffle_last)
+    def test_any_epoch_can_be_had(self) -> None:
+        whole = embed_shuffle(Letters())
         epochs = ["".join(whole) for _ in range(5)]
-        source = embed_shuffle(Letters(), shuffle_last=shuffle_last)
+        source = embed_shuffle(Letters())
         for epoch in (4, 2, 3, 1, 0):
             source.set_epoch(epoch)
             assert "".join(source) == epochs[epoch]
         # An epoch that was left early does not change the next one.
-        source = embed_shuffle(Letters(), shuffle_last=shuffle_last)
+        source = embed_shuffle(Letters())
         take(2, source)
         assert "".join(source) == epochs[1]
 
@@ -330,7 +310,7 @@ class TestLocalDirectory:
         source.shuffle(seed=1)
         assert list(source) == first
         assert isinstance(source, IterableWithShuffle)
-        assert isinstance(source, SizedIterableWithShuffle)
+        assert isinstance(source, IterableWithShuffle)
 
     def test_nothing_found(self, folder: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"matches '\*\.png'.*subfolders too"):
