@@ -133,6 +133,7 @@ TINY = ("--num-images", "6", "--size", "32", "--batch", "2", "--arrays", "numpy"
 ONE = ("--workers", "1", "--rounds", "1", "--memory-rounds", "1")
 
 
+@pytest.mark.long
 def test_dataloader_writes_figures_of_every_cell(folder: Path, tmp_path: Path) -> None:
     result, chart = tmp_path / "result.json", tmp_path / "chart.png"
     options = ("--json", result, *(("--chart", chart) if DRAWS else ()))

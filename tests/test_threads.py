@@ -213,6 +213,7 @@ def test_audio_that_waits_for_its_source_keeps_nobody_from_decoding() -> None:
         assert np.array_equal(late.result(), now)
 
 
+@pytest.mark.long
 def test_the_benchmark_runs() -> None:
     checkout = Path(__file__).resolve().parent.parent
     script = checkout / "samples" / "benchmarks" / "decode_threads.py"

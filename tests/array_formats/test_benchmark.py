@@ -29,6 +29,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_figures_of_every_way(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     chart = tmp_path / "chart.png"
