@@ -18,13 +18,7 @@ from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError, FilterError, require
-from spdl_media.fast_images import (
-    FULL_RANGE,
-    GBR,
-    FastChain,
-    fast_chain,
-    without_graph,
-)
+from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
 from spdl_media.filters import FrameFilter, PictureFilter
 from spdl_media.formats import has_limited_gray
 from spdl_media.frames import FrameList
