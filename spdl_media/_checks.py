@@ -161,6 +161,28 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
     return f"Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
+def with_defaults(
+    function: Callable[..., T], defaults: Mapping[str, Any], names: Iterable[str]
+) -> Callable[..., T]:
+    """Return a function of ``**arguments`` that gets those with defaults, too, and no others than ``names``.
+
+    An unknown argument raises a ``TypeError`` that suggests a similar one.
+    """
+    known = set(names)
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> T:
+        # Python does not check them, because the function takes **arguments.
+        if not given.keys() <= known:
+            name = next(name for name in given if name not in known)
+            text = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+            hint = did_you_mean(name, known)
+            raise TypeError(text + (hint and f". {hint}"))
+        return function(*args, **{**defaults, **given})
+
+    return call
+
+
 def with_argument_hints(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """Make a class decorator that adds a hint to the ``TypeError`` of an unknown keyword argument."""
 

@@ -61,6 +61,7 @@ _SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
 _COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
 NO_DECODERS = "none"  # as codec_whitelist: FFmpeg has no decoder of this name, so it opens none
+NO_VP9 = "opus,vorbis"  # for a WebM whose header states all that load_video needs
 
 
 class Container:
@@ -116,7 +117,7 @@ class Container:
                 # Only an ISO file may hold a movie or an image, which has a list of its items.
                 is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
                 self._may_be_still = name == "mov" and is_image
-                if name not in _COMPLETE_HEADERS:
+                if name not in _COMPLETE_HEADERS and self.tried != NO_VP9:
                     self.tried = None
                 # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
                 with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
@@ -145,8 +146,7 @@ class Container:
         """Return a ``DemuxError`` that names the source."""
         return DemuxError(text, source=self.name)
 
-    # Streams. A rewind may open the source again, which invalidates PyAV's stream objects. So callers get
-    # the index and the codec's parameters as values.
+    # Streams, as values: a rewind may open the source again, which invalidates PyAV's stream objects.
 
     def video(self, index: int | None = None) -> tuple[int, VideoCodec]:
         """Return index and codec of the video stream with this index, or of the best one.

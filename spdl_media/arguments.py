@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from typing import (
     get_args,
 )
 
-from spdl_media._checks import check_choice, did_you_mean
+from spdl_media._checks import check_choice, with_defaults
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
 from spdl_media.crops import Crops, Flips, Rng
 from spdl_media.decode import DEFAULT_FILTER, Default
@@ -372,15 +371,8 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         *own, _ = signature.parameters.values()
-        known = {*filled, *(parameter.name for parameter in own)}
-
-        @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
-            # Python does not check them, because the function takes **arguments.
-            if not given.keys() <= known:
-                raise _unexpected(function, given, known)
-            return function(*args, **{**filled, **given})
-
+        names = [parameter.name for parameter in own]
+        call = with_defaults(function, filled, [*names, *filled])
         keywords = [
             inspect.Parameter(
                 name,
@@ -391,7 +383,7 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
             for name, hint in hints.items()
         ]
         vars(call)["__signature__"] = signature.replace(parameters=[*own, *keywords])
-        explained = [one.name for one in own if one.name != "self"]
+        explained = [name for name in names if name != "self"]
         call.__doc__ = _documented(function.__doc__, [*explained, *filled])
         return cast("Function", call)
 
@@ -403,14 +395,6 @@ def _annotation(hint: Any) -> str:
     text = str(getattr(hint, "__forward_arg__", hint))
     # The type variable differs between overloads; show the union.
     return "DeviceLike | None" if text == "Device" else text
-
-
-def _unexpected(function: Any, given: dict[str, Any], known: set[str]) -> TypeError:
-    name = next(name for name in given if name not in known)
-    hint = did_you_mean(name, known)
-    return TypeError(
-        f"{function.__name__}() got an unexpected keyword argument {name!r}{hint and '. ' + hint}"
-    )
 
 
 def _documented(doc: str | None, names: list[str]) -> str | None:

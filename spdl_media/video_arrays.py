@@ -9,11 +9,12 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
-from spdl_media._container import Container
+from spdl_media._container import NO_VP9, Container
 from spdl_media._ffmpeg import as_fraction, ffmpeg_log
 from spdl_media._picture_decoder import decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.coded_units import states_vp9
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, as_demux_config
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
@@ -53,7 +54,7 @@ def load_video_array(
     config = DEFAULT_DEMUX_CONFIG if given is None else as_demux_config(given)
     with (
         open_input(src, config, name=name) as input,
-        closing(Container(input, config)) as container,
+        closing(Container(input, config, tries=NO_VP9 if states_vp9(input) else None)) as container,
         ffmpeg_log(),
     ):
         window = WHOLE if timestamp is None else parse_window(timestamp)

@@ -74,6 +74,19 @@ def test_a_window_of_a_video(window: Any) -> None:
     assert [frame_index(frame) for frame in np.asarray(buffer)] == expected
 
 
+@pytest.mark.parametrize("color_range", ["tv", "pc"])
+def test_vp9_in_webm_is_what_its_packets_decode_to(color_range: str) -> None:
+    # load_video opens it without the decoder by which FFmpeg finds the pixel format and the range.
+    frames = VideoTrack(
+        frames=index_planes(10, 64, 48), codec="libvpx-vp9", options={"color_range": color_range}
+    )
+    audio = AudioTrack(samples=SAMPLES, sample_rate=8000, codec="libopus")
+    data = make_media([frames, audio], format="webm")
+    packets = sm.demux_video(data, timestamp=(0.2, 0.8))
+    expected = sm.convert_frames(sm.decode_packets(packets))
+    np.testing.assert_array_equal(sm.load_video(data, (0.2, 0.8)), expected)
+
+
 def test_options_of_a_video() -> None:
     small = sm.load_video(VIDEO, (0, 1), width=16, height=16, pix_fmt="yuv420p")
     assert small.shape == (10, 1, 24, 16)
