@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from spdl_media._optional import require
 from spdl_media.destination import Draft
-from spdl_media.errors import MissingDependencyError, SourceError, require
+from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._optional import is_available, require
 from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.cuda_driver import (
     HISTORY,
@@ -32,7 +33,7 @@ from spdl_media.cuda_driver import (
     new_stream,
     one_name,
 )
-from spdl_media.errors import TransferError, is_available, require
+from spdl_media.errors import TransferError
 from spdl_media.handover import Block, Guard
 
 HostArray: TypeAlias = npt.NDArray[Any]

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._ffmpeg import LogState, keep_freed_memory
+from spdl_media._optional import require
 from spdl_media._picture_decoder import PicturePath
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
-from spdl_media.errors import DecodeError, FilterError, require
+from spdl_media.errors import DecodeError, FilterError
 from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
 from spdl_media.filters import FrameFilter, PictureFilter
 from spdl_media.formats import has_limited_gray

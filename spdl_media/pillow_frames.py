@@ -11,8 +11,9 @@ from typing import Any, Final
 import av
 import numpy as np
 
+from spdl_media._optional import require
 from spdl_media.config import DecodeConfig
-from spdl_media.errors import DecodeError, require
+from spdl_media.errors import DecodeError
 from spdl_media.fast_images import FULL_RANGE, GBR
 from spdl_media.filters import PictureFilter
 from spdl_media.operations import PictureOps

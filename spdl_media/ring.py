@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import warn_caller
-from spdl_media.errors import require
+from spdl_media._optional import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
 __all__ = ("Sender", "shared_empty")

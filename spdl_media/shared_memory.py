@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import warn_caller
-from spdl_media.errors import require
+from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

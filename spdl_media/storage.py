@@ -16,9 +16,10 @@ import numpy as np
 
 from spdl_media import ring
 from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller
+from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
-from spdl_media.errors import StorageTooSmallError, TransferError, require
+from spdl_media.errors import StorageTooSmallError, TransferError
 from spdl_media.formats import Array, Shape
 from spdl_media.shared_memory import Bytes, Lease
 

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from spdl_media._checks import check_int
-from spdl_media.errors import require
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.pipeline import STOP_SECONDS
 

@@ -16,7 +16,7 @@ LOADER = ["loader_items", "loader_ends", "loader_stages", "dataloader"]
 # The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
 # are listed file by file, other folders are one module.
 ORDER = [
-    ["errors", "_checks", "config", "timing"],
+    ["errors", "_checks", "_optional", "config", "timing"],
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
@@ -57,7 +57,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "errors", "config", "timing", "geometry", "parts"),
+    *("_checks", "_optional", "errors", "config", "timing", "geometry", "parts"),
     *("stills", "still_faults", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "click": {"cli"},
     "rich": {"cli"},
-    # Optional packages, which may be imported only by name, by the table in errors.
+    # Optional packages, which may be imported only by name, by the table in _optional.
     "isal": {"npz"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
@@ -150,7 +150,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "errors", "ring", "shared_memory"}
+    assert _own_imports("pipeline") <= {"_checks", "_optional", "ring", "shared_memory"}
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 from effort import each
 
 import spdl_media
-from spdl_media.errors import is_available
+from spdl_media._optional import is_available
 
 ROOT = Path(__file__).resolve().parent.parent
 

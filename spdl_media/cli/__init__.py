@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spdl_media.errors import MissingDependencyError, require
+from spdl_media._optional import require
+from spdl_media.errors import MissingDependencyError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._ffmpeg import has_codec, library_versions
+from spdl_media._optional import INSTALL, is_available
 from spdl_media._probe import AudioStreamInfo, MediaInfo, StreamInfo, VideoStreamInfo, probe
 from spdl_media.cli.app import FILE, Refused, make_console, printable, show_table, write_error
 from spdl_media.cuda.capabilities import cuda_capabilities
-from spdl_media.errors import INSTALL, MediaError, is_available
+from spdl_media.errors import MediaError
 from spdl_media.image_files import save_image
 from spdl_media.loader_stages import usable_cores
 from spdl_media.video_file import VideoFile

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.nvdec import LIBRARIES, VIDEO_LIBRARY
 from spdl_media.cuda_driver import HISTORY, LIBRARY
 from spdl_media.devices import WITHOUT_CUDA, open_device
-from spdl_media.errors import INSTALL, is_available, require
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
 

@@ -24,10 +24,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import Device, no_such_device
-from spdl_media.errors import MissingDependencyError, TransferError, require
+from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.handover import Block, Guard
 from spdl_media.transfer import buffer_on_stream
 

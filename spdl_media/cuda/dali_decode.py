@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
+from spdl_media._optional import require
 from spdl_media.batch import FrameRequest, decode_each
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_units import may_have_fields
@@ -43,7 +44,7 @@ from spdl_media.cuda.dali import (
 from spdl_media.cuda.nvdec import has_lengths
 from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
-from spdl_media.errors import DecodeError, MediaError, TransferError, require
+from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.packets import (
     VideoPackets,

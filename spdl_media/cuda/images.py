@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast, get_args
 
 from spdl_media._checks import check_choice, check_positive, warn_caller
+from spdl_media._optional import is_available
 from spdl_media.arguments import OnError, as_list, check_array_layout
 from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer
@@ -19,7 +20,7 @@ from spdl_media.config import CUDAConfig, one_cuda_config
 from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
 from spdl_media.devices import check_stream, open_device
-from spdl_media.errors import ConvertError, MissingDependencyError, TransferError, is_available
+from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.rows import ArrayLayout

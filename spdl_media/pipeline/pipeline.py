@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from spdl_media.errors import require
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
 from spdl_media.pipeline.engine.run import Run, interrupt_again

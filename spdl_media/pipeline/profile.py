@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from spdl_media._checks import check_int
-from spdl_media.errors import require
+from spdl_media._optional import require
 from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
