@@ -28,7 +28,7 @@ The modules with public names; each imports only modules above it:
 ``video_clips``   :func:`sample_clips`: clips of a video for training; :class:`VideoCache`: opened videos
 ``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
 ``_collate``      :func:`collate`: a list of items into one batch, field by field
-``npy`` to ``tar`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_tarfile`: without FFmpeg
+``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_tarfile`: without FFmpeg
 ``encode``        :func:`video_encode_config`, :func:`audio_encode_config`: how frames are encoded
 ``image_files``   :func:`encode_image`, :func:`save_image`
 ``mux``           :class:`Muxer`: write files of encoded frames, or of packets without re-encoding
@@ -53,6 +53,10 @@ from typing import TYPE_CHECKING, Any
 from spdl_media._collate import Padded, collate
 from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
+from spdl_media.array_formats.npy import load_npy
+from spdl_media.array_formats.npz import NpzFile, load_npz
+from spdl_media.array_formats.tar import iter_tarfile
+from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
 from spdl_media.array_frames import (
     create_reference_audio_frame,
     create_reference_video_frame,
@@ -114,13 +118,10 @@ from spdl_media.load import (
     load_video,
 )
 from spdl_media.mux import Muxer
-from spdl_media.npy import load_npy
-from spdl_media.npz import NpzFile, load_npz
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from spdl_media.save import cut, save_audio, save_video
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
-from spdl_media.tar import iter_tarfile
 from spdl_media.timing import Timestamp, Window
 from spdl_media.transfer import (
     transfer_buffer,
@@ -130,7 +131,6 @@ from spdl_media.transfer import (
 )
 from spdl_media.video_clips import VideoCache, VideoClips, sample_clips
 from spdl_media.video_file import VideoFile
-from spdl_media.wav import WAVHeader, load_wav, parse_wav
 
 if TYPE_CHECKING:
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities

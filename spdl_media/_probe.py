@@ -12,6 +12,7 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
+from spdl_media.array_formats.wav import find_chunks
 from spdl_media.audio_arrays import WAV_HEAD_SIZE, read_wav_info
 from spdl_media.codec import (
     AudioCodec,
@@ -30,7 +31,6 @@ from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import ImagePackets
 from spdl_media.still_headers import read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, still_codec
-from spdl_media.wav import find_chunks
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 

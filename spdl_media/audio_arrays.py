@@ -13,6 +13,7 @@ import numpy as np
 from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
+from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
@@ -32,7 +33,6 @@ from spdl_media.rows import OnShort, check_enough, fill_up
 from spdl_media.sample_rows import SampleRows, file_blocks, gives_blocks, layout_name
 from spdl_media.storage import Storage, lease_memory, new_array
 from spdl_media.timing import Window
-from spdl_media.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.window import audio_packets, read_audio
 
 

@@ -4,7 +4,7 @@
     ├── SourceError (OSError)           the source cannot be opened or read
     ├── DemuxError (ValueError)         opened, but not media, no such stream, broken container
     ├── DecodeError (ValueError)        damaged or unsupported data
-    │   └── ArrayFormatError            damaged or unsupported npy, npz, wav or tar
+    │   └── ArrayFormatError            damaged or unsupported npy, npz, wav or tar (``array_formats``)
     ├── FilterError (ValueError)        the filter description cannot be used
     │   └── PictureSizeError            the filters cannot scale an image of this size
     ├── ConvertError (ValueError)       frames that cannot form one array

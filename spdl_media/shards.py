@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from spdl_media._checks import check_int
 from spdl_media._remote import download, retried
+from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft
 from spdl_media.epochs import Purpose, permutation, random_bits, uniform
@@ -28,7 +29,6 @@ from spdl_media.inputs import Input, Source, local_path, open_input
 from spdl_media.readers import memory_of, path_error
 from spdl_media.samplers import DistributedSampler, Uneven
 from spdl_media.source import MapIterator
-from spdl_media.tar import Archive
 
 __all__ = ("Shards", "iter_samples")
 

@@ -23,7 +23,7 @@ ORDER = [
     ["parts", "still_faults", "stills", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
-    ["npy", "npz", "wav", "tar"],
+    ["array_formats"],
     ["codec", "coded_units", "packets"],
     ["audio_clock", "frame_scan", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     # Optional packages, which may be imported only by name, by the table in _optional.
-    "isal": {"npz"},
+    "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
 

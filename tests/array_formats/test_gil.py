@@ -16,7 +16,7 @@ from array_formats.made_files import A_LAW, MU_LAW, PCM, npy, npz, wav, wav_form
 import spdl_media as sm
 
 # Private, to choose the decompression library; users choose it by what they install.
-from spdl_media import npz as npz_module
+from spdl_media.array_formats import npz as npz_module
 
 SIZE = 65 * 1024  # a little more than the promised threshold
 NOISE = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)

@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 import spdl_media as sm
 
 # Private, to choose the decompression library; users choose it by what they install.
-from spdl_media import npz as npz_module
+from spdl_media.array_formats import npz as npz_module
 
 ARRAYS = {
     "image": np.arange(3 * 64 * 48, dtype=np.uint8).reshape(3, 64, 48),

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from spdl_media._checks import check_int
+from spdl_media.array_formats.npy import array_at, text_of
 from spdl_media.errors import ArrayFormatError
-from spdl_media.npy import array_at, text_of
 from spdl_media.readers import Content, ViewReader, content_of, name_of
 
 if TYPE_CHECKING:
