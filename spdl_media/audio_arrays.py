@@ -248,11 +248,14 @@ def _decode_while_reading(
                 is_whole = not window and request.num_samples is None
                 # A container that needed all decoders is costly to open a second time.
                 url = input.file_url if is_whole and container.tried is not None else None
-                if url is None or not gives_blocks(container.format, codec, request.config):
+                format, stream = container.format, container.av.streams[index]
+                if url is None or not gives_blocks(
+                    stream, format, input.size(), codec, request.config
+                ):
                     decoder.run(packets, rows)
                 else:
                     first = decoder.first_frame(packets)
-                    blocks = file_blocks(url, container.format, index, codec)
+                    blocks = file_blocks(url, format, index, codec)
                     if first is None or not rows.put_blocks(blocks, *first):
                         return None
                     container.ended = True

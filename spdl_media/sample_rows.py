@@ -328,11 +328,30 @@ def _format(frame: av.AudioFrame) -> tuple[str, str, int]:
 _SHORT_FRAMES = frozenset({"aac", "opus", "vorbis"})
 
 
-def gives_blocks(format: str, codec: AudioCodec, config: DecodeConfig) -> bool:
-    """Whether :func:`file_blocks` gives all samples of such a stream, or tells that it does not."""
+def gives_blocks(
+    stream: Any, format: str, size: int, codec: AudioCodec, config: DecodeConfig
+) -> bool:
+    """Whether :func:`file_blocks` gives all samples of a stream of a file, or raises an error.
+
+    Args:
+        stream: PyAV's stream.
+        format: FFmpeg's name of the file's format.
+        size: Size of the file in bytes.
+        codec: Parameters of the stream.
+        config: How it is decoded.
+    """
     is_plain = config.decoder is None and not config.decoder_options and config.gaps != "fill"
-    # In these formats, no packet is needed to detect that the file is truncated.
-    return is_plain and codec.name in _SHORT_FRAMES and format.startswith(("mov", "ogg"))
+    if not is_plain or codec.name not in _SHORT_FRAMES:
+        return False
+    if format == "ogg":
+        return True  # each page has a checksum, and the last one is marked
+    # The filter decodes what there is of a packet. A fragmented MP4 lists only the first fragments.
+    entries = stream.index_entries
+    return (
+        format.startswith("mov")
+        and len(entries) == stream.frames
+        and all(entry.pos + entry.size <= size for entry in entries)
+    )
 
 
 def file_blocks(url: str, format: str, index: int, codec: AudioCodec) -> Iterator[av.AudioFrame]:

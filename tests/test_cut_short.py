@@ -30,7 +30,14 @@ import spdl_media as sm
 from spdl_media.frame_scan import mp3_frame_size
 from spdl_media.packets import av_packets
 from spdl_media.parts import missing_end
-from spdl_media.testing import index_frames, make_audio, make_image, make_video
+from spdl_media.testing import (
+    AudioTrack,
+    index_frames,
+    make_audio,
+    make_image,
+    make_media,
+    make_video,
+)
 
 # The truncations that are detected in each container, as in the table of docs/damage.md.
 ALWAYS = [
@@ -337,6 +344,39 @@ def test_an_mp4_whose_mdat_states_too_much_is_complete_if_its_packets_are_there(
     assert len(decode_video(bytes(data))) == len(decode_video(container("mp4, index in front")))
     with pytest.raises(sm.DecodeError, match="cut short"):
         decode_video(bytes(data[:-1]))
+
+
+def with_last_packet_alone(data: bytes) -> bytearray:
+    """Return an MP4 of one track, with its index at the end, whose last packet is a chunk of its own."""
+    changed = bytearray(data)
+    sizes = data.index(b"stsz") + 12
+    count, *packets = struct.unpack_from(">I48I", data, sizes)
+    (start,) = struct.unpack_from(">I", data, data.index(b"stco") + 12)
+    chunks = struct.pack(">III", 2, start, start + sum(packets[: count - 1]))
+    groups = struct.pack(">I6I", 2, *(1, count - 1, 1), *(2, 1, 1))
+    for box, content in ((b"stco", chunks), (b"stsc", groups)):
+        place = changed.index(box)
+        size = struct.unpack_from(">I", changed, place - 4)[0]
+        changed[place + 8 : place - 4 + size] = content
+        for name in (box, b"stbl", b"minf", b"mdia", b"trak", b"moov"):
+            at = changed.index(name) - 4
+            stated = struct.unpack_from(">I", changed, at)[0]
+            struct.pack_into(">I", changed, at, stated + len(content) + 12 - size)
+    return changed
+
+
+def test_an_mp4_whose_index_leads_beyond_its_end_and_back_is_cut_short(tmp_path: Path) -> None:
+    track = AudioTrack(samples=sound(), sample_rate=RATE, codec="aac")
+    data = with_last_packet_alone(made_whole := make_media([track], format="mp4"))
+    path = tmp_path / "sound.m4a"
+    path.write_bytes(data)
+    np.testing.assert_array_equal(sm.load_audio(path).array, sm.load_audio(made_whole).array)
+    (size,) = struct.unpack_from(">I", data, place := data.index(b"stsz") + 16 + 4 * 24)
+    struct.pack_into(">I", data, place, size + len(data))
+    path.write_bytes(data)
+    for source in (path, bytes(data)):
+        with pytest.raises(sm.DecodeError, match="cut short: the data ends inside a packet"):
+            sm.load_audio(source)
 
 
 def test_an_image_in_the_metadata_of_an_avif_is_complete() -> None:
