@@ -368,6 +368,7 @@ def file_blocks(url: str, format: str, index: int, codec: AudioCodec) -> Iterato
     """
     graph = av.filter.Graph()
     graph.threads = 1
+    # PyAV holds the GIL while the filter opens the file: 0.4 ms, as its beginning has been read before.
     source = graph.add(
         "amovie",
         filename=url,

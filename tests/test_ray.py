@@ -159,6 +159,15 @@ def test_batches_take_turns_in_the_memory_of_a_pool() -> None:
     assert pickle.loads(pickle.dumps(decode))({"bytes": column(png(5))})["image"].max() == 5
 
 
+def is_of_ray(process: Any) -> bool:
+    import psutil
+
+    try:
+        return "ray" in " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
+
+
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     pytest.importorskip("ray.data")
@@ -178,9 +187,9 @@ def ray() -> Iterator[Any]:
             runtime_env={"env_vars": {"PYTHONPATH": str(Path(sm.__file__).parents[1])}},
         )
         yield ray
-        # Not those of other tests: CPython's server for new processes stays until this one ends.
         children = psutil.Process().children(recursive=True)
-        started = [one for one in children if "ray" in " ".join(one.cmdline())]
+        # Not those of other tests: CPython's server for new processes stays until this one ends.
+        started = [one for one in children if is_of_ray(one)]
         assert started
         ray.shutdown()
         assert psutil.wait_procs(started, timeout=30)[1] == []
