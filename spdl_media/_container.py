@@ -74,8 +74,8 @@ class Container:
         av: PyAV's container. Replaced by a new one if a rewind has to open the source again.
         format: FFmpeg's name of the format.
         turn: Number of reads begun, so that a reader notices when another one has moved the position.
-        ended: Reading has reached the end of the source.
-        tried: The only decoders that FFmpeg may open to find parameters, joined by commas; ``None``: all.
+        tried: Names of the decoders that FFmpeg was allowed to open to find stream parameters, joined by
+            commas; ``None``: all decoders.
     """
 
     def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Container:
         self._config = config
         self._orientations: dict[int, int] = {}
         self._starts: dict[int, dict[int, int] | None] = {}
-        self.ended = self._checksum_failed = self._empty = False
+        self._ended = self._checksum_failed = self._empty = False
         self._log: list[LogLine] = []
         self._log_start = 0
         self._open()
@@ -261,7 +261,7 @@ class Container:
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
-        self.ended, self._empty = False, from_start
+        self._ended, self._empty = False, from_start
         self._checksum_failed = from_start and self._input.checksum_failed
         # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)
@@ -309,7 +309,7 @@ class Container:
             else:
                 yield from detach(packet)
         self._input.check()
-        self.ended = True
+        self._ended = True
 
     def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
         """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
@@ -324,7 +324,7 @@ class Container:
         """
         if self._checksum_failed:
             return "a page fails its checksum, and FFmpeg leaves it out"
-        if not self.ended or self._config.format is not None:
+        if not self._ended or self._config.format is not None:
             return None
         # No still has audio.
         can_be_still = self._may_be_still and not self.av.streams.audio

@@ -203,32 +203,12 @@ class SampleDecoder(OpenDecoder):
                 with lock:
                     if self.decode(part, sink.put):
                         break
-            self._put_back()
+            if self._is_reusable:
+                self._context.flush_buffers()
+                _spare.put_back(self._codec, self._context)
             sink.flush()
         finally:
             self.close()
-
-    def first_frame(self, packets: Iterable[AvPacket]) -> tuple[av.AudioFrame, int] | None:
-        """Decode only the first frame, and return it with its position; ``None``: there is none.
-
-        Raises:
-            DecodeError: The data is damaged, with ``on_corrupt="raise"``.
-        """
-        found: list[tuple[av.AudioFrame, int]] = []
-
-        def put(frame: av.AudioFrame, _start: int, _stop: int, position: int) -> bool:
-            found.append((frame, position))
-            return True
-
-        self.decode(packets, put)
-        self._put_back()
-        return found[0] if found else None
-
-    def _put_back(self) -> None:
-        """Keep the decoder for reuse, if flushing makes it like a new one."""
-        if self._is_reusable:
-            self._context.flush_buffers()
-            _spare.put_back(self._codec, self._context)
 
     def _filling(self, put: Put) -> Put:
         """Wrap ``put`` so that silence fills gaps between samples, and at the window's start."""

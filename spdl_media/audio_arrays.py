@@ -30,7 +30,7 @@ from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
 from spdl_media.rows import OnShort, check_enough, fill_up
-from spdl_media.sample_rows import SampleRows, file_blocks, gives_blocks, layout_name
+from spdl_media.sample_rows import SampleRows, layout_name
 from spdl_media.storage import Storage, lease_memory, new_array
 from spdl_media.timing import Window
 from spdl_media.window import audio_packets, read_audio
@@ -245,26 +245,12 @@ def _decode_while_reading(
                     return None
                 metadata = PacketMetadata(container.name, container.zero, window)
                 decoder = SampleDecoder(codec, metadata, request.config)
-                is_whole = not window and request.num_samples is None
-                # A container that needed all decoders is costly to open a second time.
-                url = input.file_url if is_whole and container.tried is not None else None
-                format, stream = container.format, container.av.streams[index]
-                if url is None or not gives_blocks(
-                    stream, format, input.size(), codec, request.config
-                ):
-                    decoder.run(packets, rows)
-                else:
-                    first = decoder.first_frame(packets)
-                    blocks = file_blocks(url, format, index, codec)
-                    if first is None or not rows.put_blocks(blocks, *first):
-                        return None
-                    container.ended = True
+                decoder.run(packets, rows)
             last = decoder.last_packet
             # The caller's other path raises the error.
             if rows.mixed or last is None or container.missing_end((last,)):
                 return None
-    # A name that is not UTF-8 is a UnicodeError.
-    except (DemuxError, DecodeError, FilterError, UnicodeError):
+    except (DemuxError, DecodeError, FilterError):
         return None
     return _finished(rows, request, metadata, codec)
 

@@ -289,16 +289,6 @@ class Input:
         return self._reader is None
 
     @property
-    def file_url(self) -> str | None:
-        """The URL of a local file for FFmpeg; ``None`` for other sources."""
-        return None if self._file is None else self._url
-
-    @property
-    def _url(self) -> str:
-        # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
-        return f"file:{self._path}"
-
-    @property
     def has_size(self) -> bool:
         """Whether size() and read_at() work: for memory, regular files, and readers that can seek."""
         return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time
@@ -347,7 +337,8 @@ class Input:
             # Checked here, because FFmpeg would open an empty file as raw data.
             if self._file is not None and self._file[1] == 0:
                 raise self._empty()
-            return self._url
+            # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
+            return f"file:{self._path}"
         content = self._content
         if content is not None:
             if not len(content):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import av
-import av.filter
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media.codec import AudioCodec
-from spdl_media.config import DecodeConfig
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
@@ -92,7 +88,7 @@ class SampleRows:
             if self._channels:
                 self.mixed = True
                 return True
-            self._begin(_format(frame), position)
+            self._begin((frame.format.name, layout.name, frame.sample_rate), position)
         frame.pts = None  # otherwise the FIFO refuses frames after a gap
         try:
             self._fifo.write(frame)
@@ -133,7 +129,7 @@ class SampleRows:
         """
         if frames and not self._channels:
             first = frames[0]
-            self._begin(_format(first), position)
+            self._begin((first.format.name, first.layout.name, first.sample_rate), position)
         channels, write, before = self._channels, self._fifo.write, self._fifo.samples
         try:
             for frame in frames:
@@ -150,31 +146,6 @@ class SampleRows:
             self._fifo.read(start)
         self._waiting += max(stop - start, 0)
         self._take_blocks()
-        return True
-
-    def put_blocks(
-        self, blocks: Iterable[av.AudioFrame], first: av.AudioFrame, position: int
-    ) -> bool:
-        """Add all samples of :func:`file_blocks`, and flush.
-
-        Args:
-            blocks: The samples.
-            first: The first frame of the decoder.
-            position: Its position.
-
-        Returns:
-            False if the blocks have not the format of the first frame, so FFmpeg has converted them.
-
-        Raises:
-            FilterError: The filters do not take the samples.
-        """
-        format = _format(first)
-        self._begin(format, position)
-        for block in blocks:
-            if _format(block) != format:
-                return False
-            self._take(block)
-        self.flush()
         return True
 
     @property
@@ -318,71 +289,6 @@ class SampleRows:
         if self._rows is not None:
             rows[:filled] = self._rows[:filled]
         return rows
-
-
-def _format(frame: av.AudioFrame) -> tuple[str, str, int]:
-    return frame.format.name, frame.layout.name, frame.sample_rate
-
-
-# Codecs with short frames. PyAV releases the GIL nine times for each, so threads wait for each other.
-_SHORT_FRAMES = frozenset({"aac", "opus", "vorbis"})
-
-
-def gives_blocks(
-    stream: Any, format: str, size: int, codec: AudioCodec, config: DecodeConfig
-) -> bool:
-    """Whether :func:`file_blocks` gives all samples of a stream of a file, or raises an error.
-
-    Args:
-        stream: PyAV's stream.
-        format: FFmpeg's name of the file's format.
-        size: Size of the file in bytes.
-        codec: Parameters of the stream.
-        config: How it is decoded.
-    """
-    is_plain = config.decoder is None and not config.decoder_options and config.gaps != "fill"
-    if not is_plain or codec.name not in _SHORT_FRAMES:
-        return False
-    if format == "ogg":
-        return True  # each page has a checksum, and the last one is marked
-    # The filter decodes what there is of a packet. A fragmented MP4 lists only the first fragments.
-    entries = stream.index_entries
-    return (
-        format.startswith("mov")
-        and len(entries) == stream.frames
-        and all(entry.pos + entry.size <= size for entry in entries)
-    )
-
-
-def file_blocks(url: str, format: str, index: int, codec: AudioCodec) -> Iterator[av.AudioFrame]:
-    """Read and decode an audio stream of a file inside FFmpeg, which returns blocks of many frames.
-
-    Args:
-        url: The file.
-        format: FFmpeg's name of its format.
-        index: Index of the stream.
-        codec: Its parameters.
-
-    Raises:
-        av.FFmpegError: The file or the data is damaged.
-    """
-    graph = av.filter.Graph()
-    graph.threads = 1
-    # PyAV holds the GIL while the filter opens the file: 0.4 ms, as its beginning has been read before.
-    source = graph.add(
-        "amovie",
-        filename=url,
-        format_name=format.partition(",")[0],
-        # FFmpeg needs no other decoder to find the parameters of the streams.
-        format_opts=f"protocol_whitelist=file:codec_whitelist={codec.decoder}",
-        stream_index=str(index),
-        dec_threads="1",
-    )
-    sink = graph.add("abuffersink")
-    graph.link_nodes(source, graph.add("asetnsamples", f"n={_BLOCK}:p=0"), sink).configure()
-    with suppress(av.EOFError):
-        while True:
-            yield cast("av.AudioFrame", sink.pull())
 
 
 def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:

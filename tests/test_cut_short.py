@@ -346,6 +346,19 @@ def test_an_mp4_whose_mdat_states_too_much_is_complete_if_its_packets_are_there(
         decode_video(bytes(data[:-1]))
 
 
+def test_an_ogg_that_goes_on_in_another_codec_is_an_error(tmp_path: Path) -> None:
+    """FFmpeg does not read what follows. Its ``amovie`` ends there without an error."""
+    second = AudioTrack(samples=sound(), sample_rate=RATE, codec="vorbis")
+    data = container("ogg, opus") + make_media(
+        [second], format="ogg", options={"serial_offset": "5"}
+    )
+    path = tmp_path / "chained.ogg"
+    path.write_bytes(data)
+    for source in (path, data):
+        with pytest.raises(sm.DemuxError, match="the container is damaged"):
+            sm.load_audio(source)
+
+
 def with_last_packet_alone(data: bytes) -> bytearray:
     """Return an MP4 of one track, with its index at the end, whose last packet is a chunk of its own."""
     changed = bytearray(data)
