@@ -140,7 +140,7 @@ def test_a_callers_executor_keeps_no_item(number: int) -> None:
     [
         (10, 1),
         # Ends well before faulthandler_timeout: its report crashes CPython while threads come and go.
-        pytest.param(30_000, 24, marks=pytest.mark.long),
+        pytest.param(12_000, 8, marks=pytest.mark.long),
     ],
 )
 def test_threads_of_calls_that_took_too_long_are_not_kept(
@@ -148,7 +148,7 @@ def test_threads_of_calls_that_took_too_long_are_not_kept(
 ) -> None:
     caplog.set_level(logging.ERROR, logger="spdl_media.pipeline")
     builder = PipelineBuilder().add_source(range(number))
-    builder.pipe(lambda _: time.sleep(0.01), timeout=0.002, concurrency=num_threads)
+    builder.pipe(lambda _: time.sleep(0.03), timeout=0.002, concurrency=num_threads)
     sizes = []
     with builder.build(num_threads=num_threads, max_failures=math.inf).auto_stop() as pipeline:
         reader = threading.Thread(target=list, args=(pipeline,))
@@ -158,15 +158,15 @@ def test_threads_of_calls_that_took_too_long_are_not_kept(
             reader.join(3)
             sizes.append((len(run.graph.all_threads()), resident_size()))
         # On a busy machine, some calls return before they are found to be overdue.
-        assert sum(pipeline.failure_counts.values()) >= number / 2
+        assert sum(pipeline.failure_counts.values()) >= number / 4
         deadline = time.monotonic() + WAIT
         # Only the threads of the stage and the source are left, and none is in a call.
         while len(run.graph.all_threads()) > num_threads + 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert max(threads for threads, _ in sizes) < 10 * num_threads + 10
-    # A hundred bytes a call. The thousand records that are kept stand before the first size is taken.
-    assert sizes[-1][1] - sizes[0][1] < 3e6
+    # 170 bytes a call. The thousand records that are kept stand before the first size is taken.
+    assert sizes[-1][1] - sizes[0][1] < 2e6
 
 
 @pytest.mark.parametrize("kind", ["function", "async", "generator"])
