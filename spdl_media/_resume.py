@@ -1,27 +1,20 @@
-"""Progress of an epoch: the state to save, the ledger that tracks it, and the comparison with other ranks."""
+"""Progress of an epoch: the state to save, and the ledger that tracks progress during iteration."""
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from spdl_media._checks import outer_frame
-from spdl_media.epochs import PLACE, Pairs, Stateful, order_of_ranks, place_of
+from spdl_media.epochs import PLACE, Pairs, Stateful
 
 # Version of the state's dictionary. New fields get a default value, so they do not change the version.
 VERSION = 1
-
-# Number of loaders created at each line of the program.
-_loaders: Counter[str] = Counter()
 
 Tag: TypeAlias = tuple[int, int | None]
 """The origin of a sample: the item's position in the source, and the sample's offset within that item.
@@ -381,57 +374,3 @@ class Ledger:
         # Keep the last snapshot at or before the first item that is not done, and all later ones.
         while len(self._snapshots) > 1 and self._snapshots[1].position <= self._done.leading:
             self._snapshots.popleft()
-
-
-def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
-    """Compare the order of an epoch with that of the ``torch.distributed`` rank that began it first.
-
-    Args:
-        loader: The loader.
-        source: Its source. It is compared only if it is sharded over exactly these ranks.
-        epoch: The epoch.
-        key: Identifies the iteration; equal on all ranks.
-
-    Raises:
-        ValueError: The other rank has another order.
-    """
-    # Only if the program has imported it; torch is not imported for this check.
-    torch = sys.modules.get("torch.distributed")
-    rank, world_size = place_of(source)
-    if world_size == 1 or torch is None or not torch.is_available() or not torch.is_initialized():
-        return
-    # A sampler may shard over a group of ranks instead of all ranks.
-    if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
-        return
-    store = torch.distributed_c10d._get_default_store()
-    # The MPI backend has no store.
-    if store is None:
-        return
-    ours = {**order_of_ranks(source), "epoch": epoch}
-    # If all ranks have equally many items, their batches must have the same size, too: otherwise one rank
-    # would wait for another.
-    if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
-        ours |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    # The first rank stores its order and the others compare with it, so no rank waits.
-    first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
-    other, theirs = json.loads(first)
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    if names:
-        differences = ", ".join(f"{name} {ours.get(name)} and {theirs.get(name)}" for name in names)
-        raise ValueError(
-            f"ranks {rank} and {other} share out different epochs, so items would come twice or never, or "
-            f"one would wait for the other: {differences}. Make the samplers and loaders of all ranks with "
-            "the same arguments, over the same data, and set the same epoch"
-        )
-
-
-def origin_of_loader() -> str:
-    """Return a name for the loader being created: the line of the program, and a number for that line.
-
-    A number alone would not match between ranks, because one rank may create more loaders than others.
-    """
-    frame, _ = outer_frame()
-    line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    # A line in a loop creates several loaders, in the same order on all ranks.
-    _loaders[line] += 1
-    return f"{line}/{_loaders[line]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -13,11 +14,18 @@ from collections.abc import (
 )
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from spdl_media._checks import check_choice, check_int, warn_caller, with_argument_hints
-from spdl_media._resume import Ledger, State, Tag, compare_ranks, loaded_state, origin_of_loader
-from spdl_media.epochs import iterator_in, order_of
+from spdl_media._checks import (
+    check_choice,
+    check_int,
+    outer_frame,
+    warn_caller,
+    with_argument_hints,
+)
+from spdl_media._resume import Ledger, State, Tag, loaded_state
+from spdl_media.epochs import compare_ranks, iterator_in, order_of
 from spdl_media.loader_ends import CONVERTERS, AsyncEpoch, Epoch, SharedSource, checked_source
 from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
 from spdl_media.loader_stages import LoaderStages, OnError, check_arguments
@@ -37,6 +45,8 @@ __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced
 
 E = TypeVar("E", Epoch, AsyncEpoch)
 
+# Number of loaders created at each line of the program.
+_loaders: Counter[str] = Counter()
 
 # For each argument of PyTorch's DataLoader that does not exist here: what to use instead.
 _TORCH_NAMES = {
@@ -180,7 +190,7 @@ class DataLoader:
         # Tags of the samples in the batch that was handed out last.
         self._tags: Sequence[Tag] = ()
         # Together they identify an iteration, with the same value on all ranks.
-        self._origin, self._num_iterations = origin_of_loader(), 0
+        self._origin, self._num_iterations = _origin(), 0
 
     def __len__(self) -> int:
         """Return the number of batches (or samples) of an epoch in which nothing fails or is dropped.
@@ -382,3 +392,15 @@ class DataLoader:
         self._source.take_turn()
         # An iterator was read ahead of what was handed out. Its state leads back there.
         return self._ledger.state() if leads_back and self._ledger is not None else start
+
+
+def _origin() -> str:
+    """Return a name for the loader being created: the line of the program, and a number for that line.
+
+    A number alone would not match between ranks, because one rank may create more loaders than others.
+    """
+    frame, _ = outer_frame()
+    line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    # A line in a loop creates several loaders, in the same order on all ranks.
+    _loaders[line] += 1
+    return f"{line}/{_loaders[line]}"

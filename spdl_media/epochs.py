@@ -1,8 +1,10 @@
-"""Epochs of sources: protocols, repeated and shuffled sources, random numbers by seed and epoch."""
+"""Epochs of sources: protocols, repeated and shuffled sources, random numbers, order on each rank."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -362,3 +364,45 @@ def weighted_choice(
     last = np.searchsorted(cumulative, total, side="left")
     positions: npt.NDArray[np.int64] = np.minimum(chosen, last, dtype=np.int64)
     return positions
+
+
+def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
+    """Compare the order of an epoch with that of the ``torch.distributed`` rank that began it first.
+
+    Args:
+        loader: The loader.
+        source: Its source. It is compared only if it is sharded over exactly these ranks.
+        epoch: The epoch.
+        key: Identifies the iteration; equal on all ranks.
+
+    Raises:
+        ValueError: The other rank has another order.
+    """
+    # Only if the program has imported it; torch is not imported for this check.
+    torch = sys.modules.get("torch.distributed")
+    rank, world_size = place_of(source)
+    if world_size == 1 or torch is None or not torch.is_available() or not torch.is_initialized():
+        return
+    # A sampler may shard over a group of ranks instead of all ranks.
+    if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
+        return
+    store = torch.distributed_c10d._get_default_store()
+    # The MPI backend has no store.
+    if store is None:
+        return
+    ours = {**order_of_ranks(source), "epoch": epoch}
+    # If all ranks have equally many items, their batches must have the same size, too: otherwise one rank
+    # would wait for another.
+    if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
+        ours |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    # The first rank stores its order and the others compare with it, so no rank waits.
+    first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
+    other, theirs = json.loads(first)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if names:
+        differences = ", ".join(f"{name} {ours.get(name)} and {theirs.get(name)}" for name in names)
+        raise ValueError(
+            f"ranks {rank} and {other} share out different epochs, so items would come twice or never, or "
+            f"one would wait for the other: {differences}. Make the samplers and loaders of all ranks with "
+            "the same arguments, over the same data, and set the same epoch"
+        )

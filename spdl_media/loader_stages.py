@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from functools import partial
-from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -45,6 +42,7 @@ from spdl_media.pipeline.executors import (
     kind_of,
     name_of,
     refuse_coroutine,
+    usable_cores,
 )
 from spdl_media.pipeline.failures import failure_limit
 from spdl_media.pipeline.stages import StageConfig
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
 
 OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
 
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 # Applies the user's function to the value of a tagged item.
 _Call: TypeAlias = Callable[[Any], Any]
@@ -133,21 +130,6 @@ _KINDS = {
 }
 
 
-def usable_cores() -> int:
-    """Return the number of cores this process may use, by its affinity and its container's cgroup 2 limit."""
-    # Not `os.cpu_count`, which ignores the affinity that taskset or a scheduler sets.
-    if hasattr(os, "process_cpu_count"):  # CPython 3.13
-        count = os.process_cpu_count()
-    else:
-        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    limit = math.inf
-    # Without a limit the file says "max", which is not an int. Without cgroup 2 there is no such file.
-    with suppress(OSError, ValueError):
-        quota, period = CPU_LIMIT.read_text(encoding="ascii").split()
-        limit = max(1, math.ceil(int(quota) / int(period)))
-    return int(min(count or 1, limit))
-
-
 def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
     """Return the executor for the calls of a loader; ``None``: threads of this process."""
     if loader.num_processes is None:
@@ -208,8 +190,8 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         )
     if on_error == "raise" and loader.max_failures is not None:
         raise ValueError(
-            "on_error='raise' ends the epoch with the first failure, and max_failures="
-            f"{loader.max_failures!r} does not; leave one of them out"
+            "on_error='raise' ends the epoch with the first failure, so "
+            f"max_failures={loader.max_failures!r} has no meaning; leave one of them out"
         )
     if loader.executor is not None and loader.num_processes is not None:
         raise ValueError(

@@ -324,7 +324,7 @@ class BatchByLength(DistributedRandomSampler):
         sizes = np.asarray(lengths, np.float64)
         if sizes.ndim != 1 or not sizes.size or not (np.isfinite(sizes) & (sizes > 0)).all():
             raise ValueError(
-                "lengths must be positive numbers, one for each of at least one sample"
+                "lengths must be positive numbers, one for each sample, and at least one"
             )
         if batch_size is None and max_total is None:
             raise ValueError("nothing says how large a batch is: give batch_size= or max_total=")

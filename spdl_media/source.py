@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -377,7 +377,13 @@ class LocalDirectory(Sequence[Path]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, position: Any) -> Any:
+    @overload
+    def __getitem__(self, position: int) -> Path: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[Path]: ...
+
+    def __getitem__(self, position: int | slice) -> Path | list[Path]:
         return self._files[position]
 
     def __repr__(self) -> str:

@@ -785,7 +785,7 @@ def test_threads_are_as_many_as_the_cores_that_this_process_may_use(
     file = tmp_path / "cpu.max"
     if limit is not None:
         file.write_text(limit)
-    monkeypatch.setattr("spdl_media.loader_stages.CPU_LIMIT", file)
+    monkeypatch.setattr("spdl_media.pipeline.executors._CPU_LIMIT", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     loader = DataLoader(range(3), preprocessor=double, aggregator=transfer_async)

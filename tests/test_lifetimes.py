@@ -216,7 +216,7 @@ def test_nothing_grows(movie: bytes, tmp_path: Path) -> None:
     for _ in range(rounds):
         one_round(path, damaged)
     gc.collect()
-    # Fewer, where a pipeline of the tests before has only now ended.
+    # Fewer is no growth: what an earlier test opened may be closed meanwhile.
     assert len(list(Path("/proc/self/fd").iterdir())) <= len(files)
     assert len(gc.get_objects()) - objects < 5 * rounds
     # A frame a round would be 36 MB; the allocator itself moves by some megabytes, where others ran before.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import spdl_media as sm
-from spdl_media import _resume
+from spdl_media import dataloader
 from spdl_media.source import DistributedRandomSampler, MapIterator
 
 
@@ -48,7 +48,7 @@ class Ranks:
 
     def choose(self, rank: int) -> None:
         # Each process counts its own loaders.
-        self._monkeypatch.setattr(_resume, "_loaders", type(_resume._loaders)())
+        self._monkeypatch.setattr(dataloader, "_loaders", type(dataloader._loaders)())
         self.rank = rank
 
     def loader(self, rank: int, n: int = 9, **options: Any) -> sm.DataLoader:

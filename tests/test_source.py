@@ -310,7 +310,6 @@ class TestLocalDirectory:
         source.shuffle(seed=1)
         assert list(source) == first
         assert isinstance(source, IterableWithShuffle)
-        assert isinstance(source, IterableWithShuffle)
 
     def test_nothing_found(self, folder: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"matches '\*\.png'.*subfolders too"):

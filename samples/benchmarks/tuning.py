@@ -25,7 +25,7 @@ import numpy as np
 
 import spdl_media as sm
 from spdl_media.cli.bench import Setting, best_of, measure, search
-from spdl_media.loader_stages import usable_cores
+from spdl_media.pipeline.executors import usable_cores
 
 COUNTS = {False: (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64), True: (1, 2, 3, 4, 8)}
 GRID = [Setting(count, kind) for kind, counts in COUNTS.items() for count in counts]

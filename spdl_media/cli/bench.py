@@ -21,8 +21,8 @@ from spdl_media.cli.app import FILE, FOLDER, NUMBER, Refused, make_console, prin
 from spdl_media.cli.files import find_files, named_kind
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.dataloader import DataLoader
-from spdl_media.loader_stages import usable_cores
 from spdl_media.pipeline import PipelineError, PipelineFailure
+from spdl_media.pipeline.executors import usable_cores
 
 _LOOKED_AT, _USED = 20_000, 256
 _STEPS = ("decode", "convert", "transfer")

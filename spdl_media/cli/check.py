@@ -28,8 +28,8 @@ from spdl_media.demux import demux_image
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError, MediaError, MissingDependencyError, SourceError
 from spdl_media.image_frames import VideoFrames
-from spdl_media.loader_stages import usable_cores
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
+from spdl_media.pipeline.executors import usable_cores
 from spdl_media.stills import STILL_FORMATS
 
 _STYLES = dict(zip(KINDS, ("red", "red", "yellow", "cyan"), strict=True))

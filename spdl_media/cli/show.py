@@ -25,7 +25,7 @@ from spdl_media.cli.app import FILE, Refused, make_console, printable, show_tabl
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.errors import MediaError
 from spdl_media.image_files import save_image
-from spdl_media.loader_stages import usable_cores
+from spdl_media.pipeline.executors import usable_cores
 from spdl_media.video_file import VideoFile
 
 _HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "turn", "colour")

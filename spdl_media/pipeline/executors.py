@@ -1,4 +1,4 @@
-"""Kinds of stage functions, hooks around their calls, and descriptions of executors.
+"""Kinds of stage functions, hooks around their calls, descriptions of executors, and the cores they may use.
 
 Each run of a pipeline makes its own pool from such a description, and shuts it down (:mod:`pools`).
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import inspect
+import math
 import multiprocessing
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from time import perf_counter
 from types import CoroutineType
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -32,7 +35,10 @@ __all__ = (
     "kind_of",
     "name_of",
     "refuse_coroutine",
+    "usable_cores",
 )
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 FunctionKind: TypeAlias = Literal["function", "async", "generator", "async_generator"]
 
@@ -348,3 +354,18 @@ def check_pickles(what: str, value: object, where: str = "") -> None:
 def kind_name(value: object) -> str:
     """Return the class name of a value, or ``the class X`` if the value is the class X."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use, by its affinity and its container's cgroup 2 limit."""
+    # Not `os.cpu_count`, which ignores the affinity that taskset or a scheduler sets.
+    if hasattr(os, "process_cpu_count"):  # CPython 3.13
+        count = os.process_cpu_count()
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limit = math.inf
+    # Without a limit the file says "max", which is not an int. Without cgroup 2 there is no such file.
+    with suppress(OSError, ValueError):
+        quota, period = _CPU_LIMIT.read_text(encoding="ascii").split()
+        limit = max(1, math.ceil(int(quota) / int(period)))
+    return int(min(count or 1, limit))
