@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, TypeAlias
 
 import av
@@ -183,10 +183,21 @@ class SampleDecoder(OpenDecoder):
                     return True
         return False
 
-    def run(self, packets: Iterable[AvPacket], sink: SampleChunks | SampleRows) -> None:
+    def run(
+        self,
+        packets: Iterable[AvPacket],
+        sink: SampleChunks | SampleRows,
+        *,
+        in_memory: bool = True,
+    ) -> None:
         """Read packets, put their samples into a sink, and close the decoder or keep it for reuse.
 
         Call it in a :func:`~spdl_media._ffmpeg.ffmpeg_log` block.
+
+        Args:
+            packets: The packets; iterated as they are needed.
+            sink: Where the samples go.
+            in_memory: Reading a packet does not wait for a disk or a network.
 
         Raises:
             DecodeError: The data is damaged, with ``on_corrupt="raise"``.
@@ -198,11 +209,12 @@ class SampleDecoder(OpenDecoder):
         # None flushes the decoder.
         left = chain(packets, (None,))
         try:
-            # Packets are read outside of the lock, because the source may be slow.
-            while part := list(islice(left, _AT_ONCE)):
-                with lock:
-                    if self.decode(part, sink.put):
-                        break
+            # A slow source is read outside of the lock.
+            with lock if in_memory else nullcontext():
+                while part := list(islice(left, _AT_ONCE)):
+                    with lock:
+                        if self.decode(part, sink.put):
+                            break
             if self._is_reusable:
                 self._context.flush_buffers()
                 _spare.put_back(self._codec, self._context)
@@ -306,21 +318,35 @@ class SampleDecoder(OpenDecoder):
 
 # Codecs with short frames are decoded by one thread at a time. FFmpeg takes 4 microseconds for a frame of
 # MP3, 20 for one of AAC or Vorbis, and PyAV releases the GIL four times for each. Four threads that pass the
-# GIL to each other use up to four times the CPU, and decode half as many files a second as one thread. The
-# lock is reentrant, because a signal handler may decode, too.
-_short_lock: Any = threading.RLock()
+# GIL to each other use up to four times the CPU, and decode half as many files a second as one thread. With
+# many frames per packet, they need the GIL less: two threads decode 1.3 times as many files as one, but four
+# no more than one. The locks are reentrant, because a signal handler may decode, too.
+_short_locks: tuple[Any, ...] = threading.RLock(), threading.RLock()
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    _short_lock = nullcontext()
+    _short_locks = nullcontext(), nullcontext()
 elif hasattr(os, "register_at_fork"):
-    # A thread that does not exist in the child may have held the lock at the fork.
-    os.register_at_fork(after_in_child=_short_lock._at_fork_reinit)
+    # A thread that does not exist in the child may have held a lock at the fork.
+    for _lock in _short_locks:
+        os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 _SHORT_FRAMES = frozenset({"aac", "mp3", "vorbis"})
 
 
+class _Turn(threading.local):
+    """The lock that a thread takes to decode packets of many frames: one or the other, in turn."""
+
+    numbers = count()
+
+    def __init__(self) -> None:
+        self.lock = _short_locks[next(self.numbers) % len(_short_locks)]
+
+
+_turn = _Turn()
+
+
 def short_frame_lock(codec: AudioCodec) -> AbstractContextManager[object]:
     """Return the lock under which packets in memory are decoded if frames of the codec are short."""
-    return _short_lock if codec.name in _SHORT_FRAMES else nullcontext()
+    return _short_locks[0] if codec.name in _SHORT_FRAMES else nullcontext()
 
 
 def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
@@ -334,9 +360,9 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     """
     decoder = _spare.take(found.codec, config, source)
     (first, last), position = found.window, found.position
-    # Without the lock for a resampler, which runs long without the GIL.
-    needs_lock = not rows.resamples(found.codec.sample_rate)
-    with short_frame_lock(found.codec) if needs_lock else nullcontext(), unheard_log():
+    # Without a lock for a resampler, which runs long without the GIL.
+    needs_lock = found.codec.name in _SHORT_FRAMES and not rows.resamples(found.codec.sample_rate)
+    with _turn.lock if needs_lock else nullcontext(), unheard_log():
         for packet, num_samples in found.packets():
             try:
                 frames = decoder.decode(packet)

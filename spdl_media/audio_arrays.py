@@ -245,7 +245,7 @@ def _decode_while_reading(
                     return None
                 metadata = PacketMetadata(container.name, container.zero, window)
                 decoder = SampleDecoder(codec, metadata, request.config)
-                decoder.run(packets, rows)
+                decoder.run(packets, rows, in_memory=input.in_memory)
             last = decoder.last_packet
             # The caller's other path raises the error.
             if rows.mixed or last is None or container.missing_end((last,)):

@@ -11,6 +11,7 @@ See:
 from __future__ import annotations
 
 import math
+import re
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -292,8 +293,10 @@ def is_mp3(head: bytes | memoryview) -> bool:
 _STREAMINFO = struct.Struct(">4s B 3s HH 6s Q")
 _COMMENTS, _LAST_BLOCK = 4, 0x80
 _FLAC_SYNC = b"\xff\xf8"
-# Frame numbers are coded like UTF-8 characters: bytes of the code by the upper four bits of its first byte.
-_CODE_SIZES = (*[1] * 12, 2, 2, 3, 4)
+# A byte of block size and sample rate, one of channels and bits, and the number of the frame, coded like a
+# character in UTF-8. In a lookahead, because another header may begin inside of what only looks like one.
+_CODE = rb"[\0-\x7f]|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]..."
+_FLAC_HEADER = re.compile(_FLAC_SYNC + rb"(?=(.).(" + _CODE + rb"))", re.DOTALL)
 _MOST_PROBES, _MOST_HEADERS = 24, 32
 # Assumed largest frame in bytes, if the file states none.
 _LARGE = 32 * 1024
@@ -406,13 +409,10 @@ def _flac_headers(data: bytes, usual: int, last: int) -> Iterator[tuple[int, int
         usual: Byte after the sync code: block size and sample rate.
         last: Number of the last frame, in which that byte may differ.
     """
-    offset = data.find(_FLAC_SYNC)
-    while 0 <= offset < len(data) - 8:
-        code = data[offset + 4 : offset + 4 + _CODE_SIZES[data[offset + 4] >> 4]]
+    for header in _FLAC_HEADER.finditer(data, 0, len(data) - 4):
         try:
-            number = ord(code.decode("utf-8", "surrogatepass"))
+            number = ord(header[2].decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError:
             number = -1
-        if data[offset + 2] == usual or number == last:
-            yield offset, number
-        offset = data.find(_FLAC_SYNC, offset + 1)
+        if header[1][0] == usual or number == last:
+            yield header.start(), number

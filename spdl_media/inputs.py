@@ -289,6 +289,11 @@ class Input:
         return self._reader is None
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the input was given as bytes or as an array."""
+        return self._reader is None and self._path is None
+
+    @property
     def has_size(self) -> bool:
         """Whether size() and read_at() work: for memory, regular files, and readers that can seek."""
         return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time

@@ -208,14 +208,14 @@ def test_odd_files_are_read_as_by_packets(name: str) -> None:
 FORK = """
 import os, signal, sys, threading, warnings
 import spdl_media as sm
-from spdl_media._sample_decoder import _short_lock
+from spdl_media._sample_decoder import _short_locks
 
 data = sys.stdin.buffer.read()
 before = sm.load_audio(data, (1, 2)).array
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with _short_lock:
+    with _short_locks[0], _short_locks[1]:
         held.set()
         done.wait()
 
