@@ -32,7 +32,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.parts import missing_packets, signed_format
+from spdl_media.parts import is_open_ended, missing_packets, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -109,8 +109,8 @@ class Container:
         # The signature tells the format, which spares FFmpeg's probing. Only for sources that can seek: if
         # opening fails, they are opened a second time.
         self._may_be_still = self._input.seekable
+        head = self._input.head(HEAD_SIZE)
         if self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
-            head = self._input.head(HEAD_SIZE)
             known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
             if known is not None:
                 name, names = known
@@ -336,22 +336,22 @@ class Container:
         missing = self._input.missing_end()
         if missing is None and self.format.startswith("mov") and self._input.seekable:
             missing = missing_packets(self.av.streams, self._input.size())
-        return missing or self._short_packet(packets)
+        return missing or (self._short_packet(packets[-1]) if packets else None)
 
-    def _short_packet(self, packets: Sequence[AvPacket]) -> str | None:
-        if not packets:
-            return None
-        last = packets[-1]
-        # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states. In MPEG-TS and -PS it
-        # marks transmission errors as well, which are left to the decoder. An MP3 frame states its own size.
-        is_mp3 = self.format == "mp3"
-        frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if is_mp3 else None
+    def _short_packet(self, last: AvPacket) -> str | None:
+        # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states, or than were read at
+        # once. In MPEG-TS and -PS it marks transmission errors as well, which are left to the decoder.
         marked = last.is_corrupt and not self.format.startswith("mpeg")
-        if (frame_size or 0) > last.size or marked:
+        if marked and is_open_ended(self._input.head(HEAD_SIZE)):
+            marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
+        # An MP3 frame states its own size.
+        frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if self.format == "mp3" else None
+        if marked or (frame_size or 0) > last.size:
             return "the data ends inside a packet"
-        if self.format != "flac" or not last.duration or last.pts is None:
+        # These headers state the number of samples, or 0. Where the source can seek, their size was checked.
+        counted = ("flac",) if self._input.seekable else ("flac", "aiff", "au")
+        if self.format not in counted or not last.duration or last.pts is None:
             return None
-        # The header of a FLAC file states its number of samples, or 0.
         stated, found = self.av.streams[0].duration, last.pts + last.duration
         if not stated or found >= stated:
             return None

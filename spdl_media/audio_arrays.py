@@ -13,7 +13,7 @@ import numpy as np
 from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
-from spdl_media.array_formats.wav import KINDS, PCM, SURE_BELOW, WAVHeader, parse_file
+from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
@@ -407,7 +407,7 @@ def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
         head: Its first :data:`WAV_HEAD_SIZE` bytes.
 
     Returns:
-        ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, does not state its size, or its
+        ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, states an unusual size, or its
         samples are not PCM, float, A-law or mu-law of whole bytes.
     """
     if head[:4] != b"RIFF":
@@ -416,7 +416,10 @@ def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
         header, bits, mask, stated = parse_file(head)
     except ArrayFormatError:
         return None
-    if not 0 < stated < SURE_BELOW or header.data_offset + stated > input.size():
+    rest = input.size() - header.data_offset
+    if stated == NO_SIZE and rest % header.block_align == 0:
+        stated, header = rest, header._replace(data_size=rest)
+    if not 0 < stated < SURE_BELOW or stated > rest:
         return None
     num_channels = header.num_channels
     size = header.block_align // num_channels

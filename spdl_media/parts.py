@@ -305,6 +305,22 @@ def missing_end(read: Read, size: int) -> str | None:
     return None
 
 
+# Formats whose chunk "data" has no size if it was written to a pipe, and the smallest size that means so.
+_OPEN_ENDED = {b"RIFF": (RIFF, _UNKNOWN_SIZE), b"caff": (CAF, 1 << 62)}
+
+
+def is_open_ended(head: Bytes) -> bool:
+    """Whether an audio file does not state the size of its samples, which then reach to its end."""
+    form, unknown = _OPEN_ENDED.get(bytes(head[:4]), (None, 0))
+    if form is None:
+        return False
+    with suppress(struct.error):
+        for kind, start, end in form.of(memoryview(head)):
+            if kind == b"data":
+                return not 0 < end - start < unknown
+    return False
+
+
 def missing_packets(streams: Iterable[Any], size: int) -> str | None:
     """Describe what is missing from an MP4 whose boxes are complete, from FFmpeg's index of its packets."""
     last = [stream.index_entries[-1] for stream in streams if stream.index_entries]

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from spdl_media.parts import missing_end
 from spdl_media.testing import (
     AudioTrack,
     index_frames,
+    index_samples,
     make_audio,
     make_image,
     make_media,
@@ -280,13 +282,43 @@ def stream(data: bytes, **options: object) -> Iterator[sm.VideoFrames | sm.Audio
         yield from decoder.flush()
 
 
-@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFF000])
-def test_wav_of_unknown_size_is_complete(size: int) -> None:
+class OneWay(io.BytesIO):
+    """A source that cannot seek, as a pipe."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("seeks", [True, False])
+@pytest.mark.parametrize("num_samples", [5000, 4096 * 3 + 77])
+@pytest.mark.parametrize("name", ["wav: 0", "wav: 4294967295", "wav: 2147479552", "caf: -1"])
+def test_audio_of_unknown_size_is_complete(name: str, num_samples: int, *, seeks: bool) -> None:
     """A program that writes to a pipe cannot go back to fill in the size."""
-    data = bytearray(make_audio(sound(), RATE))
-    place = data.index(b"data") + 4
-    data[place : place + 4] = size.to_bytes(4, "little")
-    assert missing_end(lambda start, count: bytes(data[start : start + count]), len(data)) is None
+    format, _, size = name.partition(": ")
+    data = bytearray(make_audio(index_samples(num_samples, 2), RATE, format=format))
+    place, width = data.index(b"data") + 4, 4 if format == "wav" else 8
+    data[place : place + width] = (int(size) % 256**width).to_bytes(width, "little")
+
+    def load(data: bytes, **options: Any) -> Any:
+        source = io.BytesIO(data) if seeks else OneWay(data)
+        return sm.load_audio(source, filter_desc=None, **options)
+
+    whole = sm.load_audio(bytes(data), filter_desc=None).array
+    assert whole.tolist() == index_samples(num_samples, 2).tolist()
+    assert load(bytes(data)).array.tolist() == whole.tolist()
+    assert sm.load_audio(bytes(data), (0.05, 0.1), filter_desc=None).shape[0] == RATE // 20
+    with pytest.raises(sm.DecodeError, match="cut short: the data ends inside a packet"):
+        load(bytes(data[:-1]))
+
+
+@pytest.mark.parametrize("format", ["wav", "aiff", "au"])
+def test_audio_cut_in_a_pipe_is_an_error(format: str) -> None:
+    file = io.BytesIO()
+    sm.save_audio(file, np.zeros((2, 5000), np.float32), RATE, format=format)
+    data = file.getvalue()
+    assert sm.load_audio(OneWay(data)).shape == (2, 5000)
+    with pytest.raises(sm.DecodeError, match="cut short: the data ends"):
+        sm.load_audio(OneWay(data[:-400]))
 
 
 def test_matroska_of_unknown_size_is_complete() -> None:

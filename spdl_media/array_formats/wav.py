@@ -43,7 +43,7 @@ _EXTENSIBLE = 0xFFFE
 _EXTENSION = struct.Struct("<HHIH14s")
 _GUID_END = bytes.fromhex("000000001000800000aa00389b71")
 # Sizes that mean "not known yet" (in a pipe), or "see the chunk ds64" (in RF64).
-_NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+NO_SIZE, _NO_LONG_SIZE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 # Stand-ins of other programs for an unknown size, rounded down to whole samples: SoX writes the first, ALSA's
 # arecord the last.
 _STAND_INS = (0x7FFFF000, 0x7FFFFFFF, 0x80000000)
@@ -250,7 +250,7 @@ def parse_file(content: Content) -> _File:
     if head[:4] != b"RIFF" and b"ds64" in chunks:
         riff_size, long_size = _read_long_sizes(content, *chunks[b"ds64"])
         # A size of all ones means that the size is in the chunk "ds64".
-        size = long_size if size == _NO_SIZE else size
+        size = long_size if size == NO_SIZE else size
     block_align = fields[4]
     if not 0 < size < SURE_BELOW and not _is_known(
         size, offset, riff_size, block_align=block_align, length=len(content)
@@ -322,8 +322,8 @@ def _is_known(size: int, offset: int, riff_size: int, *, block_align: int, lengt
     file, which then ends before the first sample.
     """
     if size == 0:
-        return riff_size not in (_NO_SIZE, _NO_LONG_SIZE) and riff_size + _CHUNK.size > offset
-    if size in (_NO_SIZE, _NO_LONG_SIZE):
+        return riff_size not in (NO_SIZE, _NO_LONG_SIZE) and riff_size + _CHUNK.size > offset
+    if size in (NO_SIZE, _NO_LONG_SIZE):
         return False
     is_stand_in = any(0 <= stand_in - size < block_align for stand_in in _STAND_INS)
     return not is_stand_in or offset + size <= length
