@@ -252,7 +252,7 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
 
 def no_samples(window: Window, source: str) -> ConvertError:
     """Return the error for a window that contains no sample."""
-    return ConvertError(f"there is no sample in the window {window}", source=source)
+    return ConvertError(f"there is no sample in {window.name}", source=source)
 
 
 def _describe(format: tuple[int, str, int]) -> str:

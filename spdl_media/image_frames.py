@@ -48,8 +48,8 @@ class DecodedFrames:
 
     def _no_first(self, noun: str) -> ValueError:
         return ValueError(
-            f"{self.source}: there is no {noun} in the window {self._metadata.window}, so nothing is "
-            "known of its format"
+            f"{self.source}: there is no {noun} in {self._metadata.window.name}, so nothing is known of "
+            "its format"
         )
 
     @property

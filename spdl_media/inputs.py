@@ -406,16 +406,16 @@ class Input:
         head: bytes | memoryview = b""
         with suppress(SourceError):
             head = self.head(12) if self.seekable else b""
-        # Only with the signature of MP4: FFmpeg assumes MP4 for every file named .mp4.
-        if "moov atom not found" in text and head[4:8] == b"ftyp":
-            text = (
-                f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
-                "record it again"
-            )
-        elif kind := unread_kind(head):
+        if kind := unread_kind(head):
             text = (
                 f"it begins as {kind}, but FFmpeg cannot open it: {text}. It is damaged, or of a kind that "
                 "FFmpeg does not read; convert it with another program"
+            )
+        # Only with the signature of MP4: FFmpeg assumes MP4 for every file named .mp4.
+        elif "moov atom not found" in text and head[4:8] == b"ftyp":
+            text = (
+                f"this MP4 has no index: {text}. It was cut short, or never finished; fetch or "
+                "record it again"
             )
         else:
             text = (

@@ -291,7 +291,7 @@ class FrameRows:
 def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
     """Make the error for a window without frames."""
     window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
-    return ConvertError(f"there is no frame in the window {window}", source=frames.source)
+    return ConvertError(f"there is no frame in {window.name}", source=frames.source)
 
 
 def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
@@ -332,7 +332,7 @@ def check_enough(
         if what == "samples":
             remedy += "; decode_config(gaps='fill') puts silence where the file leaves audio out"
         raise ConvertError(
-            f"{wanted} {what} are asked for, and there are {found} in the window {window}. {remedy}",
+            f"{wanted} {what} are asked for, and there are {found} in {window.name}. {remedy}",
             source=source,
         )
 

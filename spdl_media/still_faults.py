@@ -92,6 +92,10 @@ def _webp(view: memoryview, size: int) -> str | None:
     return short_of(size, length + 8, "the RIFF form")
 
 
+_BMP_ROWS = (0, 3, 6)
+"""Compressions of rows of one size: none, and two with masks."""
+
+
 def _bmp(view: memoryview, size: int) -> str | None:
     pixels, width, height, depth, compression, length = parts.bmp_header(view)
     if compression in (1, 2):
@@ -99,6 +103,8 @@ def _bmp(view: memoryview, size: int) -> str | None:
         if bytes(view[-2:]) == b"\0\1" or (length and size >= pixels + length):
             return None
         return missing_after(size, "before the end-of-bitmap code")
+    if compression not in _BMP_ROWS:
+        return None
     tight, padded = (width * depth + 7) // 8, (width * depth + 31) // 32 * 4
     # Some writers don't pad rows. FFmpeg assumes that whenever bytes are missing, and shears an image that
     # lost fewer bytes than its padding. The size field in the header tells the cases apart.
@@ -240,7 +246,7 @@ def is_animated_webp(view: memoryview) -> bool:
 # Variants that FFmpeg reads wrongly or not at all.
 # Each function returns the reason, or None if FFmpeg reads the file correctly.
 
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 258, 259, 262, 266
+_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _ROWS_PER_STRIP = 258, 259, 262, 266, 278
 _PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
 _ASSOCIATED_ALPHA = 1
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
@@ -264,6 +270,7 @@ def tiff_reason(view: memoryview) -> str | None:
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
         ("with planes", tag(_PLANAR, 1) != 1),
+        ("without the height of its strip", tag(_ROWS_PER_STRIP, 0) < 1),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
         ("with a palette and alpha", photometric == 3 and extra >= 0),

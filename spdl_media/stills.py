@@ -207,6 +207,7 @@ _UNREAD = {
     b"\xff\x0a": "a JPEG XL",
     b"\0\0\0\x0cJXL ": "a JPEG XL",
     b"FTEX": "an FTEX",
+    b"\0\0\0\x10ftypmif3": "a HEIF or AVIF without boxes (mini)",
     b"%PDF": "a PDF",
     b"%!PS": "a PostScript",
 }

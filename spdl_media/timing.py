@@ -67,6 +67,11 @@ class Window:
         end = "inf" if self.end is None else f"{float(self.end):g}"
         return f"[{start}, {end})"
 
+    @property
+    def name(self) -> str:
+        """Name in messages: "the window [1, 2)", or "the stream" for the window without bounds."""
+        return f"the window {self}" if self else "the stream"
+
     def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[float, float]:
         """Convert the window to FFmpeg's timestamps ``(first, stop)``; an open side is an infinity.
 

@@ -64,7 +64,7 @@ def test_a_stream_without_a_frame_is_reported(empty: str) -> None:
     frames = sm.decode_packets(demux(file.getvalue()))
     assert len(frames) == 0
     for item in (frames, [frames]):
-        with pytest.raises(sm.ConvertError, match=r"there is no (frame|sample) in the window"):
+        with pytest.raises(sm.ConvertError, match=r"there is no (frame|sample) in the stream"):
             sm.convert_frames(item)
 
 

@@ -73,9 +73,9 @@ def big_endian_tiles() -> bytes:
 
 
 def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
-    """Make a little-endian TIFF of 4x2 pixels in one strip, with further tags of type SHORT."""
+    """Make a little-endian TIFF of 4x2 pixels in one strip, with other tags of type SHORT (0: without)."""
     usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2, 279: len(pixels)}
-    entries = sorted((usual | tags).items())
+    entries = sorted((tag, value) for tag, value in (usual | tags).items() if value)
     behind = 8 + 2 + 12 * (len(entries) + 2) + 4
     rows = [(tag, 3, 1, value) for tag, value in entries]
     rows += [(258, 3, len(bits), bits[0] if len(bits) == 1 else behind)]
@@ -117,6 +117,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, Lab": lambda: saved("LAB", "TIFF"),
     "TIFF, big": lambda: saved("RGBA", "TIFF", big_tiff=True),
     "TIFF, tiles": big_endian_tiles,
+    "TIFF, no rows per strip": lambda: tiff({262: 2, 278: 0}, (8,) * 3, NUMBERS[:24]),
     "TIFF, one plane": lambda: tiff({262: 1, 284: 2}, (8,), NUMBERS[:8]),
     "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
     "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
@@ -150,6 +151,7 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (saved("RGBA", "DDS", pixel_format="DXT1").replace(b"DXT1", b"ABCD"), "dds.*ABCD"),
         (b"\xff\x0a" + bytes(40), "begins as a JPEG XL"),
         (b"FTEX" + bytes(60), "begins as an FTEX"),
+        (b"\0\0\0\x10ftypmif3heic" + bytes(60), "begins as a HEIF or AVIF without boxes"),
         (cursor[:100], "Pillow cannot decode a cursor"),
         (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
         (damaged_animation, "an animated PNG: cannot identify image file$"),
