@@ -375,6 +375,9 @@ class Input:
         return DemuxError("the source is empty (0 bytes)", source=self.name)
 
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
+        if bytes(self.head(4)) == b"RIFX" and config.format in (None, "wav"):
+            text = "it is a WAV of big-endian numbers (RIFX), which FFmpeg reads as little-endian; convert it"
+            raise DemuxError(text, source=self.name)
         # Protocols that FFmpeg may open itself, for playlists and scripts. "none" matches no protocol.
         options = {"protocol_whitelist": "none"}
         if self._path is not None:

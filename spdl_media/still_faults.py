@@ -247,7 +247,9 @@ def is_animated_webp(view: memoryview) -> bool:
 # Each function returns the reason, or None if FFmpeg reads the file correctly.
 
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _ROWS_PER_STRIP = 258, 259, 262, 266, 278
-_PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES = 284, 322, 338
+_PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 322, 338, 339
+_STRIPS, _LZW = 273, 5
+_UNSIGNED = (1, 4)  # the last is "undefined"
 _ASSOCIATED_ALPHA = 1
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 """No compression, the three of CCITT, LZW, Deflate and PackBits."""
@@ -255,10 +257,11 @@ _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
 
 def tiff_reason(view: memoryview) -> str | None:
-    """FFmpeg decodes tiles, JPEG, planes and some colour types to garbled images without an error.
+    """FFmpeg decodes tiles, JPEG, planes and some types of numbers to garbled images without an error.
 
     Raises:
         struct.error: The data ends before the directory or a value does.
+        IndexError: The data ends before the first strip.
     """
 
     def tag(number: int, default: int) -> int:
@@ -266,11 +269,15 @@ def tiff_reason(view: memoryview) -> str | None:
         return default if value is None else value
 
     photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
-    compression = tag(_COMPRESSION, 1)
+    compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
+    # Codes from the least significant bit on, as old writers made them, begin with 256, the code to clear.
+    is_old_lzw = compression == _LZW and view[strip] == 0 and view[strip + 1] & 1
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
+        (f"with 16-bit numbers of kind {kind}", bits == 16 and kind not in _UNSIGNED),
         ("with planes", tag(_PLANAR, 1) != 1),
         ("without the height of its strip", tag(_ROWS_PER_STRIP, 0) < 1),
+        ("with LZW in the old order of bits", is_old_lzw),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
         ("with a palette and alpha", photometric == 3 and extra >= 0),

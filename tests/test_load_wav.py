@@ -189,3 +189,13 @@ def test_probe_says_what_ffmpeg_says() -> None:
     named = sm.demux_config(format="wav")  # which FFmpeg handles
     wrong = [data[:80] for data in files if sm.probe(data) != sm.probe(data, demux_config=named)]
     assert not wrong
+
+
+def test_big_endian_wav_is_refused() -> None:
+    """FFmpeg would read its samples as little-endian."""
+    header = b"RIFX" + struct.pack(">I", 36 + 200) + b"WAVEfmt "
+    header += (
+        struct.pack(">IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16) + b"data" + struct.pack(">I", 200)
+    )
+    with pytest.raises(sm.DemuxError, match=r"a WAV of big-endian numbers \(RIFX\)"):
+        sm.load_audio(header + bytes(200))

@@ -85,6 +85,13 @@ def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
     return head + struct.pack(f"<{len(bits)}H", *bits) + pixels
 
 
+def old_lzw(data: bytes) -> bytes:
+    """Code each byte in 9 bits, the least significant first, between the codes to clear and to end."""
+    codes = (256, *data, 257)
+    bits = sum(code << 9 * index for index, code in enumerate(codes))
+    return bits.to_bytes(-(-9 * len(codes) // 8), "little")
+
+
 def dds(flags: int, bits: int, masks: tuple[int, ...], pixels: bytes, dxgi: int = 0) -> bytes:
     """Make a DDS of 4x4 pixels, with the header of DirectX 10 if a format is given."""
     kind = b"DX10" if dxgi else bytes(4)
@@ -118,6 +125,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, big": lambda: saved("RGBA", "TIFF", big_tiff=True),
     "TIFF, tiles": big_endian_tiles,
     "TIFF, no rows per strip": lambda: tiff({262: 2, 278: 0}, (8,) * 3, NUMBERS[:24]),
+    "TIFF, old LZW": lambda: tiff({262: 2, 259: 5}, (8,) * 3, old_lzw(NUMBERS[:24])),
     "TIFF, one plane": lambda: tiff({262: 1, 284: 2}, (8,), NUMBERS[:8]),
     "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
     "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
@@ -152,6 +160,10 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"\xff\x0a" + bytes(40), "begins as a JPEG XL"),
         (b"FTEX" + bytes(60), "begins as an FTEX"),
         (b"\0\0\0\x10ftypmif3heic" + bytes(60), "begins as a HEIF or AVIF without boxes"),
+        (
+            tiff({262: 1, 339: 2}, (16,), bytes(16)),
+            "16-bit numbers of kind 2: its pixels are 32-bit integers",
+        ),
         (cursor[:100], "Pillow cannot decode a cursor"),
         (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
         (damaged_animation, "an animated PNG: cannot identify image file$"),

@@ -228,8 +228,7 @@ def parse_file(content: Content) -> _File:
     """
     head = bytes(content[:12])
     if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:] != b"WAVE":
-        also = "; load_audio reads big-endian WAV" if head[:4] == b"RIFX" else ""
-        raise ArrayFormatError(f"is not a WAV file: it begins with {head!r}{also}", offset=0)
+        raise ArrayFormatError(f"is not a WAV file: it begins with {head!r}", offset=0)
     chunks: dict[bytes, tuple[int, int]] = {}
     for name, start, size in find_chunks(content, 12):
         if name in _WANTED:
