@@ -33,6 +33,7 @@ _INDEPENDENT = frozenset("aac ac3 alac dts eac3 flac mp1 mp2 mp3 opus tta vorbis
 
 # No codec in use shows a frame more than 16 frames later than it is coded (H.264 and HEVC: 16).
 _MAX_REORDER = 16
+_MOST_WITHOUT_KEY = 1 << 25  # bytes of a part without a key frame
 
 
 class _VideoRun:
@@ -88,7 +89,7 @@ class _VideoRun:
         Args:
             packets: The packets of the stream.
             nbytes: Approximate size of a full part in bytes.
-            count: Packets of the window in a full part, if a key frame was read by then.
+            count: Packets of the window in a full part.
 
         Returns:
             Whether the window needs no later packet.
@@ -96,10 +97,13 @@ class _VideoRun:
         for packet in packets:
             nbytes -= packet.size
             count -= packet.pts is None or packet.pts >= self._first
-            self._has_key |= packet.is_keyframe
+            had_key, self._has_key = self._has_key, self._has_key or packet.is_keyframe
             if self.add(packet):
                 return True
-            if self._inside > 1 and (nbytes <= 0 or (count <= 0 and self._has_key)):
+            # The last packet goes into the next part. So the key frame must be one before it, because a first
+            # part without any would be decoded as a stream of intra refresh.
+            is_full = had_key and min(nbytes, count) <= 0
+            if self._inside > 1 and (is_full or nbytes < -_MOST_WITHOUT_KEY):
                 return False
         return True
 
@@ -143,8 +147,8 @@ def read_video(
     start = _video_start(container, codec, window)
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
-        keep = nbytes == math.inf
-        packets, _ = _seek_packets(container, start, {index: _key_test(start)}, keep=keep)
+        tests, keep = {index: _key_test(start)}, nbytes == math.inf
+        packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
     run = _VideoRun(metadata.span(codec.time_base))
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
@@ -156,10 +160,8 @@ def read_video(
         # Keep one packet, so that the last part is not empty: its last packet may tell that the file is
         # truncated.
         kept = run.take(keep=not is_last)
-        goes_on = run.goes_on or not is_last
-        yield our_packets(
-            container, index, codec, kept, window, continues=continues, goes_on=goes_on
-        )
+        more = {"continues": continues, "goes_on": run.goes_on or not is_last}
+        yield our_packets(container, index, codec, kept, window, **more)
         continues = True
 
 

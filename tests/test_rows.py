@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import io
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from damage import packet_spans
@@ -200,6 +202,27 @@ def test_a_long_video_that_is_cut_short_says_so(part: int, monkeypatch: pytest.M
     assert expected[0] is sm.DecodeError
     assert outcome(lambda: sm.load_video(data)) == expected
     assert len(sm.load_video(data, num_frames=COUNT - 2)) == COUNT - 2
+
+
+@pytest.mark.parametrize("part", [video_arrays._PART_BYTES, 2000])
+def test_a_video_that_begins_between_key_frames_is_read_up_to_one(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packets without any key frame would be decoded as intra refresh."""
+    monkeypatch.setattr(video_arrays, "_PART_BYTES", part)
+    whole = make_video(index_frames(60, 64, 48), codec="mpeg4", format="mp4", gop_size=40)
+    cut = io.BytesIO()
+    with av.open(io.BytesIO(whole)) as file, av.open(cut, "w", format="mp4") as sink:
+        stream = sink.add_stream_from_template(file.streams.video[0])
+        for number, packet in enumerate(list(file.demux(video=0))[:-1]):
+            packet.stream = stream
+            packet.is_keyframe &= number > 0
+            sink.mux(packet)
+    expected = sm.convert_frames(sm.decode_packets(sm.demux_video(cut.getvalue()))).array
+    assert len(expected) == 20
+    for num_frames in (1, 5, None):
+        found = sm.load_video(cut.getvalue(), num_frames=num_frames).array
+        assert np.array_equal(found, expected[:num_frames])
 
 
 MEASURE = """
