@@ -101,8 +101,12 @@ class FastChain:
 
     def takes(self, frame: av.VideoFrame) -> bool:
         """Whether the scaler alone converts this frame as a graph does."""
+        # The scaler alone would scale the fields of an interlaced frame one by one. Decoders mark the rows of
+        # an interlaced PNG as fields, and Adam7 has none.
+        if frame.interlaced_frame or not _same_without_graph(frame.format.name):
+            return False
         needs_range = self._is_yuv or self._formats[0] == _HALF_CHROMA
-        return _same_without_graph(frame.format.name) and (not needs_range or _keeps_range(frame))
+        return not needs_range or _keeps_range(frame)
 
     def run(
         self, frame: av.VideoFrame, placement: Placement, *, mirror: bool = False

@@ -337,6 +337,21 @@ def test_video_formats_take_a_graph(pix_fmt: str) -> None:
         assert not accepts(desc, av.VideoFrame(16, 16, pix_fmt))
 
 
+@each("pix_fmt", ["rgb24", "gray", "rgba", "monob"])
+@each("size", [(33, 21), (5, 1)])
+def test_the_rows_of_an_interlaced_png_are_not_scaled_as_fields(
+    size: tuple[int, int], pix_fmt: str, rng: np.random.Generator
+) -> None:
+    pixels = rng.integers(0, 256, (*size[::-1], 3), np.uint8)
+    data = [
+        make_image(pixels, codec="png", pix_fmt=pix_fmt, options=options)
+        for options in ({}, {"flags": "+ildct"})
+    ]
+    for options in ({}, {"width": 20, "height": 14}, {"width": 20, "height": 14, "quality": "fast"}):
+        plain, interlaced = (sm.load_image(each, **options).array for each in data)
+        assert np.array_equal(interlaced, plain)
+
+
 def test_what_the_graph_refuses_is_not_accepted() -> None:
     too_big = get_video_filter_desc(scale_width=8, scale_height=8, crop_width=9)
     assert not accepts(too_big, av.VideoFrame(16, 16, "rgb24"))
