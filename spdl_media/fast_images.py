@@ -15,7 +15,15 @@ import numpy as np
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.formats import RGB_8BIT, chroma_steps, is_yuv, like_frame, plane_steps, plane_views
+from spdl_media.formats import (
+    RGB_8BIT,
+    TO_BYTES,
+    chroma_steps,
+    is_yuv,
+    like_frame,
+    plane_steps,
+    plane_views,
+)
 from spdl_media.geometry import CHROMA_GRID, Box, Placement, Size, fits, middle, place
 from spdl_media.operations import PictureOps
 
@@ -327,6 +335,8 @@ def _same_without_graph(pix_fmt: str) -> bool:
     does not: decoded video differs by up to 151 levels. The full-range JPEG formats state no location, and
     the remaining formats have full chroma. ``tests/test_fastpath_equivalence.py`` tries each.
     """
+    if pix_fmt in TO_BYTES:
+        return False
     if pix_fmt.startswith("yuvj"):
         return True
     format = av.VideoFormat(pix_fmt, 16, 16)

@@ -20,7 +20,7 @@ from spdl_media.fast_images import (
     part_to_convert,
     whole_samples,
 )
-from spdl_media.formats import has_limited_gray, like_frame
+from spdl_media.formats import TO_BYTES, has_limited_gray, like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
     SINKS,
@@ -409,14 +409,16 @@ class PictureFilter:
         if ops is None:
             return _joined(turn, str(self._desc)), None
         part = part_to_convert(frame, ops, turn) if ops.is_exact_conversion else None
+        name = frame.format.name
+        bytes_first = "" if name == ops.pix_fmt else TO_BYTES.get(name, "")
         if part is None:
-            return _joined(turn, *filter_text(ops)) or "null", None
+            return _joined(bytes_first, turn, *filter_text(ops)) or "null", None
         outer, inner = part
         x, y, w, h = inner
         scaler, first, *rest = conversion_filters(ops)
         cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
         middle = f"crop={w}:{h}:{x}:{y}:exact=1"
-        return _joined(scaler, first, middle, turn, *cut, *rest), outer
+        return _joined(bytes_first, scaler, first, middle, turn, *cut, *rest), outer
 
     def _through_graph(
         self, graph: FrameFilter, frame: av.VideoFrame, *, is_alike: bool = False

@@ -320,6 +320,19 @@ def has_limited_gray(frame: av.VideoFrame) -> bool:
     return frame.color_range == _LIMITED and frame.format.name in _LIMITED_GRAY
 
 
+TO_BYTES: Mapping[str, str] = {"monob": "format=gray", "monow": "format=gray"} | {
+    f"{order}{bits}{end}": ("" if end == "le" else f"format={order}{bits}le,") + "format=rgb24"
+    for order in ("rgb", "bgr")
+    for bits in ("555", "565")
+    for end in ("le", "be")
+}
+"""Filters to a format that FFmpeg's scaler reads right, by those that it reads wrongly.
+
+It scales 1-bit gray as if that had limited range, and 5 bits to at most 248; it reads big-endian ones in the
+wrong byte order.
+"""
+
+
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")
 
 
