@@ -159,6 +159,12 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
 
+def is_pillows(head: Bytes) -> bool:
+    """Whether a file begins as an image of a format that only Pillow reads."""
+    found = _SIGNATURE.match(head)
+    return found is not None and _SIGNATURES[bytes(found[0])][0] is None
+
+
 def pillow_video_reason(head: Bytes) -> str | None:
     """Return why FFmpeg must not read a file as a video; ``None``: it may.
 

@@ -148,7 +148,11 @@ FILES: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("kind", FILES)
 def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
     data = FILES[kind]()
-    np.testing.assert_array_equal(sm.load_image(data, pix_fmt="rgba").array, by_pillow(data))
+    pixels = sm.load_image(data, pix_fmt="rgba").array
+    np.testing.assert_array_equal(pixels, by_pillow(data))
+    stream = sm.probe(data).video
+    assert stream is not None
+    assert (stream.height, stream.width) == pixels.shape[:2]
 
 
 def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
