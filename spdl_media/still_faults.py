@@ -261,7 +261,6 @@ def tiff_reason(view: memoryview) -> str | None:
 
     Raises:
         struct.error: The data ends before the directory or a value does.
-        IndexError: The data ends before the first strip.
     """
 
     def tag(number: int, default: int) -> int:
@@ -270,14 +269,14 @@ def tiff_reason(view: memoryview) -> str | None:
 
     photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
     compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
-    # Codes from the least significant bit on, as old writers made them, begin with 256, the code to clear.
-    is_old_lzw = compression == _LZW and view[strip] == 0 and view[strip + 1] & 1
+    # Old writers began codes of 9 bits with the least significant one. The first code is 256, to clear.
+    first = int.from_bytes(view[strip : strip + 2], "little") & 0x1FF
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
         (f"with 16-bit numbers of kind {kind}", bits == 16 and kind not in _UNSIGNED),
         ("with planes", tag(_PLANAR, 1) != 1),
         ("without the height of its strip", tag(_ROWS_PER_STRIP, 0) < 1),
-        ("with LZW in the old order of bits", is_old_lzw),
+        ("with LZW in the old order of bits", compression == _LZW and first == 256),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
         ("with a palette and alpha", photometric == 3 and extra >= 0),
