@@ -32,7 +32,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.parts import is_open_ended, missing_packets, signed_format
+from spdl_media.parts import signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -43,6 +43,7 @@ from spdl_media.stills import (
     pillow_video_reason,
     still_codec,
 )
+from spdl_media.truncation import is_open_ended, missing_packets
 
 Kind: TypeAlias = Literal["video", "audio"]
 
@@ -344,9 +345,8 @@ class Container:
         marked = last.is_corrupt and not self.format.startswith("mpeg")
         if marked and is_open_ended(self._input.head(HEAD_SIZE)):
             marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
-        # An MP3 frame states its own size.
         frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if self.format == "mp3" else None
-        if marked or (frame_size or 0) > last.size:
+        if marked or (frame_size or 0) > last.size:  # an MP3 frame states its size
             return "the data ends inside a packet"
         # These headers state the number of samples, or 0. Where the source can seek, their size was checked.
         counted = ("flac",) if self._input.seekable else ("flac", "aiff", "au")

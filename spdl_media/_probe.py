@@ -30,7 +30,7 @@ from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import ImagePackets
 from spdl_media.still_headers import read_still, webp_canvas
-from spdl_media.stills import HEAD_SIZE, container_still, is_pillows, still_codec
+from spdl_media.stills import HEAD_SIZE, container_still, only_pillow_reads, still_codec
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
 
@@ -230,7 +230,7 @@ def _is_still(input: Input, config: DemuxConfig) -> bool:
         return False
     head = input.head(HEAD_SIZE)
     # The brand "avis" marks an image sequence, which is treated as a video.
-    return is_pillows(head) or (container_still(head) == "avif" and head[8:12] != b"avis")
+    return only_pillow_reads(head) or (container_still(head) == "avif" and head[8:12] != b"avis")
 
 
 # Files with longer chunks after the samples are left to FFmpeg.

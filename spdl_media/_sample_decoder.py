@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -19,19 +18,12 @@ from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vo
 from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filters import FrameFilter
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.frames import (
-    AudioChunk,
-    cut_chunks,
-    frame_of,
-    placed_chunk,
-    sample_time_base,
     silent_frame,
 )
-from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import FrameMetadata, PacketMetadata
-from spdl_media.sample_rows import SampleRows
+from spdl_media.sample_rows import SampleChunks, SampleRows
 from spdl_media.timing import ticks_to_seconds
 
 Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]
@@ -332,8 +324,8 @@ elif hasattr(os, "register_at_fork"):
 _SHORT_FRAMES = frozenset({"aac", "mp3", "vorbis"})
 
 
-class _Turn(threading.local):
-    """The lock that a thread takes to decode packets of many frames: one or the other, in turn."""
+class _ThreadLock(threading.local):
+    """The lock under which a thread decodes packets of many frames. Threads get the locks alternately."""
 
     numbers = count()
 
@@ -341,7 +333,7 @@ class _Turn(threading.local):
         self.lock = _short_locks[next(self.numbers) % len(_short_locks)]
 
 
-_turn = _Turn()
+_thread_lock = _ThreadLock()
 
 
 def short_frame_lock(codec: AudioCodec) -> AbstractContextManager[object]:
@@ -362,7 +354,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     (first, last), position = found.window, found.position
     # Without a lock for a resampler, which runs long without the GIL.
     needs_lock = found.codec.name in _SHORT_FRAMES and not rows.resamples(found.codec.sample_rate)
-    with _turn.lock if needs_lock else nullcontext(), unheard_log():
+    with _thread_lock.lock if needs_lock else nullcontext(), unheard_log():
         for packet, num_samples in found.packets():
             try:
                 frames = decoder.decode(packet)
@@ -379,77 +371,3 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     decoder.flush_buffers()
     _spare.put_back(found.codec, decoder)
     return True
-
-
-class SampleChunks:
-    """A sink that keeps chunks of frames, after a filter graph unless the graph would not change them.
-
-    Args:
-        codec: Codec of the packets.
-        zero: Second 0 of the container on the stream's own clock.
-        filter_desc: The filter graph; ``None``: no graph.
-        limit: Number of samples at which the sink is full; ``None``: no limit.
-
-    Attributes:
-        filters: Whether the sink has a filter graph.
-    """
-
-    def __init__(
-        self, codec: AudioCodec, zero: Fraction, filter_desc: str | None, limit: int | None = None
-    ) -> None:
-        self.chunks: list[AudioChunk] = []
-        self.count = 0
-        self.zero = zero
-        self._limit = math.inf if limit is None else limit
-        ops = sound_ops(filter_desc)
-        # Frames of this format skip the graph, because it only converts to the format.
-        keeps = ops is not None and ops == SoundOps(sample_fmt=ops.sample_fmt)
-        self._same_fmt = ops.sample_fmt if ops is not None and keeps else None
-        self._graph = None
-        self.filters = filter_desc is not None and ops != SoundOps(sample_fmt=None)
-        if filter_desc is not None and self.filters:
-            self._graph = FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
-        # Cache of (sample rate, zero, time base), because fractions are slow to make.
-        self._unit = (0, zero, zero)
-
-    def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
-        """Take samples of a frame. Return whether the sink is full.
-
-        Raises:
-            FilterError: The graph does not accept the samples.
-        """
-        chunk = AudioChunk(frame, start, stop, position)
-        if self._graph is None or frame.format.name == self._same_fmt:
-            self.chunks.append(chunk)
-            self.count += stop - start
-            return self.count >= self._limit
-        unit = self._unit
-        if unit[:2] != (frame.sample_rate, self.zero):
-            time_base = sample_time_base(frame.sample_rate, self.zero)
-            unit = self._unit = (frame.sample_rate, self.zero, time_base)
-        # frame_of may set the frame's time, because nothing else refers to a frame just decoded.
-        return self._append(self._graph.push(frame_of(chunk, unit[2], self.zero)))
-
-    def flush(self) -> None:
-        """Flush the filter graph.
-
-        Raises:
-            FilterError: A filter fails.
-        """
-        if self._graph is not None:
-            self._append(self._graph.flush())
-
-    def _append(self, frames: list[av.AudioFrame]) -> bool:
-        self.chunks += [placed_chunk(frame, self.zero) for frame in frames]
-        self.count += sum(frame.samples for frame in frames)
-        return self.count >= self._limit
-
-    def take(self, size: int) -> list[AudioChunk]:
-        """Remove and return the first samples, at most ``size``."""
-        if size >= self.count:
-            taken, self.chunks = self.chunks, []
-        else:
-            taken = list(cut_chunks(self.chunks, 0, size))
-            self.chunks = list(cut_chunks(self.chunks, size, None))
-        self.count = max(self.count - size, 0)
-        return taken

@@ -11,7 +11,7 @@ import av
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import ffmpeg_log
 from spdl_media._picture_decoder import decode_into
-from spdl_media._sample_decoder import SampleChunks, SampleDecoder
+from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.filters import naming
@@ -30,7 +30,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.sample_rows import SampleRows
+from spdl_media.sample_rows import SampleChunks, SampleRows
 
 __all__ = ("decode_packets",)
 

@@ -13,7 +13,7 @@ import numpy as np
 from spdl_media._checks import OneThread, check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PicturePath, check_start
-from spdl_media._sample_decoder import SampleChunks, SampleDecoder
+from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import (
@@ -39,6 +39,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
+from spdl_media.sample_rows import SampleChunks
 from spdl_media.timing import Window
 
 __all__ = ("AudioDecoder", "VideoDecoder", "sample_decode_video")

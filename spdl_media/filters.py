@@ -410,15 +410,15 @@ class PictureFilter:
             return _joined(turn, str(self._desc)), None
         part = part_to_convert(frame, ops, turn) if ops.is_exact_conversion else None
         name = frame.format.name
-        bytes_first = "" if name == ops.pix_fmt else TO_BYTES.get(name, "")
+        to_bytes = "" if name == ops.pix_fmt else TO_BYTES.get(name, "")
         if part is None:
-            return _joined(bytes_first, turn, *filter_text(ops)) or "null", None
+            return _joined(to_bytes, turn, *filter_text(ops)) or "null", None
         outer, inner = part
         x, y, w, h = inner
         scaler, first, *rest = conversion_filters(ops)
         cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
         middle = f"crop={w}:{h}:{x}:{y}:exact=1"
-        return _joined(bytes_first, scaler, first, middle, turn, *cut, *rest), outer
+        return _joined(to_bytes, scaler, first, middle, turn, *cut, *rest), outer
 
     def _through_graph(
         self, graph: FrameFilter, frame: av.VideoFrame, *, is_alike: bool = False

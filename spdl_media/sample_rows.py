@@ -1,4 +1,4 @@
-"""Collect decoded audio in one array, in the requested format."""
+"""Sinks for decoded audio: its frames, or one array in the requested format."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media.codec import AudioCodec
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import (
     AudioChunk,
+    cut_chunks,
     frame_of,
     new_frame,
     placed_chunk,
     sample_planes,
     sample_time_base,
 )
-from spdl_media.operations import SoundOps
+from spdl_media.operations import SoundOps, sound_ops
 
 # Limit in bytes of the memory that is reserved for the samples stated in a header, which may be wrong. Only
 # filled memory is occupied.
@@ -33,6 +35,80 @@ _MOST_EXPECTED = 2**30
 # Samples per frame for a graph. Each frame costs 25 us, and frames larger than the CPU cache take four times
 # as long (104,448 stereo samples, 8 to 16 kHz: frames of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
 _BLOCK = 16 * 1024
+
+
+class SampleChunks:
+    """A sink that keeps chunks of frames, after a filter graph unless the graph would not change them.
+
+    Args:
+        codec: Codec of the packets.
+        zero: Second 0 of the container on the stream's own clock.
+        filter_desc: The filter graph; ``None``: no graph.
+        limit: Number of samples at which the sink is full; ``None``: no limit.
+
+    Attributes:
+        filters: Whether the sink has a filter graph.
+    """
+
+    def __init__(
+        self, codec: AudioCodec, zero: Fraction, filter_desc: str | None, limit: int | None = None
+    ) -> None:
+        self.chunks: list[AudioChunk] = []
+        self.count = 0
+        self.zero = zero
+        self._limit = math.inf if limit is None else limit
+        ops = sound_ops(filter_desc)
+        # Frames of this format skip the graph, because it only converts to the format.
+        keeps = ops is not None and ops == SoundOps(sample_fmt=ops.sample_fmt)
+        self._same_fmt = ops.sample_fmt if ops is not None and keeps else None
+        self._graph = None
+        self.filters = filter_desc is not None and ops != SoundOps(sample_fmt=None)
+        if filter_desc is not None and self.filters:
+            self._graph = FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
+        # Cache of (sample rate, zero, time base), because fractions are slow to make.
+        self._unit = (0, zero, zero)
+
+    def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
+        """Take samples of a frame. Return whether the sink is full.
+
+        Raises:
+            FilterError: The graph does not accept the samples.
+        """
+        chunk = AudioChunk(frame, start, stop, position)
+        if self._graph is None or frame.format.name == self._same_fmt:
+            self.chunks.append(chunk)
+            self.count += stop - start
+            return self.count >= self._limit
+        unit = self._unit
+        if unit[:2] != (frame.sample_rate, self.zero):
+            time_base = sample_time_base(frame.sample_rate, self.zero)
+            unit = self._unit = (frame.sample_rate, self.zero, time_base)
+        # frame_of may set the frame's time, because nothing else refers to a frame just decoded.
+        return self._append(self._graph.push(frame_of(chunk, unit[2], self.zero)))
+
+    def flush(self) -> None:
+        """Flush the filter graph.
+
+        Raises:
+            FilterError: A filter fails.
+        """
+        if self._graph is not None:
+            self._append(self._graph.flush())
+
+    def _append(self, frames: list[av.AudioFrame]) -> bool:
+        self.chunks += [placed_chunk(frame, self.zero) for frame in frames]
+        self.count += sum(frame.samples for frame in frames)
+        return self.count >= self._limit
+
+    def take(self, size: int) -> list[AudioChunk]:
+        """Remove and return the first samples, at most ``size``."""
+        if size >= self.count:
+            taken, self.chunks = self.chunks, []
+        else:
+            taken = list(cut_chunks(self.chunks, 0, size))
+            self.chunks = list(cut_chunks(self.chunks, size, None))
+        self.count = max(self.count - size, 0)
+        return taken
 
 
 class SampleRows:

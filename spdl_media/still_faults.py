@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from operator import add
 
 from spdl_media import parts
-from spdl_media.parts import Bytes, missing_after, short_of
+from spdl_media.parts import Bytes
+from spdl_media.truncation import missing_after, short_of
 
 __all__ = ()
 
@@ -273,10 +274,10 @@ def tiff_reason(view: memoryview) -> str | None:
     first = int.from_bytes(view[strip : strip + 2], "little") & 0x1FF
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
-        (f"with 16-bit numbers of kind {kind}", bits == 16 and kind not in _UNSIGNED),
+        ("of signed or floating 16-bit numbers", bits == 16 and kind not in _UNSIGNED),
         ("with planes", tag(_PLANAR, 1) != 1),
-        ("without the height of its strip", tag(_ROWS_PER_STRIP, 0) < 1),
-        ("with LZW in the old order of bits", compression == _LZW and first == 256),
+        ("without RowsPerStrip", tag(_ROWS_PER_STRIP, 0) < 1),
+        ("with old-style LZW", compression == _LZW and first == 256),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
         (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
         ("with a palette and alpha", photometric == 3 and extra >= 0),

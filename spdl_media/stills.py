@@ -159,7 +159,7 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
 
 
-def is_pillows(head: Bytes) -> bool:
+def only_pillow_reads(head: Bytes) -> bool:
     """Whether a file begins as an image of a format that only Pillow reads."""
     found = _SIGNATURE.match(head)
     return found is not None and _SIGNATURES[bytes(found[0])][0] is None
@@ -213,7 +213,7 @@ _UNREAD = {
     b"\xff\x0a": "a JPEG XL",
     b"\0\0\0\x0cJXL ": "a JPEG XL",
     b"FTEX": "an FTEX",
-    b"\0\0\0\x10ftypmif3": "a HEIF or AVIF without boxes (mini)",
+    b"\0\0\0\x10ftypmif3": "a minimized HEIF or AVIF",
     b"%PDF": "a PDF",
     b"%!PS": "a PostScript",
 }

@@ -163,10 +163,10 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (saved("RGBA", "DDS", pixel_format="DXT1").replace(b"DXT1", b"ABCD"), "dds.*ABCD"),
         (b"\xff\x0a" + bytes(40), "begins as a JPEG XL"),
         (b"FTEX" + bytes(60), "begins as an FTEX"),
-        (b"\0\0\0\x10ftypmif3heic" + bytes(60), "begins as a HEIF or AVIF without boxes"),
+        (b"\0\0\0\x10ftypmif3heic" + bytes(60), "begins as a minimized HEIF or AVIF"),
         (
             tiff({262: 1, 339: 2}, (16,), bytes(16)),
-            "16-bit numbers of kind 2: its pixels are 32-bit integers",
+            "signed or floating 16-bit numbers: its pixels are 32-bit integers",
         ),
         (cursor[:100], "Pillow cannot decode a cursor"),
         (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
