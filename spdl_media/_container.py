@@ -26,7 +26,7 @@ from spdl_media._ffmpeg import (
 )
 from spdl_media.audio_clock import completed, counted_starts, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.coded_units import display_matrix, exact_start, mended
+from spdl_media.coded_units import display_matrix, exact_start, image_head, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
@@ -136,7 +136,7 @@ class Container:
 
     def for_pillow(self) -> tuple[bytes | memoryview, str, str] | None:
         """Return content, name and the reason if Pillow has to read the video; ``None``: FFmpeg reads it."""
-        reason = pillow_video_reason(self._input.head(HEAD_SIZE)) if self._may_be_still else None
+        reason = pillow_video_reason(image_head(self._input)) if self._may_be_still else None
         return None if reason is None else (self._input.read_all(), self.name, reason)
 
     def close(self) -> None:
@@ -271,8 +271,8 @@ class Container:
         found = self._read(streams, keep=keep)
         if not mend:
             return found
-        # Of audio, FFmpeg states only the packets of CAF wrongly.
-        if self.format == "caf" or any(stream.type == "video" for stream in streams):
+        # Of audio, FFmpeg states only packets of CAF and Ogg wrongly.
+        if self.format in ("caf", "ogg") or any(stream.type == "video" for stream in streams):
             found = mended(found, self.format, streams)
         jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
         return without_jitter(found, jittered) if jittered else found

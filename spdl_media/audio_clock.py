@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain, islice
 from typing import Any
 
 from spdl_media._ffmpeg import AvPacket
@@ -149,6 +150,41 @@ def without_jitter(
         if packet.stream_index in starts and packet.pts is not None:
             packet.pts = starts[packet.stream_index].get(packet.pts, packet.pts)
         yield packet
+
+
+# An Ogg page has at most so many packets.
+_MOST_IN_PAGE = 255
+
+
+def without_delay(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Correct an Ogg Vorbis of one page, all of whose times FFmpeg states late.
+
+    It starts at 0 where it does not know the time of the first packet, which gives no sample. The end is then
+    cut by as many samples too much, more than the last packet has, and FFmpeg leaves it uncut.
+
+    Args:
+        packets: The packets of one stream.
+    """
+    first = list(islice(packets, 1))
+    late = first[0].duration if first and first[0].pts == 0 else 0
+    if late:
+        first += islice(packets, _MOST_IN_PAGE)
+    if late and len(first) <= _MOST_IN_PAGE and first[-1].has_sidedata("skip_samples"):
+        entry = first[-1].get_sidedata("skip_samples")
+        skip, cut, *reasons = _SKIPPED.unpack(bytes(entry))
+        if cut >= late:
+            entry.update(_SKIPPED.pack(skip, cut - late, *reasons))
+            first[-1].set_sidedata(entry)
+            # FFmpeg has computed a negative duration of 32 bits.
+            first[-1].duration = (first[-1].duration + late) % (1 << 32)
+            for packet in first:
+                packet.pts -= late
+                packet.dts = packet.pts
+    return chain(first, packets)
+
+
+# Samples to skip at the start and at the end of a packet, and why.
+_SKIPPED = struct.Struct("<IIBB")
 
 
 class GapDetector:

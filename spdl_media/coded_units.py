@@ -17,10 +17,11 @@ import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media.audio_clock import without_delay
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
-from spdl_media.parts import read_boxes
-from spdl_media.stills import HEAD_SIZE
+from spdl_media.parts import Bytes, described, read_boxes
+from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ()
 
@@ -223,6 +224,23 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
 
 
+def image_head(input: Input) -> Bytes:
+    """Return the part of a file that tells how its image is coded.
+
+    It is the start of the file. Of AVIF and HEIC it is all but the coded data, because phones write the
+    description behind them.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
+    head = input.head(HEAD_SIZE)
+    if not input.seekable or container_still(head) != "avif":
+        return head
+    with suppress(struct.error):  # truncated: FFmpeg's error is more precise
+        return described(input.read_at, input.size())
+    return head
+
+
 def states_vp9(input: Input) -> bool:
     """Whether the source is a WebM of one video, VP9, whose header states size and frame rate.
 
@@ -310,6 +328,8 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
         return _without_unset_pts(packets, reordered, delay=format == "asf")
     if format == "caf" and "alac" in names:
         return _without_padding(packets)
+    if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
+        return without_delay(packets)
     return packets
 
 

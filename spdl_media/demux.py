@@ -20,6 +20,7 @@ from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, translated_errors
 from spdl_media.codec import Codec, VideoCodec
+from spdl_media.coded_units import image_head
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DemuxError, MediaError
@@ -95,7 +96,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     decoder = still_decoder(input, config)
     if decoder is not None:
         return _whole_file(input, decoder)
-    if config.format is None and (reason := pillow_reason(input.head(HEAD_SIZE))):
+    if config.format is None and (reason := pillow_reason(image_head(input))):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
     kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
     if kind is not None and not input.seekable:

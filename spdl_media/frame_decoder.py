@@ -18,7 +18,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
-from spdl_media.coded_units import is_gradual
+from spdl_media.coded_units import image_head, is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError
 from spdl_media.filters import PictureFilter
@@ -28,7 +28,7 @@ from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, cut_short_error
-from spdl_media.stills import HEAD_SIZE, pillow_video_reason
+from spdl_media.stills import pillow_video_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import with_x264_build
 
@@ -116,7 +116,7 @@ class VideoSource:
                 "the source cannot seek, and frames are asked for in any order. Read it into bytes, or "
                 "write it to a file first"
             )
-        elif pillow_video_reason(self._input.head(HEAD_SIZE)):
+        elif pillow_video_reason(image_head(self._input)):
             what = "this is an animated image, whose frames have no index. load_video loads them"
         if what is not None:
             raise DemuxError(what, source=self._input.name)

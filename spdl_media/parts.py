@@ -124,6 +124,19 @@ def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> I
         position = end
 
 
+def described(read: Read, size: int) -> bytes:
+    """Return the boxes of an ISO base media file that describe it, wherever they are, without its coded data.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
+    return b"".join(
+        struct.pack(">I4s", 8 + min(end, size) - start, kind) + read(start, min(end, size) - start)
+        for kind, start, end in read_boxes(read, 0, size)
+        if kind in (b"ftyp", b"meta", b"moov")
+    )
+
+
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 
 # Markers that begin a segment or end the image. Inside coded data, 0xFF is followed by 0x00 or a restart

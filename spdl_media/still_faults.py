@@ -369,8 +369,15 @@ def jpeg_reason(view: memoryview) -> str | None:
 _JP2_CMYK = b"colr\1\0\0\0\0\0\x0c"
 
 
+# In the channel definition, channel 0 is a colour, but is associated with the whole image, not with one colour.
+_JP2_UNNAMED = re.compile(rb"cdef\0.\0\0\0\0\0\0", re.DOTALL)
+
+
 def jp2_reason(view: memoryview) -> str | None:
-    return "a JPEG 2000 of CMYK" if _JP2_CMYK in bytes(view[:1024]) else None
+    head = bytes(view[:1024])
+    if _JP2_CMYK in head:
+        return "a JPEG 2000 of CMYK"
+    return "a JPEG 2000 whose channels name no colour" if _JP2_UNNAMED.search(head) else None
 
 
 # Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.

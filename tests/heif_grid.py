@@ -11,8 +11,13 @@ import numpy as np
 from spdl_media.testing import make_image
 
 
-def make_grid(picture: np.ndarray, columns: int, *, brand: bytes = b"avif") -> bytes:
-    """Make an AVIF whose primary item is a grid of ``columns`` tiles of equal width."""
+def make_grid(
+    picture: np.ndarray, columns: int, *, brand: bytes = b"avif", meta_is_last: bool = False
+) -> bytes:
+    """Make an AVIF whose primary item is a grid of ``columns`` tiles of equal width.
+
+    With ``meta_is_last``, 100 kB of coded data that no item uses come before the metadata, too.
+    """
     height, width = picture.shape[:2]
     tiles = [_tile(part) for part in np.split(picture, columns, axis=1)]
     size, tile_size = _ispe(width, height), _ispe(width // columns, height)
@@ -39,6 +44,8 @@ def make_grid(picture: np.ndarray, columns: int, *, brand: bytes = b"avif") -> b
         return _full(b"meta", hdlr + pitm + iloc + iinf + iref + iprp)
 
     ftyp = _box(b"ftyp", brand + b"\0\0\0\0" + brand + b"mif1miaf")
+    if meta_is_last:
+        return ftyp + _box(b"mdat", b"".join(data) + bytes(100_000)) + meta(len(ftyp) + 8)
     start = len(ftyp) + len(meta(0)) + 8
     return ftyp + meta(start) + _box(b"mdat", b"".join(data))
 

@@ -115,6 +115,14 @@ def bmp_with_masks() -> bytes:
     return struct.pack("<2sIHHI", b"BM", 14 + 52 + 32, 0, 0, 66) + head + NUMBERS[:32]
 
 
+def jp2_without_named_gray() -> bytes:
+    """Make a JPEG 2000 of gray and alpha whose gray is associated with the whole image, not with a colour."""
+    data = saved("LA", "JPEG2000")
+    named, unnamed = (b"cdef\0\2" + struct.pack(">3H", 0, 0, color) for color in (1, 0))
+    assert named in data
+    return data.replace(named, unnamed)
+
+
 NUMBERS = bytes(range(0, 256, 8)) * 4
 FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, JPEG": lambda: saved("RGB", "TIFF", compression="jpeg"),
@@ -135,6 +143,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
     "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
+    "JPEG 2000, unnamed gray": jp2_without_named_gray,
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
     "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
     "ICNS": lambda: saved("RGBA", "ICNS"),

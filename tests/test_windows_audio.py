@@ -315,6 +315,23 @@ def test_vorbis_of_short_and_long_blocks(rng: np.random.Generator) -> None:
         _check(data, Fraction(int(start), 44100), Fraction(1, 2), 44100)
 
 
+@pytest.mark.parametrize(("rate", "size"), [(16000, 4000), (44100, 8000), (22050, 300)])
+def test_vorbis_of_one_page(rate: int, size: int) -> None:
+    # Short sounds are one page of Ogg. FFmpeg states its times a packet late, and cuts no padding.
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, sound(size, rate), rate, format="OGG", subtype="VORBIS")
+    data = file.getvalue()
+    wanted, _ = soundfile.read(io.BytesIO(data), dtype="float32")
+    frames = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
+    assert frames.first_sample == 0
+    np.testing.assert_allclose(samples_of(frames), wanted.T, atol=1e-6)
+    np.testing.assert_array_equal(sm.load_audio(data).array, samples_of(frames))
+    window = Fraction(size // 4, rate), Fraction(size // 2, rate)
+    part = sm.load_audio(data, timestamp=window).array
+    np.testing.assert_allclose(part, wanted[size // 4 : size // 2].T, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("codec", "format"),
     [("libmp3lame", "matroska"), ("flac", "mp4"), ("pcm_s16le", "wav"), ("pcm_f32le", "wav"),
