@@ -259,6 +259,9 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
     """Return the fields of a container by name, key or index; ``None`` for a plain value.
 
     Fields of a dataclass that are not set are left out.
+
+    Raises:
+        Exception: Any class; the mapping or an attribute raises it.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -271,7 +274,11 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
 
 
 def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
-    """Return a tuple or dataclass like this one, with other values."""
+    """Return a tuple or dataclass like this one, with other values.
+
+    Raises:
+        Exception: Any class; the dataclass raises it when it is copied.
+    """
     if isinstance(value, tuple):
         # Not by the class's own __new__, which may take other arguments.
         return tuple.__new__(type(value), fields.values())

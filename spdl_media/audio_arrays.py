@@ -409,6 +409,9 @@ def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
     Returns:
         ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, states an unusual size, or its
         samples are not PCM, float, A-law or mu-law of whole bytes.
+
+    Raises:
+        SourceError: The source cannot be read.
     """
     if head[:4] != b"RIFF":
         return None

@@ -132,7 +132,11 @@ def may_have_fields(extradata: bytes | None) -> bool:
         return int("0" + "".join(islice(bits, count)), 2)
 
     def numbers(count: int) -> int:
-        """Read Exp-Golomb numbers, and return the last."""
+        """Read Exp-Golomb numbers, and return the last.
+
+        Raises:
+            StopIteration: The data ends.
+        """
         for _ in range(count):
             zeros = next(size for size, bit in enumerate(bits) if bit == "1")
             last = (1 << zeros) - 1 + take(zeros)
@@ -208,6 +212,9 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
         stream: A stream of the open file.
         format: FFmpeg's name of the container's format.
         input: The source.
+
+    Raises:
+        SourceError: The source cannot be read.
     """
     if not ("mp4" in format or "matroska" in format) or (input.is_local and _is_straight(input)):
         return None
@@ -245,6 +252,9 @@ def states_vp9(input: Input) -> bool:
     """Whether the source is a WebM of one video, VP9, whose header states size and frame rate.
 
     FFmpeg decodes a frame of VP9 to find the pixel format, which takes longer than opening the file.
+
+    Raises:
+        SourceError: The source cannot be read.
     """
     if not input.seekable or input.head(4) != _MATROSKA:
         return False

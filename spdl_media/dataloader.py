@@ -220,6 +220,7 @@ class DataLoader:
             ValueError: The source can be read only once, and was read; or it has no positions, which
                 ``on_error="replace"`` needs; or ranks of ``torch.distributed`` differ in seed, length or
                 epoch.
+            PipelineError: The dataset has to be pickled for other processes, and cannot be.
         """
         return self._iterate(Epoch)
 
@@ -232,6 +233,7 @@ class DataLoader:
         Raises:
             TimeoutError: As in :meth:`__iter__`.
             ValueError: As in :meth:`__iter__`.
+            PipelineError: As in :meth:`__iter__`.
         """
         return self._iterate(AsyncEpoch)
 
@@ -346,7 +348,11 @@ class DataLoader:
         )
 
     def statistics(self) -> PipelineStatistics | None:
-        """Return the statistics of the latest iteration; ``None`` before the first one."""
+        """Return the statistics of the latest iteration; ``None`` before the first one.
+
+        Raises:
+            PipelineError: The iteration is asynchronous, and no batch of it was requested yet.
+        """
         return None if self._pipeline is None else self._pipeline.statistics()
 
     def _fresh(self, epoch: int) -> State:

@@ -43,7 +43,11 @@ WITHOUT_CUDA = "is built without CUDA"
 
 
 def cuda_library() -> tuple[str | None, str]:
-    """Return the package that finds a CUDA device, PyTorch before CuPy; or ``None`` and the reason."""
+    """Return the package that finds a CUDA device, PyTorch before CuPy; or ``None`` and the reason.
+
+    Raises:
+        MissingDependencyError: PyTorch is installed, but its import fails.
+    """
     if HISTORY.lost:
         return None, f"this process was forked from one that had used CUDA. {REMEDY}"
     reasons = []

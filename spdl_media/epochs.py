@@ -204,7 +204,11 @@ def order_of(source: object) -> dict[str, Any] | None:
 
 
 def order_of_ranks(source: object) -> dict[str, Any]:
-    """Return the part of :func:`order_of` that is equal on all ranks, and the total number of items."""
+    """Return the part of :func:`order_of` that is equal on all ranks, and the total number of items.
+
+    Raises:
+        Exception: The sampler's ``__len__`` raises.
+    """
     order, sampler = order_of(source) or {}, getattr(source, "sampler", None) or source
     common = {name: value for name, value in order.items() if name not in (*PLACE, "counts")}
     length = getattr(sampler, "num_draws", None)

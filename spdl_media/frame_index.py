@@ -203,7 +203,11 @@ def make_index(
     """
 
     def decoded(until: float = math.inf) -> list[int]:
-        """Decode the stream; return the pts of its frames, up to the first at or after ``until``."""
+        """Decode the stream; return the pts of its frames, up to the first at or after ``until``.
+
+        Raises:
+            SourceError: The source cannot be read.
+        """
         decoder = PictureDecoder(codec, metadata, replace(config, on_corrupt="keep"))
         decoder.needs_key = bool(table.is_key.any())
         found: list[int] = []

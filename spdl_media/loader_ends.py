@@ -94,7 +94,11 @@ class SharedSource:
         return SharedSource, (self.source, self._epoch_left)
 
     def chosen_by_user(self) -> int | None:
-        """Return the epoch that the user set on the source since the latest epoch began, if any."""
+        """Return the epoch that the user set on the source since the latest epoch began, if any.
+
+        Raises:
+            Exception: The source's ``epoch`` raises.
+        """
         epoch = getattr(self.source, "epoch", None)
         if not isinstance(self.source, HasEpochs) or not isinstance(epoch, int):
             return None
@@ -138,6 +142,9 @@ class SharedSource:
             ledger: The ledger of the run.
             given: The items, if :meth:`begin_by_position` has begun the epoch.
             drops_none: Whether to drop items that are ``None`` here, because no stage does.
+
+        Raises:
+            RuntimeError: On iteration, if a later run reads the source, which is shared.
         """
         done, turn = Positions(start.done), self._turn
         tagged: Callable[..., Any] = partial(tag_result, ledger=ledger) if drops_none else Tagged

@@ -289,7 +289,11 @@ class LoaderStages:
             self._stand_ins = StandIns(None, items, ledger)
 
     def pipeline(self) -> Pipeline[Any]:
-        """Build the pipeline from the source to finished batches."""
+        """Build the pipeline from the source to finished batches.
+
+        Raises:
+            PipelineError: The dataset has to be pickled for other processes, and cannot be.
+        """
         loader, ledger = self._loader, self._ledger
         stages: list[StageConfig] = [*self._item_stages()]
         items = None if self._stand_ins is None else self._stand_ins.items

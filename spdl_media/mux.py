@@ -148,6 +148,7 @@ class Muxer:
         Raises:
             ValueError: FFmpeg has no such encoder, or the encoder no such option, pixel or sample format.
             EncodeError: The file format does not take the codec, or the encoder refuses the values.
+            TypeError: ``config`` is made by neither of these functions.
             RuntimeError: Something was written already, or another thread is using the muxer.
         """
         with self._guard:
@@ -198,6 +199,7 @@ class Muxer:
 
         Raises:
             EncodeError: The file format does not take the codec or the orientation.
+            TypeError: ``source`` is neither packets of video or audio nor a codec.
             RuntimeError: Something was written already, or another thread is using the muxer.
         """
         with self._guard:
@@ -249,6 +251,7 @@ class Muxer:
                 times, or the encoder or the file format refuses the data.
             WriteError: The disk is full, or the file object fails.
             TypeError: The data has another kind than the stream.
+            ValueError: There is no stream of this index.
             RuntimeError: After :meth:`flush` or :meth:`close`, or while another thread is using the muxer.
         """
         with self._guard:

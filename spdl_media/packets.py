@@ -337,7 +337,11 @@ def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
 
 
 def coded_image(packets: ImagePackets) -> memoryview:
-    """Return the data of the first packet of an image, without a copy and without padding."""
+    """Return the data of the first packet of an image, without a copy and without padding.
+
+    Raises:
+        IndexError: There are no packets.
+    """
     return memoryview(packets._packets[0])
 
 

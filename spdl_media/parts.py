@@ -270,7 +270,11 @@ _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"}
 
 
 def index_is_last(head: Bytes) -> bool:
-    """Whether an MP4 or QuickTime file has its samples before its index."""
+    """Whether an MP4 or QuickTime file has its samples before its index.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
     kinds = (kind for kind, _, _ in boxes(memoryview(head)))
     return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
 
@@ -283,6 +287,9 @@ def has_equal_audio(read: Read, size: int) -> bool:
     """Whether an MP4 probably has several audio tracks, and not exactly one of them is enabled.
 
     It is a hint: ``False`` as well if the index is too long to be read for it.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
     """
     moov = b""
     with suppress(struct.error):

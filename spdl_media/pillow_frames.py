@@ -120,7 +120,13 @@ def decode_animation(
     filter_desc: str | PictureOps | None,
     config: DecodeConfig,
 ) -> Callable[[], FrameMetadata]:
-    """Do what :func:`decode_into` does for an animation that Pillow decodes."""
+    """Do what :func:`decode_into` does for an animation that Pillow decodes.
+
+    Raises:
+        MissingDependencyError: Pillow is not installed.
+        DecodeError: The data is damaged.
+        FilterError: There is no such filter, or it does not take the frames.
+    """
     metadata = metadata_of(packets)
     first, stop = metadata.span(packets.time_base)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)

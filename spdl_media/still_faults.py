@@ -385,7 +385,11 @@ _STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
 
 
 def iso_reason(view: memoryview) -> str | None:
-    """FFmpeg decodes a single coded image of HEIC and AVIF: it ignores cropping, tiles and alpha."""
+    """FFmpeg decodes a single coded image of HEIC and AVIF: it ignores cropping, tiles and alpha.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
     top = {kind: (start, end) for kind, start, end in parts.boxes(view)}
     if b"meta" not in top:
         return None

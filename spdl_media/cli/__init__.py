@@ -22,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 for success; 1 if something is wrong with the media; 2 if the command line is wrong
         or the command cannot run; 3 for a fault of this program; 130 after Ctrl-C.
+
+    Raises:
+        OSError: An error cannot be reported, because stderr cannot be written.
     """
     try:
         for package in ("click", "rich"):

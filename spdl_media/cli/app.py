@@ -42,7 +42,11 @@ class Refused(click.ClickException):
 
 
 def make_console(stream: TextIO | None = None) -> Console:
-    """Make a console for stdout or another stream, without markup: file names may look like markup."""
+    """Make a console for stdout or another stream, without markup: file names may look like markup.
+
+    Raises:
+        ValueError: The stream is closed.
+    """
     stream = sys.stdout if stream is None else stream
     width = None if stream.isatty() else _UNBOUNDED
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
@@ -123,7 +127,11 @@ _COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Run a command line and return its exit status; see :func:`spdl_media.cli.main`."""
+    """Run a command line and return its exit status; see :func:`spdl_media.cli.main`.
+
+    Raises:
+        OSError: An error cannot be reported, because stderr cannot be written.
+    """
     # --debug is not a click option, because click would accept it only before the name of the command.
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     others = [argument for argument in given if argument != "--debug"] or ["--help"]

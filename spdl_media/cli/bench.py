@@ -116,6 +116,12 @@ def bench_command(
       spdl-media bench train/
       spdl-media bench clips/ --kind video --size 112 --chart clips.svg
       spdl-media bench train/ --preprocessor mypackage.data:load
+
+    \f
+    Raises:
+        Refused: The folder holds no media, its files cannot be loaded, or ``preprocessor``
+            cannot be imported.
+        OSError: The folder cannot be read, or the chart cannot be written.
     """
     # Fail now rather than after minutes of work.
     chart.open("a", encoding="utf-8").close()

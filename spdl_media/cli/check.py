@@ -68,6 +68,11 @@ def check_command(
       spdl-media check train/
       spdl-media check train/ --state train.state   # again after Ctrl-C: goes on
       spdl-media check train/ --csv -o damaged.csv
+
+    \f
+    Raises:
+        Refused: The folder holds no media, or the file of ``state`` cannot be used for it.
+        OSError: The folder cannot be read, or the output cannot be written.
     """
     if output is not None:
         # Fail now rather than after hours of work. Appending keeps an existing file unchanged until the end.

@@ -43,6 +43,10 @@ def probe_command(files: Sequence[str], *, as_json: bool) -> int:
     Examples:
       spdl-media probe photo.jpg movie.mp4
       spdl-media probe *.mp4 --json | jq '.[].duration'
+
+    \f
+    Raises:
+        OSError: stdout or stderr cannot be written.
     """
     found: list[tuple[str, MediaInfo]] = []
     for path in files:
@@ -127,6 +131,14 @@ def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int,
     Examples:
       spdl-media contact-sheet movie.mp4
       spdl-media contact-sheet movie.mp4 -o sheet.png --columns 6 --rows 5
+
+    \f
+    Raises:
+        SourceError: The video cannot be read.
+        DemuxError: The file is not a video.
+        DecodeError: A frame is damaged, or missing from the file.
+        Refused: There is no encoder for the suffix of ``output``.
+        WriteError: The image cannot be written.
     """
     with VideoFile(video) as file:
         if not len(file):
@@ -217,6 +229,10 @@ def doctor_command(*, as_json: bool) -> int:
     Examples:
       spdl-media doctor
       spdl-media doctor --json
+
+    \f
+    Raises:
+        OSError: stdout cannot be written.
     """
     rows = list(_rows())
     if as_json:

@@ -364,7 +364,11 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         return item  # type: ignore[no-any-return]
 
     async def aclose(self) -> None:
-        """Release the pipeline, and stop it if this iteration started it."""
+        """Release the pipeline, and stop it if this iteration started it.
+
+        Raises:
+            asyncio.CancelledError: The task was cancelled. The pipeline stops nevertheless.
+        """
         if (run := self._release()) is not None:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()

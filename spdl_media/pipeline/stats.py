@@ -110,7 +110,12 @@ class Shown:
         raise NotImplementedError
 
     def show(self) -> None:
-        """Print the tables: in colour if rich is installed and stdout is a terminal, else as plain text."""
+        """Print the tables: in colour if rich is installed and stdout is a terminal, else as plain text.
+
+        Raises:
+            OSError: stdout cannot be written.
+            ValueError: stdout is closed.
+        """
         printed: Callable[[object], object] = print
         if sys.stdout.isatty() and is_available("rich"):
             printed = require("rich", "A table in colour").Console().print
