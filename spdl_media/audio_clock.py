@@ -176,15 +176,29 @@ def without_delay(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
             entry.update(_SKIPPED.pack(skip, cut - late, *reasons))
             first[-1].set_sidedata(entry)
             # FFmpeg has computed a negative duration of 32 bits.
-            first[-1].duration = (first[-1].duration + late) % (1 << 32)
+            first[-1].duration = ((first[-1].duration or 0) + late) % (1 << 32)
             for packet in first:
-                packet.pts -= late
-                packet.dts = packet.pts
+                if packet.pts is not None:
+                    packet.pts = packet.dts = packet.pts - late
     return chain(first, packets)
 
 
 # Samples to skip at the start and at the end of a packet, and why.
 _SKIPPED = struct.Struct("<IIBB")
+
+
+_ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
+
+
+def without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+    """Clear the padding of a last ALAC packet that states its own length, or FFmpeg would cut it twice."""
+    for packet in packets:
+        states_length = packet.size > 2 and bytes(packet)[2] & _ALAC_STATES_LENGTH
+        if states_length and packet.has_sidedata("skip_samples"):
+            entry = packet.get_sidedata("skip_samples")
+            entry.update(bytes(entry.buffer_size))
+            packet.set_sidedata(entry)
+        yield packet
 
 
 class GapDetector:

@@ -17,7 +17,7 @@ import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import without_delay
+from spdl_media.audio_clock import without_delay, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
 from spdl_media.parts import Bytes, described, read_boxes
@@ -337,7 +337,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     if reordered and format.startswith(("mov", "mxf", "asf")):
         return _without_unset_pts(packets, reordered, delay=format == "asf")
     if format == "caf" and "alac" in names:
-        return _without_padding(packets)
+        return without_padding(packets)
     if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
         return without_delay(packets)
     return packets
@@ -443,16 +443,3 @@ def _without_unset_pts(
             break
     found = itertools.chain(first, packets)
     return found if is_set else _without_pts(found)
-
-
-_ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
-
-
-def _without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Clear the padding of a last ALAC packet that states its own length, or FFmpeg would cut it twice."""
-    for packet in packets:
-        if packet.has_sidedata("skip_samples") and bytes(packet)[2] & _ALAC_STATES_LENGTH:
-            entry = packet.get_sidedata("skip_samples")
-            entry.update(bytes(entry.buffer_size))
-            packet.set_sidedata(entry)
-        yield packet

@@ -339,10 +339,10 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
         super().__init__(loader, pipeline, ledger)
         # This iterator stops the pipeline when it ends or is dropped, without blocking the event loop.
-        self._items = aiter(pipeline)
+        self._items: AsyncIterator[Any] | None = aiter(pipeline)
 
     async def __anext__(self) -> Any:
-        if self._is_over:
+        if self._is_over or self._items is None:
             raise StopAsyncIteration
         try:
             async with asyncio.timeout(self._timeout):
@@ -361,5 +361,5 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     def close(self) -> None:
         """Stop loading."""
         super().close()
-        # Its finalizer stops the pipeline; waiting here would block the event loop.
-        del self._items
+        # The finalizer of the last one stops the pipeline; waiting here would block the event loop.
+        self._items = None

@@ -270,13 +270,11 @@ _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"}
 
 
 def index_is_last(head: Bytes) -> bool:
-    """Whether an MP4 or QuickTime file has its samples before its index.
-
-    Raises:
-        struct.error: The data ends inside the header of a box.
-    """
+    """Whether an MP4 or QuickTime file certainly has its samples before its index, from its first bytes."""
     kinds = (kind for kind, _, _ in boxes(memoryview(head)))
-    return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
+    with suppress(struct.error):
+        return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
+    return False
 
 
 # Reading a longer one takes more time than the hint saves. A damaged header may state any size.

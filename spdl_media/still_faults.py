@@ -369,7 +369,7 @@ def jpeg_reason(view: memoryview) -> str | None:
 _JP2_CMYK = b"colr\1\0\0\0\0\0\x0c"
 
 
-# In the channel definition, channel 0 is a colour, but is associated with the whole image, not with one colour.
+# A channel definition whose channel 0 is a colour, but associated with the whole image, not with one colour.
 _JP2_UNNAMED = re.compile(rb"cdef\0.\0\0\0\0\0\0", re.DOTALL)
 
 

@@ -150,13 +150,13 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     view = memoryview(data).cast("B")
     if decoder == "targa":
         return still_faults.targa_reason(view)
+    reason: _Found = still_faults.iso_reason if bytes(view[4:8]) == b"ftyp" else None
     if found := _SIGNATURE.match(view):
         _, reason = _SIGNATURES[bytes(found[0])]
-        try:
-            return reason(view) if callable(reason) else reason
-        except (struct.error, IndexError):  # truncated: FFmpeg's error is more precise
-            return None
-    return still_faults.iso_reason(view) if bytes(view[4:8]) == b"ftyp" else None
+    try:
+        return reason(view) if callable(reason) else reason
+    except (struct.error, IndexError):  # truncated: FFmpeg's error is more precise
+        return None
 
 
 def only_pillow_reads(head: Bytes) -> bool:

@@ -648,6 +648,20 @@ def test_bench_shows_what_it_knows_after_ctrl_c(tmp_path: Path) -> None:
     assert re.search(r"\nnum_threads=1 +[\d.]+ images/s +\d+%", terminal.text())
 
 
+def test_the_reader_may_leave_a_program_that_calls_main() -> None:
+    program = """
+import os, sys
+from spdl_media.cli import main
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+sys.stderr.write(str(main(["probe", sys.argv[1]])))
+"""
+    command = [sys.executable, "-c", program, next(MEDIA.glob("*.jpg"))]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert done.stderr == "1"
+
+
 def test_the_reader_may_leave(odd_folder: Path) -> None:
     program = f"{sys.executable} -m spdl_media check data | head -1; echo ${{PIPESTATUS[0]}}"
     bash = shutil.which("bash")

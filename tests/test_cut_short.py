@@ -32,6 +32,7 @@ from spdl_media.frame_scan import mp3_frame_size
 from spdl_media.packets import av_packets
 from spdl_media.testing import (
     AudioTrack,
+    VideoTrack,
     index_frames,
     index_samples,
     make_audio,
@@ -287,6 +288,32 @@ class OneWay(io.BytesIO):
 
     def seekable(self) -> bool:
         return False
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0\1ftypheic", b"\0\0\0\1mdat" + bytes(5)])
+def test_files_that_end_inside_the_first_size(data: bytes) -> None:
+    """A size of 1 says that a size of 64 bits follows."""
+    calls: list[Callable[[Any], Any]] = [sm.load_image, sm.load_video, sm.load_audio, sm.probe]
+    for call in (*calls, sm.VideoFile):
+        with pytest.raises(sm.DemuxError):
+            call(data)
+    for call in calls:
+        with pytest.raises(sm.DemuxError):
+            call(OneWay(data))
+
+
+@pytest.mark.parametrize("head_size", [4096, 65536])
+def test_a_size_of_64_bits_where_the_part_ends_that_is_looked_at(head_size: int) -> None:
+    options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    track = VideoTrack(frames=index_frames(4, 32, 32))
+    data = make_media([track], format="mp4", options=options)
+    (size,) = struct.unpack_from(">I", data)
+    free = struct.pack(">I4s", head_size - 12 - size, b"free").ljust(head_size - 12 - size, b"\0")
+    data = data[:size] + free + struct.pack(">I4sQ", 1, b"free", 16) + data[size:]
+    for source in (data, OneWay(data)):
+        assert len(sm.load_video(source)) == 4
+    assert len(sm.VideoFile(data)) == 4
+    assert sm.load_image(data).shape == (32, 32, 3)
 
 
 @pytest.mark.parametrize("seeks", [True, False])

@@ -858,6 +858,15 @@ class TestTasks:
         resumed.load_state_dict(loader.state_dict())
         assert list(resumed) == [[4, 5, 6, 7], [8, 9]]
 
+    def test_it_may_be_closed_again(self) -> None:
+        async def consume() -> None:
+            iterator = aiter(DataLoader(range(3)))
+            assert [item async for item in iterator] == [0, 1, 2]
+            iterator.close()
+            assert await anext(iterator, None) is None
+
+        asyncio.run(consume())
+
     def test_other_tasks_continue_meanwhile(self) -> None:
         gate = threading.Event()
         loader = DataLoader([1], preprocessor=lambda item: gate.wait(20) and item)

@@ -181,6 +181,22 @@ def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
     np.testing.assert_array_equal(sm.load_audio(data, sample_fmt="s16").array, samples)
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(0.25, None)), filter_desc=None)
     assert sum(len(chunk) for chunk in frames.chunks) == 4096 + 2624 - 4000
+    broken = io.BytesIO()
+    with av.open(io.BytesIO(data)) as file, av.open(broken, "w", format="caf") as sink:
+        stream = sink.add_stream_from_template(file.streams.audio[0])
+        *complete, last = (packet for packet in file.demux(audio=0) if packet.size)
+        short = av.Packet(bytes(last)[:2])
+        short.pts, short.dts, short.duration, short.time_base = (
+            last.pts,
+            last.dts,
+            last.duration,
+            last.time_base,
+        )
+        for packet in (*complete, short):
+            packet.stream = stream
+            sink.mux(packet)
+    with pytest.raises(sm.DecodeError, match="damaged alac data"):
+        sm.load_audio(broken.getvalue())
 
 
 @pytest.mark.parametrize(
