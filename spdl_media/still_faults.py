@@ -382,6 +382,8 @@ def jp2_reason(view: memoryview) -> str | None:
 
 # Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.
 _STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
+# Full range without a matrix: an early encoder states it, but not in the coded data, which FFmpeg believes.
+_FULL_RANGE = re.compile(rb"colrnclx.{4}\0\x02\x80", re.DOTALL)
 
 
 def iso_reason(view: memoryview) -> str | None:
@@ -407,6 +409,7 @@ def iso_reason(view: memoryview) -> str | None:
         ("with alpha", b":auxiliary:alpha" in properties or b":auxid:1" in properties),
         ("with a track of alpha", b"auxv" in tracks),
         ("of a matrix that FFmpeg does not know", _STRANGE_MATRIX.search(properties)),
+        ("of full range without a matrix", _FULL_RANGE.search(properties)),
         (BESIDE, tracks and not is_sequence),
     )
     return next((f"{name} {what}" for what, is_so in found if is_so), None)

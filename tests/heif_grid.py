@@ -50,12 +50,21 @@ def make_grid(
     return ftyp + meta(start) + _box(b"mdat", b"".join(data))
 
 
-def make_in_idat(picture: np.ndarray) -> bytes:
-    """Make an AVIF whose coded data are within its metadata, in the box idat."""
+def make_in_idat(picture: np.ndarray, colors: bytes = b"") -> bytes:
+    """Make an AVIF whose coded data are within its metadata, in the box idat.
+
+    Args:
+        picture: The image. Its coded data state limited range.
+        colors: Primaries, transfer and matrix in two bytes each, and 0x80 for full range.
+    """
     config, coded = _tile(picture)
     height, width = picture.shape[:2]
-    ipco = _box(b"ipco", _ispe(width, height) + _box(b"av1C", config))
-    iprp = _box(b"iprp", ipco + _full(b"ipma", struct.pack(">IHBBB", 1, 1, 2, 1, 0x82)))
+    properties = [_ispe(width, height), _box(b"av1C", config)]
+    if colors:
+        properties.append(_box(b"colr", b"nclx" + colors))
+    numbers = bytes((1, 0x82, 3)[: len(properties)])
+    ipma = struct.pack(">IHB", 1, 1, len(properties)) + numbers
+    iprp = _box(b"iprp", _box(b"ipco", b"".join(properties)) + _full(b"ipma", ipma))
     # Construction method 1: offsets are relative to the box idat.
     entry = struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(coded))
     iloc = _box(b"iloc", b"\1\0\0\0" + struct.pack(">BBH", 0x44, 0, 1) + entry)

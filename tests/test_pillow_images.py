@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from heif_grid import make_in_idat
 
 import spdl_media as sm
 
@@ -151,6 +152,9 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BLP": lambda: saved("P", "BLP", blp_version="BLP2"),
     "XBM": lambda: saved("1", "XBM"),
     "AVIF, alpha": lambda: saved("RGBA", "AVIF"),
+    "AVIF, full range": lambda: make_in_idat(
+        slopes(64, 48)[..., :3], struct.pack(">3HB", 2, 2, 2, 0x80)
+    ),
 }
 
 
