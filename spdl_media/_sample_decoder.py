@@ -367,7 +367,9 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
             if not rows.put_frames(frames, num_samples, part, first):
                 return False
             position += num_samples
-    # Kept for reuse only here: after an error, flushing might not fully reset the decoder.
-    decoder.flush_buffers()
-    _spare.put_back(found.codec, decoder)
+    # Kept for reuse only here: after an error, flushing might not fully reset the decoder. That of AAC keeps
+    # the state of its noise generator.
+    if found.codec.name != "aac":
+        decoder.flush_buffers()
+        _spare.put_back(found.codec, decoder)
     return True

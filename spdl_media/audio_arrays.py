@@ -13,6 +13,7 @@ import numpy as np
 from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import SampleDecoder, decode_frames
+from spdl_media.aac_frames import find_aac
 from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
@@ -275,7 +276,7 @@ def _stated_end(
 def _load_without_container(
     input: Input, window: Window, request: AudioRequest
 ) -> AudioArray | None:
-    """Load WAV, MP3 or FLAC without FFmpeg's demuxers; ``None`` if one is needed, or to raise an error."""
+    """Load WAV, MP3, FLAC or AAC without FFmpeg's demuxers; ``None`` if one is needed or an error is due."""
     ops, config, most = request.ops, request.config, request.num_samples
     is_plain = config.decoder is None and not config.decoder_options and input.has_size
     if ops is None or not is_plain:
@@ -292,9 +293,14 @@ def _load_without_container(
         if head[:4] == b"RIFF":
             wav = _read_wav(input, head, window, most)
             return None if wav is None else _load_wav(input.name, wav, window, request)
-        if config.gaps == "fill" or not head.startswith(FRAME_SIGNATURES):
+        if config.gaps == "fill":
             return None
-        found = find_frames(input, window, most)
+        if head[4:8] == b"ftyp" and input.is_local:
+            found = find_aac(input, window, most)
+        elif head.startswith(FRAME_SIGNATURES):
+            found = find_frames(input, window, most)
+        else:
+            return None
         return None if found is None else _load_frames(input.name, found, window, request)
     except FilterError:
         return None

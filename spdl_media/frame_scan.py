@@ -27,12 +27,14 @@ from spdl_media.inputs import Input
 from spdl_media.packets import make_packet
 from spdl_media.timing import Window
 
-# Limit of the bytes held in memory.
-_MOST_BYTES = 2**25
-# Samples per packet: so few that decoded frames are still in the CPU cache when they are converted.
-_PACKET_SAMPLES = 16 * 1024
-# FFmpeg's bit readers may read so many bytes after the last one.
-_PADDING = bytes(64)
+MOST_BYTES = 2**25
+"""Limit of the bytes held in memory."""
+
+PACKET_SAMPLES = 16 * 1024
+"""Samples per packet: so few that decoded frames are still in the CPU cache when they are converted."""
+
+PADDING = bytes(64)
+"""FFmpeg's bit readers may read so many bytes after the last one."""
 
 
 FRAME_SIGNATURES = (b"\xff", b"ID3", b"fLaC")
@@ -93,13 +95,19 @@ def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedF
         return None
 
 
-def _bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
+def bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
+    """Return the first sample of a window, and the one after its last of at most ``num_samples``."""
     start, stop = window.samples(rate)
     most = sys.maxsize if num_samples is None else start + num_samples
     return start, most if stop is None else min(stop, most)
 
 
-def _codec(name: str, rate: int, channels: int, extradata: bytes | None = None) -> AudioCodec:
+def frame_codec(name: str, rate: int, channels: int, extradata: bytes | None = None) -> AudioCodec:
+    """Return the codec of a stream of one or two channels, whose timestamps count samples.
+
+    Raises:
+        IndexError: There are more channels.
+    """
     decoder, layout = "mp3float" if name == "mp3" else name, ("mono", "stereo")[channels - 1]
     unit = Fraction(1, rate)
     return AudioCodec(name, decoder, rate, layout, channels, time_base=unit, extradata=extradata)
@@ -126,17 +134,17 @@ def _find_mp3(
     if frame_size is None or tag is None:
         return None
     rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
-    start, stop = _bounds(window, rate, num_samples)
+    start, stop = bounds(window, rate, num_samples)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
     first = max(start + delay - math.ceil(AUDIO_PREROLL * rate), 0) // samples
-    last, step = -(-(stop + delay) // samples), _PACKET_SAMPLES // samples
+    last, step = -(-(stop + delay) // samples), PACKET_SAMPLES // samples
     place = frame_size if num_frames else 0
     # With a variable bit rate, frames may take more; the loop doubles it.
     wanted, cuts = place + (last + 2) * frame_size, None
     while cuts is None:
-        if min(wanted, size) > _MOST_BYTES:
+        if min(wanted, size) > MOST_BYTES:
             return None
         data = bytes(input.read_at(begin, wanted))
         end = size - _ID3V1_SIZE * data[size - _ID3V1_SIZE :].startswith(b"TAG")
@@ -152,8 +160,8 @@ def _find_mp3(
         stop = min(stop, number * samples - delay - padding)
     if start >= stop:
         return None
-    codec, position = _codec("mp3", rate, 2 - is_mono), first * samples - delay
-    found = (number - first) * samples, step * samples, data + _PADDING, cuts
+    codec, position = frame_codec("mp3", rate, 2 - is_mono), first * samples - delay
+    found = (number - first) * samples, step * samples, data + PADDING, cuts
     return CodedFrames(codec, delay, (start, stop), position, *found)
 
 
@@ -312,11 +320,11 @@ def _find_flac(
     if kind & 0x7F or length != b"\0\0\x22" or not 0 < smallest == block or channels > 2:
         return None
     begin = _first_flac_frame(input)
-    start, stop = _bounds(window, rate, num_samples)
+    start, stop = bounds(window, rate, num_samples)
     stop = min(stop, total)
     if begin is None or not rate or start >= stop:
         return None
-    first, last, step = start // block, -(-stop // block), max(_PACKET_SAMPLES // block, 1)
+    first, last, step = start // block, -(-stop // block), max(PACKET_SAMPLES // block, 1)
     least, most = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
     span = begin, -(-total // block), most or _LARGE
     frames = _read_flac(input, span, [*range(first, last, step), last], least)
@@ -325,8 +333,8 @@ def _find_flac(
     data, cuts = frames
     # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
-    codec, position = _codec("flac", rate, channels, extradata), first * block
-    found = min(last * block, total) - position, step * block, data + _PADDING, cuts
+    codec, position = frame_codec("flac", rate, channels, extradata), first * block
+    found = min(last * block, total) - position, step * block, data + PADDING, cuts
     return CodedFrames(codec, 0, (start, stop), position, *found)
 
 
@@ -364,7 +372,7 @@ def _read_flac(
     start = _seek_flac(input, span, number, usual)
     # A quarter more than the average, because frames may be larger here than elsewhere.
     wanted = (numbers[-1] - number + 1) * (size - begin) // num_frames * 5 // 4 + 4096
-    while start is not None and wanted <= _MOST_BYTES:
+    while start is not None and wanted <= MOST_BYTES:
         data = bytes(input.read_at(start, wanted))
         is_end, places = start + len(data) == size, [0]
         for place, found in _flac_headers(data, usual, num_frames - 1):

@@ -1,0 +1,157 @@
+"""AAC in MP4 loads the same samples, and raises the same errors, with and without FFmpeg's demuxer."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import av
+import numpy as np
+import pytest
+from audio_oracle import sound
+
+import spdl_media as sm
+from spdl_media import audio_arrays
+from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
+
+RATE = 44100
+
+
+@cache
+def movie(
+    *, format: str = "mp4", video: bool = False, channels: int = 2, movflags: str = ""
+) -> bytes:
+    # Without noise substitution, whose noise depends on all frames before.
+    audio = AudioTrack(
+        samples=sound(3 * RATE, RATE, channels),
+        sample_rate=RATE,
+        codec="aac",
+        options={"aac_pns": "0"},
+    )
+    tracks: list[Any] = [audio]
+    if video:
+        tracks.insert(
+            0, VideoTrack(frames=index_planes(30, 64, 48), codec="libx264", frame_rate=10)
+        )
+    return make_media(tracks, format=format, options={"movflags": movflags} if movflags else None)
+
+
+def edited(data: bytes, **fields: int) -> bytes:
+    """Change the first entry of the edit list."""
+    place = data.index(b"elst") + 12
+    names = ("duration", "media_time", "rate")
+    entry = dict(zip(names, struct.unpack_from(">Iii", data, place), strict=True)) | fields
+    return data[:place] + struct.pack(">Iii", *entry.values()) + data[place + 12 :]
+
+
+def by_itunes(data: bytes) -> bytes:
+    """State the encoder's delay as iTunes does, not by an edit list. The index must be the last box."""
+    data = data.replace(b"edts", b"free")
+
+    def box(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I4s", 8 + len(content), kind) + content
+
+    text = b" 00000000 00000840 000001C0 0000000000020000"
+    parts = box(b"mean", bytes(4) + b"com.apple.iTunes") + box(b"name", bytes(4) + b"iTunSMPB")
+    parts += box(b"data", bytes((0, 0, 0, 1)) + bytes(4) + text)
+    handler = box(b"hdlr", bytes(8) + b"mdirappl" + bytes(10))
+    meta = box(b"meta", bytes(4) + handler + box(b"ilst", box(b"----", parts)))
+    added, start = box(b"udta", meta), data.index(b"moov") - 4
+    (length,) = struct.unpack_from(">I", data, start)
+    assert start + length == len(data)
+    return data[:start] + struct.pack(">I", length + len(added)) + data[start + 4 :] + added
+
+
+FILES = {
+    "edit list": movie,
+    "no edit list": lambda: movie().replace(b"edts", b"free"),
+    "longer delay": lambda: edited(movie(), media_time=2112),
+    "iTunes": lambda: by_itunes(movie()),
+    "mono": lambda: movie(channels=1),
+    "with video": lambda: movie(video=True),
+    "index in front": lambda: movie(video=True, movflags="faststart"),
+}
+# FFmpeg's demuxer reads these.
+OTHERS = {
+    "end hidden": lambda: edited(movie(), duration=1500),
+    "slower": lambda: edited(movie(), rate=1 << 15),
+    "later": lambda: edited(movie(), media_time=-1),
+    "QuickTime": lambda: movie(format="mov"),
+    "fragments": lambda: movie(movflags="frag_keyframe+empty_moov"),
+    "iTunes and video": lambda: by_itunes(movie(video=True)),
+    "other codec": lambda: movie().replace(b"\x17\x40\x15", b"\x17\x67\x15"),
+    "padded": lambda: movie() + b"more bytes than a box begins with",
+}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"timestamp": (0.5, 1.25)},
+    {"timestamp": (0.01, 0.02)},
+    {"timestamp": (None, 0.7)},
+    {"timestamp": (2.9, None)},
+    {"num_samples": 5000},
+    {"timestamp": (0.3, None), "num_samples": 2048},
+    {"sample_rate": 16000, "num_channels": 1},
+    {"timestamp": (1, 2), "sample_rate": 48000, "sample_fmt": "s16"},
+    {"filter_desc": None},
+]
+
+
+def outcome(data: bytes, **options: Any) -> Any:
+    try:
+        return sm.load_audio(data, **options).array
+    except sm.MediaError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def by_ffmpeg(data: bytes, **options: Any) -> Any:
+    with mock.patch.object(audio_arrays, "find_aac", return_value=None):
+        return outcome(data, **options)
+
+
+@pytest.mark.parametrize("name", [*FILES, *OTHERS])
+def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
+    data = (FILES | OTHERS)[name]()
+    for case in CASES:
+        with mock.patch.object(av, "open", wraps=av.open) as opened:
+            found = outcome(data, **case)
+        assert opened.called is (name in OTHERS)
+        np.testing.assert_array_equal(found, by_ffmpeg(data, **case), err_msg=str(case))
+
+
+def test_windows_equal_the_whole(rng: np.random.Generator) -> None:
+    data = movie(video=True)
+    whole = sm.load_audio(data).array
+    for start in rng.integers(0, whole.shape[1] - 9000, 30).tolist():
+        window = sm.load_audio(data, (start / RATE, (start + 8000) / RATE)).array
+        np.testing.assert_array_equal(window, whole[:, start : start + 8000])
+
+
+def test_damage_gives_the_same_errors(rng: np.random.Generator) -> None:
+    data = movie(channels=1)
+    start, stop = data.index(b"mdat"), data.index(b"moov")
+    errors = 0
+    for number in range(60):
+        damaged = bytearray(data)
+        place = int(rng.integers(start, len(data) if number % 3 else stop))
+        damaged[place : place + number % 5 + 1] = rng.bytes(number % 5 + 1)
+        found, wanted = outcome(bytes(damaged)), by_ffmpeg(bytes(damaged))
+        errors += isinstance(wanted, str)
+        np.testing.assert_array_equal(found, wanted)
+    assert errors > 20
+
+
+@pytest.mark.parametrize("name", ["mono", "index in front"])
+def test_truncated_files_give_the_same_errors(name: str) -> None:
+    data = FILES[name]()
+    for length in (*range(1, 60), *range(60, len(data), len(data) // 40), len(data) - 1):
+        assert outcome(data[:length]) == by_ffmpeg(data[:length])
+        assert isinstance(outcome(data[:length]), str)
+
+
+def test_an_index_that_states_many_frames_costs_no_memory() -> None:
+    data = movie()
+    place = data.index(b"stsz") + 12
+    broken = data[:place] + b"\xff" * 4 + data[place + 4 :]
+    assert outcome(broken) == by_ffmpeg(broken)
