@@ -344,6 +344,10 @@ def has_codec(name: str, mode: Literal["r", "w"]) -> bool:
     return _can_make(av.Codec, name, mode)
 
 
+CUTS_LAST_FRAME = av.library_versions["libavformat"] >= (63,)
+"""Whether FFmpeg cuts the last frame of AAC in an MP4 where the file says that the audio ends."""
+
+
 def library_versions() -> dict[str, str]:
     """Return the versions of the FFmpeg libraries inside PyAV, by library name."""
     return {name: ".".join(map(str, version)) for name, version in av.library_versions.items()}

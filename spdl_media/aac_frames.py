@@ -15,6 +15,7 @@ import struct
 
 import numpy as np
 
+from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.audio_clock import AAC_FRAME_SIZE, is_aac_lc
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import (
@@ -61,13 +62,14 @@ def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFram
         (track,) = [each for each in tracks if _is_audio(each)]
         codec = _read_codec(track)
         samples = track_samples(track, input.size())
-        hidden, delay = _hidden(moov, track, codec.sample_rate, len(samples.dts))
+        end = _stated_end(samples)
+        hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
     # A box is missing, too short, or has a value that only FFmpeg handles.
     except (StopIteration, ValueError, LookupError, OverflowError, struct.error):
         return None
     count, size = len(samples.dts), AAC_FRAME_SIZE
     start, stop = bounds(window, codec.sample_rate, num_samples)
-    stop = min(stop, count * size - hidden)
+    stop = min(stop, end - hidden)
     is_usual = np.array_equal(samples.dts, np.arange(count) * size) and not samples.offsets.any()
     if (delay and len(tracks) > 1) or not is_usual or start >= stop:
         return None
@@ -152,29 +154,49 @@ def _decoder_config(esds: memoryview) -> bytes:
 _MPEG4_AUDIO = 0x40
 
 
-def _hidden(moov: memoryview, track: memoryview, rate: int, num_frames: int) -> tuple[int, int]:
-    """Return how many samples are hidden at the start, and how many of these lie before second 0.
+def _stated_end(samples: Samples) -> int:
+    """Return the number of samples of a track before edits.
 
     Raises:
-        ValueError: An edit list does more than hide the start.
+        IndexError: The track is empty.
+    """
+    count = len(samples.dts) * AAC_FRAME_SIZE
+    last = int(samples.dts[-1] + samples.durations[-1])
+    return min(count, last) if CUTS_LAST_FRAME else count
+
+
+def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[int, int, int]:
+    """Return how many samples are hidden at the start, how many of these lie before second 0, and the end.
+
+    Args:
+        moov: The index.
+        track: The track.
+        rate: Sample rate.
+        end: Number of samples before edits.
+
+    Raises:
+        ValueError: Edits do more than hide the start.
     """
     edits = next(boxes_at(track, "edts/elst"), None)
+    stated = _ITUNES_DELAY.search(moov)
     if edits is None:
-        stated = _ITUNES_DELAY.search(moov)
         delay = 0 if stated is None else int(stated[1], 16)
-        delay = delay if delay < _LONGEST_DELAY else 0
-        return delay, delay
+        if not delay:
+            return 0, 0, end
+        # With the delay, iTunes states where the audio ends.
+        if CUTS_LAST_FRAME or delay >= _LONGEST_DELAY:
+            raise ValueError("the end is stated in two ways")
+        return delay, delay, end
     version, count = edits[0], *struct.unpack_from(">I", edits, 4)
     duration, hidden, speed = struct.unpack_from(">Qqi" if version else ">Iii", edits, 8)
     header = next(boxes_at(moov, "mvhd"))
     (unit,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
-    # Of frames that begin after its end, FFmpeg gives no samples.
-    end = hidden + (2 * duration * rate + unit) // (2 * unit)
-    if count != 1 or hidden < 0 or speed != 1 << 16 or end <= (num_frames - 1) * AAC_FRAME_SIZE:
-        raise ValueError("the edit list is not simple")
-    if _ITUNES_DELAY.search(moov):
-        raise ValueError("the delay is stated twice")
-    return hidden, 0
+    last = hidden + (2 * duration * rate + unit) // (2 * unit)
+    # FFmpeg gives no sample of frames that begin after the last one.
+    hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
+    if stated or count != 1 or hidden < 0 or speed != 1 << 16 or hides_frames:
+        raise ValueError("edits are not simple")
+    return hidden, 0, min(end, last) if CUTS_LAST_FRAME else end
 
 
 def _read_frames(

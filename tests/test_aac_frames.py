@@ -14,6 +14,7 @@ from audio_oracle import sound
 
 import spdl_media as sm
 from spdl_media import audio_arrays
+from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 RATE = 44100
@@ -116,7 +117,8 @@ def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
     for case in CASES:
         with mock.patch.object(av, "open", wraps=av.open) as opened:
             found = outcome(data, **case)
-        assert opened.called is (name in OTHERS)
+        # Of iTunes' statement, FFmpeg 8.0 reads the delay alone.
+        assert opened.called is (name in OTHERS or (name == "iTunes" and CUTS_LAST_FRAME))
         np.testing.assert_array_equal(found, by_ffmpeg(data, **case), err_msg=str(case))
 
 
