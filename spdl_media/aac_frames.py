@@ -65,7 +65,7 @@ def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFram
         end = _stated_end(samples)
         hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
     # A box is missing, too short, or has a value that only FFmpeg handles.
-    except (StopIteration, ValueError, LookupError, OverflowError, struct.error):
+    except (StopIteration, ValueError, LookupError, ArithmeticError, struct.error):
         return None
     count, size = len(samples.dts), AAC_FRAME_SIZE
     start, stop = bounds(window, codec.sample_rate, num_samples)
@@ -121,8 +121,9 @@ def _read_codec(track: memoryview) -> AudioCodec:
     if kind != b"mp4a" or any(entry[8:10]):
         raise ValueError("not AAC, or QuickTime")
     config = _decoder_config(next(boxes_at(entry[28:], "esds")))
-    codec = frame_codec("aac", rate, config[1] >> 3 & 15, config)
-    if not is_aac_lc(codec):
+    channels = config[1] >> 3 & 15
+    codec = frame_codec("aac", rate, channels, config)
+    if not channels or not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec
 
@@ -133,7 +134,7 @@ def _decoder_config(esds: memoryview) -> bytes:
     Raises:
         ValueError: There is another descriptor, or it is for another codec.
     """
-    place = length = 4
+    place, length = 4, 0
     # Tags, and bytes of each descriptor before the next one.
     for tag, skip in ((3, 3), (4, 13), (5, 0)):
         if esds[place] != tag:

@@ -39,6 +39,11 @@ def movie(
     return make_media(tracks, format=format, options={"movflags": movflags} if movflags else None)
 
 
+def replaced(old: bytes, new: bytes) -> bytes:
+    assert movie().count(old) == 1
+    return movie().replace(old, new)
+
+
 def edited(data: bytes, **fields: int) -> bytes:
     """Change the first entry of the edit list."""
     place = data.index(b"elst") + 12
@@ -67,7 +72,7 @@ def by_itunes(data: bytes) -> bytes:
 
 FILES = {
     "edit list": movie,
-    "no edit list": lambda: movie().replace(b"edts", b"free"),
+    "no edit list": lambda: replaced(b"edts", b"free"),
     "longer delay": lambda: edited(movie(), media_time=2112),
     "iTunes": lambda: by_itunes(movie()),
     "mono": lambda: movie(channels=1),
@@ -82,7 +87,9 @@ OTHERS = {
     "QuickTime": lambda: movie(format="mov"),
     "fragments": lambda: movie(movflags="frag_keyframe+empty_moov"),
     "iTunes and video": lambda: by_itunes(movie(video=True)),
-    "other codec": lambda: movie().replace(b"\x17\x40\x15", b"\x17\x67\x15"),
+    "other codec": lambda: replaced(b"\x17\x40\x15", b"\x17\x67\x15"),
+    "channels in a list": lambda: replaced(b"\x05\x12\x10", b"\x05\x12\x00"),
+    "no unit": lambda: replaced(struct.pack(">II", 1000, 3000), struct.pack(">II", 0, 3000)),
     "padded": lambda: movie() + b"more bytes than a box begins with",
 }
 CASES: list[dict[str, Any]] = [
