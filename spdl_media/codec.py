@@ -18,10 +18,8 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import av
-from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.stream import Disposition
-from av.video.codeccontext import VideoCodecContext
 
 from spdl_media._ffmpeg import as_fraction, check_codec_options, translated_errors
 from spdl_media.config import DecodeConfig
@@ -258,12 +256,15 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     """Open a decoder that behaves as that of the stream from which ``codec`` was read.
 
     Raises:
-        DecodeError: This FFmpeg has no decoder for the codec.
+        DecodeError: This FFmpeg has no decoder for the codec, or the header states a codec of another kind.
         ValueError: The decoder or an option that ``config`` names does not exist, or decodes another codec.
     """
     name = _decoder_name(codec, config)
     check_codec_options(name, config.decoder_options)
     context = CodecContext.create(name, "r")
+    kind = "video" if isinstance(codec, VideoCodec) else "audio"
+    if context.type != kind:
+        raise DecodeError(f"the header says that this {kind} is {codec.name}", source=source)
     # A data pipeline runs many decoders at once; PyAV's default is one thread per core.
     context.thread_count = 1
     if "threads" in config.decoder_options:
@@ -400,14 +401,8 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
     return config.decoder
 
 
-def set_video(context: CodecContext, codec: VideoCodec) -> None:
-    """Set what the container states of a stream on a decoder that is not open yet.
-
-    Raises:
-        TypeError: The decoder is not a video decoder.
-    """
-    if not isinstance(context, VideoCodecContext):
-        raise TypeError(f"decoder {context.name!r} does not decode video")
+def set_video(context: Any, codec: VideoCodec) -> None:
+    """Set what the container states of a stream on a decoder that is not open yet."""
     # Without reorder_depth, the H.264 decoder guesses it frame by frame, and gives the first frames out of
     # order. The demuxer has already found it.
     for name in ("extradata", "width", "height", "reorder_depth"):
@@ -427,9 +422,7 @@ def set_colors(context: Any, codec: VideoCodec) -> None:
         setattr(context, name, number)
 
 
-def _set_audio(context: CodecContext, codec: AudioCodec) -> dict[str, str]:
-    if not isinstance(context, AudioCodecContext):
-        raise TypeError(f"decoder {context.name!r} does not decode audio")
+def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:
     context.extradata = codec.extradata
     context.sample_rate = codec.sample_rate
     options = {"ch_layout": codec.channel_layout}

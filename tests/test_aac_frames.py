@@ -159,6 +159,11 @@ def test_truncated_files_give_the_same_errors(name: str) -> None:
         assert isinstance(outcome(data[:length]), str)
 
 
+def test_audio_that_claims_to_be_video_is_an_error() -> None:
+    with pytest.raises(sm.DecodeError, match="the header says that this audio is mpeg2video"):
+        sm.load_audio(replaced(b"\x17\x40\x15", b"\x17\x61\x15"))
+
+
 def test_an_index_that_states_many_frames_costs_no_memory() -> None:
     data = movie()
     place = data.index(b"stsz") + 12
