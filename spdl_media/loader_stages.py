@@ -44,7 +44,7 @@ from spdl_media.pipeline.executors import (
     refuse_coroutine,
     usable_cores,
 )
-from spdl_media.pipeline.failures import failure_limit
+from spdl_media.pipeline.failures import PoolBroken, failure_limit
 from spdl_media.pipeline.stages import StageConfig
 
 if TYPE_CHECKING:
@@ -61,8 +61,10 @@ def _function(call: _Call, ledger: Ledger) -> _Call:
     def stage(tagged: Any) -> Tagged | None:
         try:
             value = call(tagged)
-        except BaseException:
-            ledger.settle(tags_of(tagged))
+        except BaseException as error:
+            # A broken pool has not taken the item.
+            if not isinstance(error, PoolBroken):
+                ledger.settle(tags_of(tagged))
             raise
         return tag_result(value, tags_of(tagged), ledger)
 
@@ -74,7 +76,7 @@ def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
         try:
             value = await call(tagged)
         except BaseException as error:
-            if not ends_with_run(error):
+            if not is_final(error):
                 ledger.settle(tags_of(tagged))
             raise
         return tag_result(value, tags_of(tagged), ledger)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,17 @@ def meet(item: int, rng: np.random.Generator) -> dict[str, Any] | None:
         raise ValueError(f"no {item}")
     noise = rng.integers(256, size=(20, 300), dtype=np.uint8)
     return {"item": item, "noise": noise, "pid": os.getpid()}
+
+
+def fail_beside(fifo: Path) -> None:
+    """Fail the first call once the second one has begun, which never returns."""
+    try:
+        Path(f"{fifo}.taken").touch(exist_ok=False)
+    except FileExistsError:
+        with fifo.open("w"):
+            threading.Event().wait()
+    with fifo.open():
+        raise ValueError("the first")
 
 
 def sums_of(items: list[int]) -> tuple[int, int]:

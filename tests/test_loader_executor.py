@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from loader_functions import (
     Negative,
     augment,
     exit_at_three,
+    fail_beside,
     meet,
     openmp_threads,
     pid_of,
@@ -29,6 +31,7 @@ from spdl_media.dataloader import sample_rng
 from spdl_media.pipeline import (
     InterpreterPoolExecutorConfig,
     PipelineError,
+    PipelineFailure,
     ProcessPoolExecutorConfig,
     ThreadPoolExecutorConfig,
     WorkerDied,
@@ -105,6 +108,43 @@ def make_parallel(**options: Any) -> sm.DataLoader:
 
 def plain(batch: dict[str, Any]) -> list[Any]:
     return [batch["item"].tolist(), batch["noise"].tolist()]
+
+
+def test_what_an_executor_refuses_is_made_after_a_resume() -> None:
+    pool = ThreadPoolExecutor(1)
+    numbers = range(200)
+
+    def make(**options: Any) -> sm.DataLoader:
+        return sm.DataLoader(numbers, preprocessor=str, output_order="input", **options)
+
+    loader = make(executor=pool, buffer_size=1)
+    iterator = iter(loader)
+    taken = [next(iterator)]
+    pool.shutdown()
+    with pytest.raises(PipelineFailure, match="takes no more items"):
+        taken.extend(iterator)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    assert taken + list(resumed) == [str(number) for number in numbers]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_a_failed_run_ends_in_a_process_is_made_after_a_resume(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    loader = sm.DataLoader(
+        [fifo, fifo], preprocessor=fail_beside, num_processes=2, num_threads=1, on_error="raise"
+    )
+    iterator = iter(loader)
+    # The run ends before the consumer asks for its first sample.
+    run: Any = loader._pipeline and loader._pipeline._run
+    run._thread.join(30)
+    for thread in run.graph.all_threads():
+        thread.join(30)
+    with pytest.raises(PipelineFailure, match="the first"):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["num_done"] + len(state["done_beyond"]) == 1
 
 
 def test_processes_of_threads_give_what_threads_do() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from spdl_media.pipeline.executors import WHAT_PICKLES
-from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
+from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
 from spdl_media.shared_memory import CAN_SHARE
 
@@ -98,6 +98,7 @@ class Child:
         self._what = f"A worker process of {owner}"
         self._pid = os.getpid()
         self._code: int | None = None
+        self._is_asked_to_end = False
         # Without a lock, only one of several threads would get the exit code of the process.
         self._lock = threading.Lock()
         theirs: list[Connection] = []
@@ -218,13 +219,15 @@ class Child:
         self.end()
         code = self._code
         how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
-        return WorkerDied(
+        kind = WorkerEnded if self._is_asked_to_end else WorkerDied
+        return kind(
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
             "or os._exit() is called."
         )
 
     def ask_to_end(self, *, in_call: bool = False) -> None:
         """Ask an idle process to end by closing its pipes, one in a call by a signal. Does not wait."""
+        self._is_asked_to_end = True
         if not in_call:
             self._close_pipes()
         elif self.is_ours:

@@ -44,6 +44,10 @@ class PoolBroken(PipelineError):  # noqa: N818  # says what happened
     """A pool takes no more items and cannot be rebuilt. This ends the run."""
 
 
+class WorkerEnded(WorkerDied, PoolBroken):
+    """The pool was shut down and has ended the worker process that had the item."""
+
+
 class MissingPackageError(PipelineError, ImportError):
     """A required optional package is not installed. The message contains the ``pip`` command."""
 
