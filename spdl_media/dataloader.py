@@ -245,11 +245,12 @@ class DataLoader:
         # Before the pipeline starts, so that a rank that differs loads nothing.
         compare_ranks(self, self._source.source, start.epoch, key)
         ledger = Ledger(self._from_here(start))
-        self._pipeline = LoaderStages(self, start, ledger).pipeline()
-        # Set last: if making the pipeline fails, the state stays that of the last iteration.
-        self._ledger = ledger
+        pipeline = LoaderStages(self, start, ledger).pipeline()
+        iteration = kind(self, pipeline, ledger)
+        # Set last: if the pipeline cannot be made or started, the state stays that of the last iteration.
+        self._pipeline, self._ledger = pipeline, ledger
         self._pinned, self._next_epoch = None, start.epoch + 1
-        return kind(self, self._pipeline, ledger)
+        return iteration
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the state of the epoch, so that a pickled copy continues from there."""

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_media.dataloader import DataLoader, MapIterator, sample_rng
-from spdl_media.pipeline import PipelineFailure
+from spdl_media.pipeline import PipelineFailure, PoolBroken
 from spdl_media.source import (
     DistributedRandomSampler,
     LocalDirectory,
@@ -497,6 +498,22 @@ def test_what_a_failed_run_cancels_is_made_again(is_generator: bool) -> None:
     }
     assert 1 in done
     assert 2 not in done
+
+
+def test_a_state_outlives_an_iteration_that_cannot_start() -> None:
+    loader = DataLoader(range(6), preprocessor=str, output_order="input")
+    assert list(itertools.islice(loader, 2)) == ["0", "1"]
+    state = loader.state_dict()
+    with ProcessPoolExecutor(1) as pool:
+        pass
+    resumed = DataLoader(range(6), preprocessor=str, output_order="input", executor=pool)
+    resumed.load_state_dict(state)
+    with pytest.raises(PoolBroken, match="takes no more items"):
+        iter(resumed)
+    assert resumed.epoch == 0
+    assert resumed.state_dict() == state
+    resumed.executor = None
+    assert list(resumed) == ["2", "3", "4", "5"]
 
 
 PROGRAM = """
