@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -839,6 +840,25 @@ class TestTasks:
             assert asyncio.run(consume()) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
         assert loader.epoch == 2
         assert [batch.tolist() for batch in loader][2] == [16, 18]
+
+    @pytest.mark.parametrize("count", [2, 9])
+    def test_a_loader_is_freed_after_its_iteration(self, count: int) -> None:
+        loader = DataLoader(range(4), preprocessor=double)
+        reference = weakref.ref(loader)
+
+        async def take() -> None:
+            iterator = aiter(loader)
+            for _ in range(count):
+                await anext(iterator, None)
+
+        before = set(threading.enumerate())
+        asyncio.run(take())
+        gc.collect()
+        for thread in my_threads(before):
+            thread.join(20)
+        del loader
+        gc.collect()
+        assert reference() is None
 
     def test_the_state_of_an_iteration_that_is_broken_off(self) -> None:
         loader = DataLoader(range(10), batch_size=4, output_order="input")

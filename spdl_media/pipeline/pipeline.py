@@ -207,6 +207,9 @@ class Pipeline(Generic[T_co]):
 
     def _stop_run(self, run: Run, timeout: float) -> None:
         run.stop(timeout)
+        self._drop_finalizer(run)
+
+    def _drop_finalizer(self, run: Run) -> None:
         # The finalizer has nothing left to do, and a Ctrl-C in it would be lost. Read it before the run is
         # compared: start() in another thread sets self._run first, so it is never the next run's finalizer.
         finalizer = self._finalizer
@@ -387,11 +390,16 @@ class _AsyncEpoch(AsyncIterator[T_co]):
 
     def _release(self) -> Run | None:
         """Drop the references to pipeline and run; return the run if this iteration has to stop it."""
-        self._pipeline = None
+        pipeline, self._pipeline = self._pipeline, None
         if self._bar is not None:
             self._bar.close()
         run, self._run = self._run, None
-        return run if self._is_own else None
+        if run is None or not self._is_own:
+            return None
+        if pipeline is not None:
+            # It keeps the run alive, whose stages may refer to the pipeline.
+            pipeline._drop_finalizer(run)
+        return run
 
 
 def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:
