@@ -156,6 +156,11 @@ def test_without_preprocessor() -> None:
     assert list(DataLoader(range(3), aggregator=str)) == ["0", "1", "2"]
 
 
+def test_a_batch_size_of_numpy() -> None:
+    size: Any = np.int64(2)
+    assert list(DataLoader(range(3), batch_size=size)) == [[0, 1], [2]]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_aggregators_keep_the_order(is_async: bool) -> None:
     """The first batch is delayed until the second one is done."""
@@ -843,20 +848,18 @@ class TestTasks:
 
     @pytest.mark.parametrize("count", [2, 9])
     def test_a_loader_is_freed_after_its_iteration(self, count: int) -> None:
-        loader = DataLoader(range(4), preprocessor=double)
-        reference = weakref.ref(loader)
-
-        async def take() -> None:
+        async def take() -> weakref.ref[DataLoader]:
+            loader = DataLoader(range(4), preprocessor=double)
             iterator = aiter(loader)
             for _ in range(count):
                 await anext(iterator, None)
+            return weakref.ref(loader)
 
         before = set(threading.enumerate())
-        asyncio.run(take())
+        reference = asyncio.run(take())
         gc.collect()
         for thread in my_threads(before):
             thread.join(20)
-        del loader
         gc.collect()
         assert reference() is None
 

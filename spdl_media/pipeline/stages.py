@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, get_args, runtime_checkable
 
-from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._checks import as_int, check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     check_executor,
@@ -182,6 +182,9 @@ class AggregateConfig:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
+        # NumPy's integers, too. A bool stays one, which is refused below.
+        if (number := as_int(self.aggregator)) is not None:
+            object.__setattr__(self, "aggregator", number)
         size = self.aggregator
         # A class has the methods as well, but only an instance has the state that they need.
         if isinstance(size, type) or not isinstance(size, int | Aggregator):

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.pipeline import (
@@ -122,6 +123,16 @@ def test_a_definition_does_not_change_with_its_builder() -> None:
 def test_builders_and_subscripts_work_at_run_time() -> None:
     assert PipelineBuilder[int].__origin__ is PipelineBuilder  # type: ignore[attr-defined]
     assert PipelineBuilder[...]  # type: ignore[misc]
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    two: Any = np.int64(2)
+    built = builder().pipe(double, concurrency=two).aggregate(two).add_sink(two)
+    assert (
+        built.get_config()
+        == builder().pipe(double, concurrency=2).aggregate(2).add_sink(2).get_config()
+    )
+    assert isinstance(built.get_config().pipes[1].aggregator, int)  # type: ignore[union-attr]
 
 
 def test_names_come_from_functions_and_are_told_apart() -> None:
