@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import math
+import operator
 import os
 import pickle
 import sys
@@ -374,7 +375,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
     Thread safety: safe.
     """
     dtype = np.dtype(dtype)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = tuple(shape) if isinstance(shape, Iterable) else (operator.index(shape),)
     nbytes = math.prod(shape) * dtype.itemsize
     memory = None
     if sender is not None and not dtype.hasobject:

@@ -270,6 +270,7 @@ def test_outside_of_a_process_of_ours_shared_empty_is_empty() -> None:
 def test_shared_empty_takes_any_type_and_shape(rig: Rig) -> None:
     assert shared_empty(5, object).tolist() == [None] * 5
     assert shared_empty(()).shape == ()
+    assert shared_empty(np.int64(7)).shape == (7,)  # type: ignore[arg-type]  # as np.empty does
     assert shared_empty((0, 4)).shape == (0, 4)
     # Larger than a block.
     assert shared_empty(2 * BLOCK).nbytes == 2 * BLOCK
