@@ -105,6 +105,10 @@ class State:
             # num_done stands for the first interval.
             leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
             source, length = state["source"], state["source_length"]
+            # States of earlier releases lack the order and what was done before.
+            order = state.get("order")
+            if not isinstance(order, Mapping | None):
+                raise TypeError(f"{order!r} is no order")
             return cls(
                 epoch=_count(state["epoch"]),
                 seed=_count(state["seed"]),
@@ -114,8 +118,7 @@ class State:
                 if source is None
                 else Snapshot(_count(source["position"]), source["state"]),
                 source_length=None if length is None else _count(length),
-                # States of earlier releases lack these.
-                order=state.get("order"),
+                order=order,
                 before=_pairs(state.get("before", ())),
                 partly_before=_partly(state.get("partly_before", ())),
             )
@@ -244,7 +247,8 @@ def _places_of(states: Sequence[State], current: Sequence[State], epoch: int, ow
     places = [[(state.order or {}).get(name) for name in PLACE[:2]] for state in states]
     if (
         len(current) + len(ended) != len(states)
-        or sorted(places) != [[rank, len(states)] for rank in range(len(states))]
+        # Not sorted: a state of a source without ranks has None here.
+        or any([rank, len(states)] not in places for rank in range(len(states)))
         or any(order != {**(own.order or {}), **dict.fromkeys(PLACE)} for order in orders)
         or len({(state.seed, state.before) for state in current}) != 1
     ):

@@ -125,6 +125,7 @@ GOOD = state_of([0, 1])
         ({**GOOD, "done_beyond": [[2, 3]]}, ValueError, "no intervals in order"),
         ({**GOOD, "done_beyond": [[5, 4]]}, ValueError, "no intervals in order"),
         ({**GOOD, "source": {}}, ValueError, "damaged .KeyError: 'position'"),
+        ({**GOOD, "order": 5}, ValueError, "damaged .TypeError: 5 is no order"),
         ({"version": 1}, ValueError, "damaged .KeyError: 'num_done'"),
     ],
 )

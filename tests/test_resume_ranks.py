@@ -182,6 +182,11 @@ def test_what_padding_gives_again_after_the_change_has_other_random_numbers() ->
             ValueError,
             "pass one state of each rank that there was",
         ),
+        (
+            lambda: [states_of(2)[0], {**DataLoader(range(10)).state_dict(), "epoch": EPOCH}],
+            ValueError,
+            "pass one state of each rank that there was.*orders .*None",
+        ),
         (lambda: states_of(2, seed=1), ValueError, "same sampler and seed.*'seed': 0.*'seed': 1"),
         (lambda: [*states_of(2)[:1], 3], TypeError, "must be a mapping"),
         (
