@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -158,6 +159,14 @@ def test_stop_twice_and_from_several_threads() -> None:
         thread.join(5)
     pipeline.stop()
 
+    assert pipeline_threads() == []
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e15])
+def test_stop_takes_any_timeout(timeout: float) -> None:
+    pipeline = build(endless())
+    with pipeline.auto_stop(timeout=timeout):
+        assert pipeline.get_item(timeout=timeout) == 1
     assert pipeline_threads() == []
 
 

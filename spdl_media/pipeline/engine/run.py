@@ -390,7 +390,8 @@ def _join(threads: list[threading.Thread], deadline: float) -> list[str]:
     others = [thread for thread in threads if thread is not threading.current_thread()]
     for thread in others:
         if thread.ident is not None:
-            thread.join(max(0.0, deadline - perf_counter()))
+            # join() raises OverflowError for a timeout above TIMEOUT_MAX, such as infinity.
+            thread.join(min(max(0.0, deadline - perf_counter()), threading.TIMEOUT_MAX))
     return [thread.name for thread in others if thread.is_alive()]
 
 
