@@ -8,6 +8,7 @@ all of torch's iterators do, which determines the order.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -82,7 +83,7 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
 
     Iteration raises the original exception of the dataset, ``collate_fn`` or ``worker_init_fn`` in place of
     its batch; the following ``next()`` returns the next batch. It raises ``RuntimeError`` if a batch takes
-    longer than ``timeout``.
+    longer than ``timeout``, and in a process that was forked after the threads started.
 
     Thread safety: several threads read the dataset at a time. An iterator serves one thread; a loader may
     have several iterators at once, unless ``persistent_workers`` is set.
@@ -120,6 +121,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._pid = os.getpid()
         self._is_iterable = isinstance(self._dataset, _data.IterableDataset)
         num_threads = 1 if self._is_iterable else self._num_workers
         self._num_ahead = loader.prefetch_factor * self._num_workers
@@ -161,6 +163,11 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             self._tasks.put(task)
 
     def _next_data(self) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this iterator has its threads in process {self._pid}, from which this process was forked; "
+                "threads are not forked. Make a DataLoader in each process"
+            )
         if not self._due:
             self._end()
         batch = self._take()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import pickle
 import queue
 import subprocess
@@ -509,6 +511,37 @@ def test_several_iterations_at_once_do_not_disturb_each_other() -> None:
     pairs = list(zip(loader, loader, strict=True))
     assert len(pairs) == 5
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_forked_process_is_told_that_it_has_no_threads(is_persistent: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    loader = DataLoader(Squares(), 5, num_workers=2, persistent_workers=is_persistent)
+    items = iter(loader)
+    assert next(items).tolist() == [0, 1, 4, 9, 16]
+
+    def child() -> None:
+        try:
+            next(iter(loader) if is_persistent else items)
+        except RuntimeError as error:
+            sender.send(str(error))
+        # A loader of the child's own gives batches.
+        sender.send(len(list(DataLoader(Squares(), 5, num_workers=2))))
+
+    process = context.Process(target=child)
+    process.start()
+    try:
+        assert receiver.poll(60)
+        assert f"threads in process {os.getpid()}, from which this process" in receiver.recv()
+        assert receiver.poll(60)
+        assert receiver.recv() == 5
+    finally:
+        process.kill()
+        process.join()
+    assert len(list(items)) == 4
 
 
 def test_threads_that_cannot_start_end_those_that_did(
