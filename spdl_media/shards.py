@@ -334,9 +334,13 @@ class _Reader:
             self._sources = list(pool.map(lambda url: self._fetched(url, copies), urls))
             self._offsets = list(pool.map(lambda at: self._placed(at, places), range(len(urls))))
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
+        self._count = int(self.counts.sum())
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()
 
     def __getitem__(self, number: int) -> dict[str, Any]:
+        if not 0 <= number < self._count:
+            last = self._count - 1
+            raise IndexError(f"there is no sample {number}: they are numbered from 0 to {last}")
         # bisect_right, because empty shards begin at the same number as the next shard.
         index = bisect_right(self._firsts, number) - 1
         place, url = number - self._firsts[index], self._urls[index]

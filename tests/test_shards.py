@@ -236,6 +236,14 @@ def test_random_access_serves_other_sources(folder: Path) -> None:
     assert Counter(numbers(mixed)) == Counter([*range(30)] * 2)
 
 
+def test_samples_are_numbered_from_0(folder: Path) -> None:
+    mapping = sm.Shards(f"{folder}/*.tar", **ALONE).mapping
+    assert numbers(mapping[number] for number in (0, 29)) == [0, 29]
+    for number in (-1, 30):
+        with pytest.raises(IndexError, match=f"no sample {number}: .* from 0 to 29"):
+            mapping[number]
+
+
 def test_the_cache_knows_when_a_file_has_changed(folder: Path) -> None:
     path, cache = folder / "train-001.tar", folder / "cache" / "of shards"
 
