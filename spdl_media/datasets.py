@@ -308,6 +308,8 @@ class _MixOrder(Epochs):
         source, part = int(chosen[position]), self.mixed[chosen[position]]
         # An exhausted source continues with its next epoch.
         epoch, place = divmod(int(numbers[position]), len(part))
-        if begun.get(source, (-1, None))[0] != epoch:
-            begun[source] = epoch, part.begin_keys(epoch)
-        return source, begun[source][1][place]
+        # Read once, because another thread may begin another epoch of the source meanwhile.
+        last, keys = begun.get(source, (-1, None))
+        if last != epoch:
+            begun[source] = epoch, (keys := part.begin_keys(epoch))
+        return source, keys[place]

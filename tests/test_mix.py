@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,29 @@ def test_ranks_are_those_of_the_sources() -> None:
     states = [sm.DataLoader(of_rank(rank)).state_dict() for rank in (0, 1)]
     with pytest.raises(TypeError, match=r"Mix does not\. Load the state of each rank there, and"):
         sm.DataLoader(of_rank(0)).load_state_dict(states)
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Let threads alternate as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_may_read_different_epochs_of_a_source() -> None:
+    source = MapIterator(range(4), DistributedRandomSampler(4, rank=0, world_size=1))
+    mix = sm.Mix([source], length=40)
+    expected = list(mix.begin_by_position(0) or ())
+
+    def reads(position: int) -> set[Any]:
+        return {items[position] for _ in range(20_000)}
+
+    items = mix.begin_by_position(0) or ()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(reads, (0, 39))) == [{expected[0]}, {expected[39]}]
 
 
 def test_a_state_is_that_of_the_same_sources_and_weights() -> None:
