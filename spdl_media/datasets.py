@@ -220,7 +220,8 @@ class Mix(MapIterator[Any]):
         shares = check_weights(sizes if weights is None else weights, len(parts), "source")
         if (empty := (shares > 0) & (sizes == 0)).any():
             raise ValueError(f"sources[{empty.argmax()}] has no items; give it the weight 0")
-        total = int(sizes[shares > 0].sum()) if length is None else check_int("length", length)
+        length = length if length is None else check_int("length", length)
+        total = int(sizes[shares > 0].sum()) if length is None else length
         # Round down, then add one to those with the largest remainders.
         exact = total * (shares / shares.sum())
         counts = np.floor(exact).astype(np.int64)

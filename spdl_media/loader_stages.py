@@ -156,7 +156,7 @@ def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
-    """Check the arguments of a DataLoader, and their combinations.
+    """Check the arguments of a DataLoader, and their combinations. Make its numbers Python's.
 
     Args:
         loader: The loader.
@@ -172,7 +172,8 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
             _check_function(name, fn)
     for name in ("batch_size", "buffer_size", "num_threads", "num_processes", "cache"):
         if name == "buffer_size" or getattr(loader, name) is not None:
-            check_int(name, getattr(loader, name))
+            # Kept as an int, because ranks compare some of these numbers as JSON.
+            setattr(loader, name, check_int(name, getattr(loader, name)))
     if loader.batch_size is None and loader.drop_last:
         raise ValueError("drop_last=True leaves out a small last batch, so it needs batch_size")
     # Checked here, because the pipeline would check them only at the first iteration.

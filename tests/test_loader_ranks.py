@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spdl_media as sm
@@ -117,6 +118,16 @@ def test_the_sources_of_a_mixture_are_compared(
         return
     with pytest.raises(ValueError, match=message):
         iter(second)
+
+
+def test_numbers_of_numpy_are_compared(ranks: Ranks) -> None:
+    two: Any = np.int64(2)
+    for rank in (0, 1):
+        ranks.choose(rank)
+        sampler = DistributedRandomSampler(8)
+        assert len(list(sm.DataLoader(sampler, batch_size=two))) == 2
+        mix = sm.Mix([sampler], length=two)
+        assert len(list(sm.DataLoader(mix))) == 2
 
 
 @pytest.mark.parametrize("uneven", ["drop", "pad", "keep"])
