@@ -281,6 +281,9 @@ class _Iteration:
         return value
 
     def _complete(self) -> None:
+        # A signal handler may have called close() while this iterator waited.
+        if self._is_over:
+            return
         # The loader's state becomes the start of the next epoch, unless that has begun already.
         if self._loader._ledger is self._ledger:
             self._loader._ledger = None

@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import re
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_behind import wait_until
 
 import spdl_media as sm
 from spdl_media.dataloader import DataLoader, MapIterator, Pipeline, PipelineBuilder, sample_rng
@@ -363,6 +365,39 @@ class TestStopping:
             assert not thread.is_alive()
         with pytest.raises(StopIteration):
             next(iterator)
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals reach no thread")
+    def test_a_signal_handler_may_close_an_iterator_that_waits(self) -> None:
+        proceed = threading.Event()
+
+        def wait(item: int) -> int:
+            assert not item or proceed.wait(20)
+            return item
+
+        loader = DataLoader(range(3), preprocessor=wait, output_order="input")
+        iterator: Any = iter(loader)
+        assert next(iterator) == 0
+        pipeline: Any = loader._pipeline
+
+        def interrupt() -> None:
+            wait_until(lambda: bool(pipeline._run.graph.sink._waiters))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        def close(*_: object) -> None:
+            proceed.set()
+            iterator.close()
+
+        before = signal.signal(signal.SIGUSR1, close)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            assert list(iterator) == []
+        finally:
+            thread.join(60)
+            signal.signal(signal.SIGUSR1, before)
+        # Otherwise the rest of the epoch would be lost.
+        state = loader.state_dict()
+        assert (state["epoch"], state["num_done"]) == (0, 1)
 
     def test_after_a_timeout_iteration_continues(self) -> None:
         proceed = threading.Event()
