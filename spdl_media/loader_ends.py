@@ -350,6 +350,9 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
         try:
             async with asyncio.timeout(self._timeout):
                 tagged = await anext(self._items)
+            # Another task may have called close() meanwhile, so that this batch does not count as done.
+            if self._is_over:
+                raise StopAsyncIteration
             return self._converted(tagged)
         except (TimeoutError, asyncio.CancelledError):
             # As in Epoch: the batch is still being made, and another call may return it.

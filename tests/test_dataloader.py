@@ -881,6 +881,27 @@ class TestTasks:
         assert loader.epoch == 2
         assert [batch.tolist() for batch in loader][2] == [16, 18]
 
+    def test_another_task_may_close_an_iterator_that_waits(self) -> None:
+        proceed = threading.Event()
+
+        def wait(item: int) -> int:
+            assert not item or proceed.wait(20)
+            return item
+
+        loader = DataLoader(range(3), preprocessor=wait, output_order="input")
+
+        async def take() -> list[int]:
+            iterator: Any = aiter(loader)
+            taken = [await anext(iterator)]
+            waits = asyncio.create_task(anext(iterator, None))
+            await asyncio.sleep(0)
+            iterator.close()
+            proceed.set()
+            return [*taken, await waits, *[item async for item in iterator]]
+
+        assert asyncio.run(take()) == [0, None]
+        assert loader.state_dict()["num_done"] == 1
+
     @pytest.mark.parametrize("count", [2, 9])
     def test_a_loader_is_freed_after_its_iteration(self, count: int) -> None:
         async def take() -> weakref.ref[DataLoader]:
