@@ -310,7 +310,8 @@ class Ledger:
 
     def __init__(self, start: State) -> None:
         self._start = start
-        self._lock = threading.Lock()
+        # Reentrant, because a signal handler may ask for the state while this thread settles a batch.
+        self._lock = threading.RLock()
         self._done = Positions(start.done)
         self._offsets = {position: Positions(pairs) for position, pairs in start.partly_done}
         # Number of samples of each item that has given all its samples, while not all of them are done.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdl_media import RandomResizedCrop
+from spdl_media._resume import Ledger, State, Tag
 from spdl_media.dataloader import DataLoader
 
 N = 30
@@ -108,6 +110,26 @@ def test_a_state_stays_as_it_is_when_the_consumer_has_gone() -> None:
     del iterator
     state = loader.state_dict()
     assert loader.state_dict() == state
+
+
+def test_a_state_may_be_taken_while_a_batch_is_settled() -> None:
+    """As by a signal handler, which runs in the thread that it interrupts."""
+    ledger = Ledger(State(epoch=0, seed=0))
+    states: list[State] = []
+
+    def tags() -> Iterator[Tag]:
+        yield 0, None
+        states.append(ledger.state())
+        yield 1, None
+
+    thread = threading.Thread(target=ledger.settle, args=(tags(),), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [*states, ledger.state()] == [
+        State(epoch=0, seed=0, done=((0, 1),)),
+        State(epoch=0, seed=0, done=((0, 2),)),
+    ]
 
 
 GOOD = state_of([0, 1])
