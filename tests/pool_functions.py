@@ -23,6 +23,14 @@ def square(number: int) -> int:
     return number * number
 
 
+async def awaited(number: int) -> int:
+    return number
+
+
+def give_coroutine(number: int) -> Any:
+    return awaited(number)
+
+
 def pid_of_worker(_: object) -> int:
     return os.getpid()
 

@@ -155,7 +155,7 @@ class WorkerProcesses:
         return Child(
             self._context,
             _work,
-            (stage.fn, config.initializer, config.initargs),
+            (stage.name, stage.fn, config.initializer, config.initargs),
             owner=f"stage {stage.name!r}",
             num_pipes=config.num_threads,
             seeds=next(self._seeds),
@@ -194,24 +194,29 @@ class _Process:
 
 def _work(*arguments: Any) -> None:
     """Serve calls in a worker process, in one thread per pipe, until the pipes are closed."""
-    *pipes, fn, initializer, initargs = arguments
+    *pipes, name, fn, initializer, initargs = arguments
 
     def initialize() -> None:
         if initializer is not None:
             initializer(*initargs)
 
     pipes[0].send_bytes(_outcome(initialize))
-    threads = [threading.Thread(target=_serve, args=(pipe, fn), daemon=True) for pipe in pipes[1:]]
+    threads = [
+        threading.Thread(target=_serve, args=(pipe, name, fn), daemon=True) for pipe in pipes[1:]
+    ]
     for thread in threads:
         thread.start()
-    _serve(pipes[0], fn)
+    _serve(pipes[0], name, fn)
     for thread in threads:
         thread.join()
 
 
-def _serve(pipe: Connection, fn: Callable[[Any], Any]) -> None:
+def _serve(pipe: Connection, name: str, fn: Callable[[Any], Any]) -> None:
     def call() -> Any:
-        return fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
+        result = fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
+        if isinstance(result, CoroutineType):
+            refuse_coroutine(result, name)
+        return result
 
     with contextlib.suppress(EOFError, OSError):  # the parent has ended, or closed the pipe
         while True:

@@ -31,6 +31,7 @@ from pool_functions import (
     fail_to_start,
     fail_unpicklably,
     fan_out,
+    give_coroutine,
     leave,
     make_lock,
     make_rows,
@@ -179,6 +180,11 @@ def test_an_exception_that_cannot_be_pickled_is_described(pools: list[Pool]) -> 
 def test_a_result_that_cannot_be_pickled_fails_its_item(pools: list[Pool]) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle '_thread.lock' object"):
         processes(make_lock, pools).submit(0).result(WAIT)
+
+
+def test_a_function_that_returns_a_coroutine_is_refused_as_in_threads(pools: list[Pool]) -> None:
+    with pytest.raises(TypeError, match="the function of stage 'work' returned a coroutine"):
+        processes(give_coroutine, pools).submit(0).result(WAIT)
 
 
 def test_an_item_that_cannot_be_pickled_fails_alone(pools: list[Pool]) -> None:
