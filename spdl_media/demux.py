@@ -142,7 +142,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
     # Among JPEGs, FFmpeg decodes only those of four components wrongly.
     if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
-        return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
+        return pillow_packets(ImagePackets, data, input.name, reason)
     # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two
     # bytes.
     is_whole = head is not None and data[-2:] == b"\xff\xd9"

@@ -168,6 +168,21 @@ def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
     assert (stream.height, stream.width) == pixels.shape[:2]
 
 
+class OneWay(io.BytesIO):
+    """A source that cannot seek, as a pipe."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["TIFF, tiles", "BMP, palette", "JPEG, CMYK 4:2:0", "ICO"])
+def test_a_source_that_cannot_seek_gives_the_same_pixels(kind: str) -> None:
+    data = FILES[kind]()
+    np.testing.assert_array_equal(
+        sm.load_image(OneWay(data), pix_fmt="rgba").array, by_pillow(data)
+    )
+
+
 def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gif, cursor = saved("P", "GIF"), FILES["CUR"]()
     damaged_animation = animation("PNG")[0].replace(b"IHDR\0", b"IHDR\1", 1)
