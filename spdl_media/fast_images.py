@@ -135,6 +135,8 @@ class FastChain:
         if is_right and (frame.width, frame.height) == placement.scaled and _is_whole(placement):
             frame.colorspace, frame.color_range = GBR, FULL_RANGE
             return frame
+        if not _is_possible(*placement.canvas):
+            raise self._cannot_make(frame, placement.canvas, "")
         # One for each conversion: a scaler shared by two would build its tables again at each change.
         sizes = placement.scaled, placement.canvas, frame.width, frame.height
         idle = _idle_scalers((self._formats, self._flags, sizes, frame.format.name))
@@ -168,18 +170,18 @@ class FastChain:
             result = scaler.reformat(
                 frame, *size, pix_fmt, interpolation=flags, threads=1, **colors
             )
-        except av.FFmpegError as error:
-            raise self._cannot_make(frame, size, error) from error
+        except (av.FFmpegError, OverflowError) as error:  # the latter: a side exceeds 31 bits
+            raise self._cannot_make(frame, size, getattr(error, "strerror", "")) from error
         if result is not frame or self._is_yuv:
             result.colorspace, result.color_range = tags
         return result
 
-    def _cannot_make(self, frame: av.VideoFrame, size: Size, error: av.FFmpegError) -> FilterError:
+    def _cannot_make(self, frame: av.VideoFrame, size: Size, error: str) -> FilterError:
         made = (
             f"an image of {size[0]}x{size[1]} cannot be made of one of {frame.width}x{frame.height}"
         )
         if _is_possible(*size):
-            return PictureSizeError(f"{made}: {error.strerror}")
+            return PictureSizeError(f"{made}: {error}")
         asked = self.ops.width or 0, self.ops.height or 0
         # If the requested size itself is impossible, the argument is wrong, not this image.
         kind = PictureSizeError if min(asked) < 1 or _is_possible(*asked) else FilterError

@@ -190,13 +190,18 @@ def test_a_format_that_does_not_exist_is_the_callers_mistake(on_error: Any) -> N
         sm.load_image_batch(SOURCES, width=8, height=8, pix_fmt="rgb", on_error=on_error)
 
 
-@pytest.mark.parametrize("side", [40000, 100000])
-def test_a_size_that_no_image_can_have(side: int) -> None:
-    match = rf"an image of {side}x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
+@pytest.mark.parametrize(
+    "size", [(40000, 40000), (100000, 100000), (2**31, 2**31), (2**31, 20), (20, 2**31 - 1)]
+)
+def test_a_size_that_no_image_can_have(size: tuple[int, int]) -> None:
+    width, height = size
+    match = (
+        r"an image of \d+x\d+ cannot be made of one of 40x30: .* below 268435456.* smaller width="
+    )
     with pytest.raises(sm.FilterError, match=match):
-        sm.load_image(SOURCES[0], width=side, height=side)
+        sm.load_image(SOURCES[0], width=width, height=height)
     with pytest.raises(sm.FilterError, match=f"input 0 of the batch of 1: {match}") as caught:
-        sm.load_image_batch([SOURCES[0]], width=side, height=side, on_error="skip")
+        sm.load_image_batch([SOURCES[0]], width=width, height=height, on_error="skip")
     assert isinstance(caught.value, ValueError)
     assert caught.value.source == f"bytes of length {len(SOURCES[0])}"
 
