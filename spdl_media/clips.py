@@ -103,10 +103,12 @@ def load_clip(
         ...                  sample_rate=16000, num_samples=32000)  # doctest: +SKIP
     """
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
-    num_frames, num_samples = arguments["num_frames"], arguments["num_samples"]
     on_short = arguments["on_short"]
     # on_short applies only to a number that is given.
-    check_length("num_samples", num_samples, None if num_samples is None else on_short)
+    num_frames, num_samples = (
+        check_length(name, arguments[name], None if arguments[name] is None else on_short)
+        for name in ("num_frames", "num_samples")
+    )
     # There is no filter_desc argument, and each stream has its own decode_config and storage.
     of_video: Any = {
         **arguments,

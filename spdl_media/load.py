@@ -250,7 +250,7 @@ def load_audio(
         finish, memory = on_its_way(config, memory, "load_audio(cuda=)")
     count, on_short = arguments["num_samples"], arguments["on_short"]
     if count is not None or on_short is not None:
-        check_length("num_samples", count, on_short)
+        count = check_length("num_samples", count, on_short)
     given, opening = arguments["decode_config"], arguments["demux_config"]
     decoding = DEFAULT_DECODE_CONFIG if given is None else as_decode_config(given)
     request = AudioRequest(desc, memory, decoding, count, on_short)
@@ -360,7 +360,7 @@ def frame_request(
         check_array_layout(arguments["layout"])
     count_asked, on_short = given.get("num_frames"), given.get("on_short")
     if count_asked is not None or on_short is not None:
-        check_length("num_frames", count_asked, on_short)
+        given["num_frames"] = check_length("num_frames", count_asked, on_short)
     ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
     if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
         given["config"] = one_cuda_config(arguments["cuda"], arguments["cuda_config"])

@@ -302,8 +302,11 @@ def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -
     )
 
 
-def check_length(name: str, count: int | None, on_short: str | None) -> None:
+def check_length(name: str, count: int | None, on_short: str | None) -> int | None:
     """Check a number of frames or samples, given as the argument ``name``, and ``on_short``.
+
+    Returns:
+        The number as an ``int``, because products of a narrow NumPy integer overflow.
 
     Raises:
         TypeError: The number is not an integer.
@@ -312,11 +315,12 @@ def check_length(name: str, count: int | None, on_short: str | None) -> None:
     if on_short is not None:
         check_choice("on_short", on_short, (*get_args(OnShort), None))
     if count is not None:
-        check_int(name, count)
-    elif on_short is not None:
+        return check_int(name, count)
+    if on_short is not None:
         raise ValueError(
             f"on_short={on_short!r} says what becomes of too few, so it needs {name}=, which says how many"
         )
+    return None
 
 
 def check_enough(

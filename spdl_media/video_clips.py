@@ -128,7 +128,7 @@ def sample_clips(
             f"sample_clips takes a VideoFile, not {type(video).__name__}; open it by sm.VideoFile(...), or "
             "by VideoCache.open(...) for many clips of one"
         )
-    check_int("num_frames", num_frames)
+    num_frames = check_int("num_frames", num_frames)
     check_choice("on_short", on_short, get_args(OnShort))
     check_choice("sampler", sampler, get_args(Sampler))
     step = check_int("step", step)

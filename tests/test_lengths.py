@@ -129,6 +129,24 @@ def test_lengths_that_say_nothing() -> None:
         sm.decode_packets(sm.demux_video(VIDEO), num_samples=3)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16])
+def test_lengths_of_narrow_numpy_integers(kind: Any) -> None:
+    # A product with one of them would overflow.
+    count = kind(100)
+    video = sm.load_video(VIDEO, num_frames=count, on_short="wrap")
+    assert np.array_equal(video, sm.load_video(VIDEO, num_frames=100, on_short="wrap"))
+    sound = sm.load_audio(SOUND, num_samples=count)
+    assert np.array_equal(sound, sm.load_audio(SOUND, num_samples=100))
+    options: Any = {"frame_rate": 100, "num_samples": count}
+    clip = sm.load_clip(movie(), 0, num_frames=count, **options)
+    assert (len(clip.video), clip.audio.shape) == (100, (2, 100))
+    with sm.VideoFile(movie()) as file:
+        clips = sm.sample_clips(file, num_frames=count, step=2, on_short="wrap", audio=True, rng=0)
+    assert clips.video.shape[1] == 100
+    assert clips.audio is not None
+    assert clips.audio.shape[2] == 20 * RATE
+
+
 def test_another_rate_still_ends_early() -> None:
     """num_samples counts samples of the new rate, and returns the first ones."""
     whole = np.asarray(sm.load_audio(SOUND, sample_rate=16000))

@@ -204,7 +204,7 @@ def decode_packets_nvdec(
     check_choice("pix_fmt", pix_fmt, tuple(SPDL_COLORS))
     check_array_layout(layout)
     if num_frames is not None:
-        check_int("num_frames", num_frames)
+        num_frames = check_int("num_frames", num_frames)
     config = as_decode_config(decode_config)
     sides = crop_left, crop_top, crop_right, crop_bottom
     ops = _spdl_ops(SPDL_COLORS[pix_fmt], scale_width, scale_height, scale_algo)
@@ -274,7 +274,7 @@ def streaming_load_video_nvdec(
 
     Thread safety: one thread at a time for each iterator.
     """
-    check_int("num_frames", num_frames)
+    num_frames = check_int("num_frames", num_frames)
     sides = crop_left, crop_top, crop_right, crop_bottom
     # Chroma is stored for 2 x 2 pixels.
     for side, value in (("width", scale_width), ("height", scale_height)):
