@@ -69,7 +69,8 @@ class Draft:
     Raises:
         TypeError: The destination is neither a path nor a file object.
         ValueError: The destination is a URL.
-        WriteError: The destination is a folder or a device, or a temporary file cannot be created.
+        WriteError: The destination is a folder or a device, its name is not that of a file, or a temporary
+            file cannot be created.
     """
 
     def __init__(self, dst: Target) -> None:
@@ -83,8 +84,11 @@ class Draft:
                 )
             # Resolved, so that a link stays and its target is replaced. Also, FFmpeg could mistake a relative
             # path with a colon for a protocol.
-            self._final = final = Path(self.name).resolve()
-            if final.exists() and not final.is_file():
+            # A name may be too long, or have characters that no name has.
+            with write_errors(self.name):
+                self._final = final = Path(self.name).resolve()
+                is_other = final.exists() and not final.is_file()
+            if is_other:
                 text = "this is a folder or a device; give the path of a file"
                 raise WriteError(text, source=self.name)
             # Shortened, because names are limited, nearly everywhere to 255 bytes. The suffix is kept,

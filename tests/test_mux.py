@@ -377,6 +377,9 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
         sm.Muxer(tmp_path / "out.mp4", format="mp5")
     with pytest.raises(ValueError, match="is a URL"):
         sm.Muxer("s3://bucket/out.mp4")
+    for name in ("a\0.wav", "\ud800.wav", "a" * 300 + ".wav"):
+        with pytest.raises(sm.WriteError, match="cannot be written"):
+            sm.save_audio(name, np.zeros((1, 8), np.int16), 8000)
     with pytest.raises(sm.WriteError, match="folder or a device"):
         sm.Muxer(tmp_path, format="mp4")
     with pytest.raises(sm.WriteError, match="No such file or directory"):
