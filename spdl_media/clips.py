@@ -7,11 +7,11 @@ from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
 from os import PathLike
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast, get_args
 
 import numpy as np
 
-from spdl_media._checks import check_int
+from spdl_media._checks import check_choice, check_int
 from spdl_media._probe import MediaInfo, probe
 from spdl_media.arguments import ClipArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
@@ -23,7 +23,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, awaitable, frame_request, frame_steps
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
-from spdl_media.rows import check_length
+from spdl_media.rows import OnShort, check_length
 from spdl_media.timing import Seconds, Window, clip_window, parse_window
 from spdl_media.transfer import on_its_way
 
@@ -104,6 +104,7 @@ def load_clip(
     """
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
     on_short = arguments["on_short"]
+    check_choice("on_short", on_short, (*get_args(OnShort), None))
     # on_short applies only to a number that is given.
     num_frames, num_samples = (
         check_length(name, arguments[name], None if arguments[name] is None else on_short)

@@ -121,6 +121,8 @@ def test_lengths_that_say_nothing() -> None:
         sm.load_video(VIDEO, on_short="wrap")
     with pytest.raises(ValueError, match=r"on_short must be .*not 'loop'"):
         sm.load_clip(movie(), 0, num_frames=1, num_samples=1, on_short="loop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"on_short must be .*not 'loop'"):
+        sm.load_clip(movie(), 0, duration=1, on_short="loop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing says how long the clip is"):
         sm.load_clip(movie(), 0, num_frames=3)
     with pytest.raises(TypeError, match="num_samples= for audio, and these are AudioPackets"):
