@@ -260,6 +260,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
         New packets of the same kind, with a copy of the data.
 
     Raises:
+        TypeError: ``packets`` are not packets.
         ValueError: There is no filter of that name, or it does not support this codec or these options.
         DemuxError: The filter cannot read the packets.
 
@@ -268,6 +269,8 @@ def apply_bsf(packets: P, bsf: str) -> P:
     See:
         FFmpeg's bitstream filters: https://ffmpeg.org/ffmpeg-bitstream-filters.html
     """
+    if not isinstance(packets, AudioPackets | VideoPackets | ImagePackets):
+        raise TypeError(f"apply_bsf takes packets, not {type(packets).__name__}")
     _check_names(bsf)
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import av
 
@@ -45,6 +45,8 @@ from spdl_media.operations import ratio
 from spdl_media.packets import AudioPackets, FrameMetadata, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
+
+C = TypeVar("C", AudioCodec, VideoCodec)
 
 
 @dataclass(slots=True, eq=False)
@@ -363,10 +365,11 @@ def get_buffer_desc(
         The text of the node, to be followed by its output label or ``,``.
 
     Raises:
+        TypeError: ``source`` is neither a codec of images nor packets of one.
         ValueError: The size or format is not known before a frame is decoded, or a label or name is invalid.
     """
     orientation: int = getattr(source, "orientation", 1)
-    codec: Any = getattr(source, "codec", source)
+    codec = _codec_of(source, VideoCodec)
     pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
     if not (codec.width and codec.height and pix_fmt):
         raise ValueError(
@@ -399,9 +402,10 @@ def get_abuffer_desc(
         The text of the node, to be followed by its output label or ``,``.
 
     Raises:
+        TypeError: ``source`` is neither a codec of audio nor packets of one.
         ValueError: The sample format is not known before a frame is decoded, or a label or name is invalid.
     """
-    codec: Any = getattr(source, "codec", source)
+    codec = _codec_of(source, AudioCodec)
     if sample_fmt is not None:
         format_name("sample_fmt", sample_fmt)
     if not (sample_fmt or codec.sample_fmt):
@@ -414,6 +418,15 @@ def get_abuffer_desc(
         f"abuffer{_label(label)}=time_base=1/{codec.sample_rate}:sample_rate={codec.sample_rate}:"
         f"sample_fmt={sample_fmt or codec.sample_fmt}:channel_layout={quote_value(codec.channel_layout)}"
     )
+
+
+def _codec_of(source: Any, kind: type[C]) -> C:
+    codec = getattr(source, "codec", source)
+    if not isinstance(codec, kind):
+        raise TypeError(
+            f"source must be of type {kind.__name__} or have one as codec, not {type(source).__name__}"
+        )
+    return codec
 
 
 def _label(label: str | None) -> str:

@@ -58,6 +58,17 @@ def test_a_window_where_no_file_can_be_is_empty(movie: bytes, start: Any) -> Non
     assert len(sm.decode_packets(sm.demux_audio(movie, timestamp=(start, None)))) == 0
 
 
+def test_sources_of_another_kind_are_named(movie: bytes) -> None:
+    video, audio = sm.demux_video(movie), sm.demux_audio(movie)
+    with pytest.raises(TypeError, match=r"must be of type VideoCodec .*, not AudioPackets"):
+        sm.get_buffer_desc(audio)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be of type AudioCodec .*, not VideoPackets"):
+        sm.get_abuffer_desc(video)  # type: ignore[arg-type]
+    frames: Any = sm.decode_packets(video)
+    with pytest.raises(TypeError, match="apply_bsf takes packets, not VideoFrames"):
+        sm.apply_bsf(frames, "null")
+
+
 def test_a_bad_filter_is_reported_where_no_frame_comes(movie: bytes) -> None:
     packets = sm.demux_video(movie, timestamp=(100, 101))
     with pytest.raises(sm.FilterError, match="nope"):
