@@ -287,7 +287,9 @@ def _has_whole_rows(plane: npt.NDArray[Any]) -> bool:
     # Whether FFmpeg can read the plane in place: contiguous rows, 64 readable bytes behind the last one.
     row: npt.NDArray[Any] = plane[0]
     end = plane.__array_interface__["data"][0] + (len(plane) - 1) * plane.strides[0] + row.nbytes
-    is_whole = row.flags.c_contiguous and row.nbytes <= plane.strides[0] < 2**31
+    # NumPy's flag ignores the stride of an axis of length 1, PyAV does not.
+    is_dense = row.strides == (row[0].nbytes, row.itemsize)[-row.ndim :]
+    is_whole = is_dense and row.nbytes <= plane.strides[0] < 2**31
     return bool(is_whole and -end % _PAGE >= _READ_BEHIND)
 
 

@@ -14,6 +14,7 @@ import pytest
 from effort import each
 
 import spdl_media as sm
+from spdl_media.formats import PIXEL_LAYOUTS
 from spdl_media.image_frames import av_frames
 
 Array = npt.NDArray[Any]
@@ -189,6 +190,17 @@ def test_tensors_share_their_memory() -> None:
     frames = sm.frames_from_array(tensor, "gbrp")
     assert any(shared_frames(frames, tensor.numpy()))
     assert np.array_equal(sm.convert_frames(frames).array, tensor.numpy())
+
+
+@each("layout", ["NCHW", "NHWC"])
+@each("pix_fmt", ["rgb24", "rgba", "gray", "gbrp", "yuv444p"])
+def test_one_column_of_a_larger_array(pix_fmt: str, layout: Any) -> None:
+    kind = PIXEL_LAYOUTS[pix_fmt]
+    larger = np.arange(2 * 48 * 48 * 4).reshape(2, 48, 48, 4).astype(kind.dtype)
+    column = larger[:, :, :1, : kind.channels]
+    column = column if layout == "NHWC" else column.transpose(0, 3, 1, 2)
+    frames = sm.frames_from_array(column, pix_fmt, layout=layout)
+    assert np.array_equal(sm.convert_frames(frames, layout=layout).array, column)
 
 
 MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
