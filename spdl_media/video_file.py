@@ -189,6 +189,7 @@ class VideoFile:
             times: Times in seconds on the container's clock. The last frame is shown for its duration.
 
         Raises:
+            TypeError: ``times`` is not a sequence.
             ValueError: A time lies before the first frame or after the end, or is not a number.
             DemuxError: The timestamps in the file decrease, or there are none.
             DecodeError: A frame is damaged, or missing from the file.
@@ -199,9 +200,13 @@ class VideoFile:
         """Return the numbers of the frames that are shown at these times, for :meth:`load`.
 
         Raises:
+            TypeError: ``times`` is not a sequence.
             ValueError: A time lies before the first frame or after the end, or is not a number.
             DemuxError: The timestamps in the file decrease, or there are none.
         """
+        # The characters of a string would be times of their own.
+        if isinstance(times, str | bytes) or not isinstance(times, Iterable):
+            raise TypeError(f"times must be a sequence of seconds, such as [2.5], not {times!r}")
         return self._index.shown_at(list(times), self.source)
 
     def _frames(self, numbers: list[int]) -> VideoFrames:

@@ -367,6 +367,9 @@ def test_times_show_the_frame_that_began_last() -> None:
     assert video.at([1.42]).timestamps == (1.401,)
     # Up to the end of the last frame.
     assert video.numbers_at([video.end]) == [len(UNEVEN) - 1]
+    for one in (0.5, "01", None):
+        with pytest.raises(TypeError, match=r"times must be a sequence of seconds, .* not "):
+            video.at(one)  # type: ignore[arg-type]
     for time in (-0.01, video.end + 0.01):
         match = (
             f"no frame is shown at {time} s: 18 frames are shown from 0.000 s to {video.end:.3f}"
