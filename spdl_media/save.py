@@ -354,7 +354,7 @@ def _as_video(
 def _as_audio(waveform: Any) -> AudioFrames:
     if isinstance(waveform, AudioFrames):
         return waveform
-    if not isinstance(waveform, tuple):
+    if not isinstance(waveform, tuple) or len(waveform) != 2:
         raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
     frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
     return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames

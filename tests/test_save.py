@@ -251,6 +251,9 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
             sm.save_video(path, frames)
     with pytest.raises(TypeError, match="sample rate"):
         sm.save_audio(tmp_path / "out.wav", np.zeros(9, np.float32))
+    for wrong in ((), (np.zeros(8, np.float32),), (np.zeros(8, np.float32), 8000, 1)):
+        with pytest.raises(TypeError, match="sample rate"):
+            saved(VIDEO, audio=wrong)
     with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
         sm.save_video(tmp_path / "out.wav", VIDEO)
     assert list(tmp_path.iterdir()) == []
