@@ -85,7 +85,8 @@ def frames_from_array(
         ``ImageFrames``, ``VideoFrames`` or ``AudioFrames``, which keep the array alive.
 
     Raises:
-        ValueError: The shape does not fit the format, there is no frame, or a name is unknown.
+        ValueError: The shape does not fit the format, there is no frame, a name is unknown, or ``pts`` or
+            ``sample_rate`` exceeds what FFmpeg can keep.
         TypeError: The dtype does not fit the format, or ``array`` is not an array in host memory.
 
     Thread safety: safe.
@@ -95,14 +96,16 @@ def frames_from_array(
         frames = frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
         waveform = frames_from_array(np.zeros((2, 16000), np.float32), sample_rate=16000)
     """
+    first = _limited("pts", check_int("pts", pts, at_least=None), 62)
     if sample_rate is not None:
-        return _audio(array, sample_fmt, check_positive("sample_rate", sample_rate), pts)
+        sample_rate = _limited("sample_rate", check_positive("sample_rate", sample_rate), 31)
+        return _audio(array, sample_fmt, sample_rate, first)
     rate = parse_rate(frame_rate)
     space = color_number("colorspace", colorspace or getattr(array, "colorspace", None))
     levels = color_number("color_range", color_range or getattr(array, "color_range", None))
     planes, like, single = _planes(array, pix_fmt, layout)
     frames = [_frame([plane[i] for plane in planes], like) for i in range(len(planes[0]))]
-    for number, frame in enumerate(frames, start=check_int("pts", pts, at_least=None)):
+    for number, frame in enumerate(frames, start=first):
         frame.pts, frame.time_base, frame.duration = number, 1 / rate, 1
         frame.colorspace, frame.color_range = space, levels
     return ImageFrames(frames) if single else VideoFrames(frames)
@@ -298,6 +301,17 @@ def channel_layout(channels: int) -> str:
     return f"{channels}c" if channels <= 8 else f"{channels} channels"
 
 
+def _limited(name: str, number: int, bits: int) -> int:
+    """Return a number that FFmpeg can keep.
+
+    Raises:
+        ValueError: It needs more bits.
+    """
+    if abs(number) >= 1 << bits:
+        raise ValueError(f"{name} must be below 2**{bits}, not {number}")
+    return number
+
+
 def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> AudioFrames:
     values = _numpy(array)
     packed = {dtype: name for name, dtype in SAMPLE_DTYPES.items()}
@@ -305,9 +319,9 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         if values.dtype.name not in packed:
             raise TypeError(f"audio is of {listed(packed)}, not {values.dtype}")
         sample_fmt = f"{packed[values.dtype.name]}p"
+    check_choice("sample_fmt", sample_fmt, [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)])
     planar = sample_fmt.endswith("p")
     base = sample_fmt.removesuffix("p")
-    check_choice("sample_fmt", base, [*SAMPLE_DTYPES])
     _check_dtype(values, np.dtype(SAMPLE_DTYPES[base]), sample_fmt)
     if values.ndim == 1:
         values = values[None] if planar else values[:, None]
@@ -317,6 +331,6 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
     samples = values.T if planar else values
     count, channels = samples.shape
     frame = new_frame(samples, sample_fmt, channel_layout(channels), sample_rate)
-    frame.pts = check_int("pts", pts, at_least=None)
+    frame.pts = pts
     frame.time_base = Fraction(1, sample_rate)
     return AudioFrames([AudioChunk(frame, 0, count, pts)])

@@ -217,6 +217,10 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (np.zeros(5, "f2"), {"sample_rate": 8000}, TypeError, "not float16"),
     (np.zeros((5, 0), "f4"), {"sample_rate": 8000}, ValueError, r"\(C, N\)"),
     (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": "fltq"}, ValueError, "not 'fltq'"),
+    (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": True}, ValueError, "not True"),
+    (np.zeros(5, "f4"), {"sample_rate": 2**31}, ValueError, "sample_rate must be below"),
+    (np.zeros(5, "f4"), {"sample_rate": 8000, "pts": 2**63}, ValueError, "pts must be below"),
+    (np.zeros((5, 6, 3), "u1"), {"pts": -(2**64)}, ValueError, "pts must be below"),
 ]
 
 
