@@ -81,7 +81,7 @@ def iter_samples(
         ArrayFormatError: As for :func:`~spdl_media.iter_tarfile`, or a sample has a suffix twice. Raised when
             the iteration reaches the member.
         SourceError: As for :func:`~spdl_media.iter_tarfile`.
-        TypeError: ``shards`` is not a source.
+        TypeError: ``shards`` is not a source, or a rank, a worker or their number is not an integer.
         ValueError: A rank or worker is out of range, a pattern is invalid, or there are fewer shards than
             workers of all processes: some workers would get none, and the others would wait for them forever.
 
@@ -91,8 +91,8 @@ def iter_samples(
         >>> for sample in iter_samples("train-{000..099}.tar", rank=0, world_size=8):
         ...     image, label = sample["jpg"], int(sample["cls"])
     """
-    _check_place("rank", rank, "world_size", world_size)
-    _check_place("worker", worker, "num_workers", num_workers)
+    rank, world_size = _place("rank", rank, "world_size", world_size)
+    worker, num_workers = _place("worker", worker, "num_workers", num_workers)
     sources = _expanded(shards)
     if len(sources) < world_size * num_workers:
         raise ValueError(
@@ -102,9 +102,11 @@ def iter_samples(
     return _iterate(sources[rank::world_size][worker::num_workers])
 
 
-def _check_place(name: str, value: int, of_name: str, of: int) -> None:
+def _place(name: str, value: int, of_name: str, of: int) -> tuple[int, int]:
+    value, of = check_int(name, value, at_least=None), check_int(of_name, of, at_least=None)
     if of < 1 or not 0 <= value < of:
         raise ValueError(f"{name} must be from 0 to below {of_name}, not {name}={value} of {of}")
+    return value, of
 
 
 def _expanded(shards: Any) -> Sequence[Source]:

@@ -221,6 +221,12 @@ def test_invalid_places(place: dict[str, int], match: str) -> None:
         sm.iter_samples(tar({}), **place)
 
 
+@pytest.mark.parametrize("place", [{"rank": "0"}, {"rank": 0.0}, {"num_workers": None}])
+def test_a_place_is_a_whole_number(place: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"{next(iter(place))} must be an int, not "):
+        sm.iter_samples(tar({}), **place)
+
+
 def test_no_shards() -> None:
     with pytest.raises(ValueError, match="0 shards cannot be shared"):
         sm.iter_samples([])
