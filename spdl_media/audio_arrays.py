@@ -315,7 +315,7 @@ def _load_wav(
     codec, array, first = found
     rows.put_array(array, (codec.sample_fmt or "", codec.channel_layout, codec.sample_rate), first)
     rows.flush()
-    return _finished(rows, request, PacketMetadata(name, window=window), None)
+    return _finished(rows, request, PacketMetadata(name, window=window), codec)
 
 
 def _load_frames(
@@ -332,14 +332,14 @@ def _load_frames(
 
 
 def _finished(
-    rows: SampleRows, request: AudioRequest, metadata: PacketMetadata, codec: AudioCodec | None
+    rows: SampleRows, request: AudioRequest, metadata: PacketMetadata, codec: AudioCodec
 ) -> AudioArray:
     array = rows.array()
     if array is not None:
         return request.result(array, rows.sample_fmt, metadata, rows.sample_rate, rows.first)
     ops = request.ops
-    sample_fmt = ops and codec and (ops.sample_fmt or codec.sample_fmt)
-    if request.on_short != "zeros" or ops is None or codec is None or not sample_fmt:
+    sample_fmt = ops and (ops.sample_fmt or codec.sample_fmt)
+    if request.on_short != "zeros" or ops is None or not sample_fmt:
         raise no_samples(metadata.window, metadata.source)
     channels, rate = ops.num_channels or codec.num_channels, ops.sample_rate or codec.sample_rate
     shape = (channels, 0) if sample_fmt.endswith("p") else (0, channels)

@@ -114,6 +114,16 @@ def test_what_fills_up_samples(source: str, sample_fmt: str | None) -> None:
         sm.load_audio(data, num_samples=8, on_short="error")
 
 
+@pytest.mark.parametrize("format", ["wav", "flac", "matroska"])
+def test_a_sample_that_the_resampler_swallows_is_filled_up(format: str) -> None:
+    data = make_audio(
+        SAMPLES, RATE, codec="pcm_s16le" if format == "wav" else "flac", format=format
+    )
+    last = (Fraction(2 * RATE - 1, RATE), None)
+    silent = sm.load_audio(data, last, sample_rate=16000, num_samples=100, on_short="zeros")
+    assert np.array_equal(silent, np.zeros((2, 100), np.float32))
+
+
 def test_lengths_that_say_nothing() -> None:
     with pytest.raises(ValueError, match=r"on_short='zeros' .* needs num_samples="):
         sm.load_audio(SOUND, on_short="zeros")
