@@ -178,14 +178,15 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     context = stream.codec_context
     has_blocks = context.codec.name.startswith(_CUT_INTO_BLOCKS)
     block_align, bits = _wave_format(stream) if has_blocks else (0, 0)
+    # PyAV's stubs do not declare that format is None if FFmpeg does not know it.
+    sample_fmt = getattr(context.format, "name", None)
     if context.codec.name in ("ape", "tak"):  # PyAV does not expose their bits, only the format
-        bits = _BITS.get(context.format.name, 0)
+        bits = _BITS.get(sample_fmt or "", 0)
     return AudioCodec(
         **_common(stream, ("sample_rate", "extradata", "delay", "frame_size")),
         channel_layout=context.layout.name,
         num_channels=context.layout.nb_channels,
-        # PyAV's stubs do not declare that format is None if FFmpeg does not know it.
-        sample_fmt=getattr(context.format, "name", None),
+        sample_fmt=sample_fmt,
         bit_rate=context.bit_rate or 0,
         start_pts=stream.start_time,
         block_align=block_align,

@@ -7,6 +7,7 @@ import importlib
 import io
 import math
 import pickle
+import struct
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,16 @@ def test_metadata_are_kept() -> None:
     info = sm.probe(make_video(index_planes(3, 64, 48), format="matroska"))
     assert isinstance(info.metadata, tuple)
     assert all(isinstance(key, str) for pair in info.metadata for key in pair)
+
+
+@pytest.mark.parametrize(("channels", "sample_fmt"), [(0, None), (1, "s16p")])
+def test_an_ape_file_of_no_channels(channels: int, sample_fmt: str | None) -> None:
+    # Written by hand, because FFmpeg has no encoder.
+    head = struct.pack("<4sHH7I16s", b"MAC ", 3990, 0, 52, 24, 4, 0, 64, 0, 0, bytes(16))
+    head += struct.pack("<HHIIIHHI", 2000, 0, 73728, 100, 1, 16, channels, 44100)
+    stream = sm.probe(head + struct.pack("<I", 80) + bytes(64)).streams[0]
+    assert isinstance(stream, sm.AudioStreamInfo)
+    assert (stream.num_channels, stream.sample_fmt) == (channels, sample_fmt)
 
 
 def test_sources_that_are_not_media() -> None:
