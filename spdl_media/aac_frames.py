@@ -35,6 +35,8 @@ from spdl_media.timing import Window
 _PREROLL = 3
 # Files with more boxes at the top are fragmented, or left to FFmpeg.
 _MOST_BOXES = 64
+# That of an hour of audio has 600 kB. A damaged header may state any size.
+_LONGEST_INDEX = 1 << 24
 # Where iTunes states the encoder's delay: after eight zeros, in hexadecimal, before two more numbers.
 _ITUNES_DELAY = re.compile(
     rb"iTunSMPB.{16}\s*[0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{8} [0-9A-F]+", re.DOTALL
@@ -87,7 +89,7 @@ def _read_index(input: Input) -> memoryview:
     """Return the content of the box moov of a file whose boxes are all complete.
 
     Raises:
-        ValueError: A box is incomplete, or the file is fragmented.
+        ValueError: A box is incomplete, the index is long, or the file is fragmented.
         StopIteration: There is no index.
     """
     size, found = input.size(), {}
@@ -96,6 +98,8 @@ def _read_index(input: Input) -> memoryview:
             raise ValueError("truncated or fragmented")
         found[kind] = start, end
     start, end = next(span for kind, span in found.items() if kind == b"moov")
+    if end - start > _LONGEST_INDEX:
+        raise ValueError("too long")
     moov = memoryview(input.read_at(start, end - start))
     if next(boxes_at(moov, "mvex"), None) is not None:
         raise ValueError("fragmented")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import av
 
@@ -45,8 +45,6 @@ from spdl_media.operations import ratio
 from spdl_media.packets import AudioPackets, FrameMetadata, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
-
-C = TypeVar("C", AudioCodec, VideoCodec)
 
 
 @dataclass(slots=True, eq=False)
@@ -369,7 +367,7 @@ def get_buffer_desc(
         ValueError: The size or format is not known before a frame is decoded, or a label or name is invalid.
     """
     orientation: int = getattr(source, "orientation", 1)
-    codec = _codec_of(source, VideoCodec)
+    codec = _codec_of(source, "pix_fmt", "VideoCodec")
     pix_fmt = codec.pix_fmt if pix_fmt is None else format_name("pix_fmt", pix_fmt)
     if not (codec.width and codec.height and pix_fmt):
         raise ValueError(
@@ -405,7 +403,7 @@ def get_abuffer_desc(
         TypeError: ``source`` is neither a codec of audio nor packets of one.
         ValueError: The sample format is not known before a frame is decoded, or a label or name is invalid.
     """
-    codec = _codec_of(source, AudioCodec)
+    codec = _codec_of(source, "sample_fmt", "AudioCodec")
     if sample_fmt is not None:
         format_name("sample_fmt", sample_fmt)
     if not (sample_fmt or codec.sample_fmt):
@@ -420,11 +418,11 @@ def get_abuffer_desc(
     )
 
 
-def _codec_of(source: Any, kind: type[C]) -> C:
+def _codec_of(source: Any, attribute: str, kind: str) -> Any:
     codec = getattr(source, "codec", source)
-    if not isinstance(codec, kind):
+    if not hasattr(codec, attribute):
         raise TypeError(
-            f"source must be of type {kind.__name__} or have one as codec, not {type(source).__name__}"
+            f"source must be of type {kind} or have one as codec, not {type(source).__name__}"
         )
     return codec
 
