@@ -339,6 +339,7 @@ class LocalDirectory(Sequence[Path]):
     Raises:
         NotADirectoryError: ``root`` is not a folder.
         FileNotFoundError: No file matches.
+        ValueError: ``pattern`` is empty or absolute.
 
     Thread safety: safe, except :meth:`shuffle`.
 
@@ -352,6 +353,8 @@ class LocalDirectory(Sequence[Path]):
         self._pattern = pattern
         if not self._root.is_dir():
             raise NotADirectoryError(f"{str(self._root)!r} is no folder that can be searched")
+        if Path(pattern).is_absolute():
+            raise ValueError(f"pattern must be relative to root, not {pattern!r}")
         # Only files, because the pattern may match folders, too.
         found = (path for path in self._root.glob(pattern) if path.is_file())
         # Sorted by parts, so that the files of a folder stay together on every system.

@@ -230,6 +230,10 @@ class TestSequences:
             resumed.load_state_dict(state)
             assert first + list(itertools.islice(resumed, 70 - count)) == whole
 
+    def test_a_folder_takes_no_pattern_of_another_place(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="pattern must be relative to root, not '/"):
+            LocalDirectory(tmp_path, str(tmp_path / "*.jpg"))
+
     def test_a_repeated_folder(self, tmp_path: Path) -> None:
         for index in range(12):
             (tmp_path / f"{index}.jpg").touch()

@@ -215,9 +215,8 @@ def profile_pipeline(
     """
     check_int("num_iterations", num_iterations)
     check_int("num_threads", num_threads)
-    for concurrency in concurrencies:
-        check_int("Each of concurrencies", concurrency)
-    result = _Profiler(num_iterations, set(concurrencies)).profile(config, num_threads)
+    wanted = {check_int("Each of concurrencies", concurrency) for concurrency in concurrencies}
+    result = _Profiler(num_iterations, wanted).profile(config, num_threads)
     if show:
         print(result)  # noqa: T201  # show=True asks for it
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,10 @@ def source(number: int = 100) -> PipelineBuilder[Any]:
     return PipelineBuilder().add_source(range(number))
 
 
-def test_each_stage_has_a_result_for_each_concurrency() -> None:
+@pytest.mark.parametrize("made", [tuple, iter])
+def test_each_stage_has_a_result_for_each_concurrency(made: Callable[[Any], Any]) -> None:
     builder = source().pipe(pass_on, concurrency=2).aggregate(4).pipe(wait).add_sink(2)
-    result = profile(builder)
+    result = profile(builder, concurrencies=made((1, 4)))
     assert [(one.name, one.concurrency, one.is_configured) for one in result.stages] == [
         ("source", 1, True),
         ("pass_on", 1, False),
