@@ -15,7 +15,7 @@ import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
 from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
-from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder
+from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frame_scan import CodedFrames
@@ -350,7 +350,10 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
     """
-    decoder = _spare.take(found.codec, config, source)
+    # The decoder of AAC keeps the state of its noise generator when it is flushed.
+    is_reusable = found.codec.name != "aac"
+    make = _spare.take if is_reusable else make_decoder
+    decoder: Any = make(found.codec, config, source)
     (first, last), position = found.window, found.position
     # Without a lock for a resampler, which runs long without the GIL.
     needs_lock = found.codec.name in _SHORT_FRAMES and not rows.resamples(found.codec.sample_rate)
@@ -367,9 +370,8 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
             if not rows.put_frames(frames, num_samples, part, first):
                 return False
             position += num_samples
-    # Kept for reuse only here: after an error, flushing might not fully reset the decoder. That of AAC keeps
-    # the state of its noise generator.
-    if found.codec.name != "aac":
+    # Kept for reuse only here: after an error, flushing might not fully reset the decoder.
+    if is_reusable:
         decoder.flush_buffers()
         _spare.put_back(found.codec, decoder)
     return True

@@ -1,8 +1,8 @@
 """Find the frames of AAC in an MP4 by its tables, so that a packet can hold many frames.
 
 FFmpeg takes half a millisecond to open such a file, and returns one packet per frame. This module replaces
-its demuxer for usual files: one audio track of AAC-LC without gaps, in mono or stereo, of which at most the
-encoder's delay is hidden. FFmpeg reads all other files.
+its demuxer for usual files: one audio track of AAC-LC without gaps, in mono or stereo, of which nothing is
+hidden but samples at the start. FFmpeg reads all other files.
 
 See:
     ISO/IEC 14496-12, 8.5.2 (sample descriptions), 8.6.6 (edit lists); 14496-14, 5.6 (the box esds)
@@ -23,25 +23,28 @@ from spdl_media.frame_scan import (
     PACKET_SAMPLES,
     PADDING,
     CodedFrames,
-    bounds,
     frame_codec,
+    sample_bounds,
 )
 from spdl_media.inputs import Input
-from spdl_media.mp4_tables import Samples, boxes_at, track_samples
+from spdl_media.mp4_tables import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
 from spdl_media.timing import Window
 
-# Frames before a window that its samples depend on, or may depend on.
+# Frames before a window that its samples may depend on, as many as audio_clock.preroll asks for.
 _PREROLL = 3
-# Files with more boxes at the top are fragmented, or left to FFmpeg.
+# Files with more boxes at the top are left to FFmpeg; most are fragmented.
 _MOST_BOXES = 64
-# That of an hour of audio has 600 kB. A damaged header may state any size.
-_LONGEST_INDEX = 1 << 24
+# The index of an hour of audio has 600 kB. A damaged header may state any size.
+_MOST_INDEX_BYTES = 1 << 24
 # Where iTunes states the encoder's delay: after eight zeros, in hexadecimal, before two more numbers.
+_ITUNES = b"iTunSMPB"
 _ITUNES_DELAY = re.compile(
-    rb"iTunSMPB.{16}\s*[0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{8} [0-9A-F]+", re.DOTALL
+    _ITUNES + rb".{16}\s*[0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{8} [0-9A-F]+", re.DOTALL
 )
 _LONGEST_DELAY = 16384
+# A longer edit, in units of the movie, is damage.
+_LONGEST_EDIT = 1 << 50
 
 
 def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFrames | None:
@@ -61,44 +64,55 @@ def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFram
     try:
         moov = _read_index(input)
         tracks = list(boxes_at(moov, "trak"))
-        (track,) = [each for each in tracks if _is_audio(each)]
+        track = _only_audio(tracks)
         codec = _read_codec(track)
         samples = track_samples(track, input.size())
-        end = _stated_end(samples)
+        _check_samples(track, samples)
+        end = _end_before_edits(samples)
         hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
     # A box is missing, too short, or has a value that only FFmpeg handles.
     except (StopIteration, ValueError, LookupError, ArithmeticError, struct.error):
         return None
-    count, size = len(samples.dts), AAC_FRAME_SIZE
-    start, stop = bounds(window, codec.sample_rate, num_samples)
+    start, stop = sample_bounds(window, codec.sample_rate, num_samples)
     stop = min(stop, end - hidden)
-    is_usual = np.array_equal(samples.dts, np.arange(count) * size) and not samples.offsets.any()
-    if (delay and len(tracks) > 1) or not is_usual or start >= stop:
+    if (delay and len(tracks) > 1) or start >= stop:
         return None
-    first = max((start + hidden) // size - _PREROLL, 0)
-    last = -(-(stop + hidden) // size)
+    first = max((start + hidden) // AAC_FRAME_SIZE - _PREROLL, 0)
+    last = -(-(stop + hidden) // AAC_FRAME_SIZE)
     found = _read_frames(input, samples, first, last)
     if found is None:
         return None
-    position, data, cuts = first * size - hidden, *found
-    of_packets = (last - first) * size, PACKET_SAMPLES, data, cuts
-    return CodedFrames(codec, delay, (start, stop), position, *of_packets)
+    data, cuts = found
+    return CodedFrames(
+        codec=codec,
+        delay=delay,
+        window=(start, stop),
+        position=first * AAC_FRAME_SIZE - hidden,
+        num_samples=(last - first) * AAC_FRAME_SIZE,
+        packet_samples=PACKET_SAMPLES,
+        data=data,
+        cuts=cuts,
+    )
 
 
 def _read_index(input: Input) -> memoryview:
     """Return the content of the box moov of a file whose boxes are all complete.
 
     Raises:
-        ValueError: A box is incomplete, the index is long, or the file is fragmented.
-        StopIteration: There is no index.
+        ValueError: A box is incomplete, there are too many, the index is long, or the file is fragmented.
+        KeyError: There is no index.
     """
-    size, found = input.size(), {}
-    for kind, start, end in read_boxes(input.read_at, 0, size, _MOST_BOXES):
-        if end > size or kind == b"moof":
-            raise ValueError("truncated or fragmented")
-        found[kind] = start, end
-    start, end = next(span for kind, span in found.items() if kind == b"moov")
-    if end - start > _LONGEST_INDEX:
+    size = input.size()
+    found: dict[bytes, tuple[int, int]] = {}
+    for number, (kind, start, end) in enumerate(
+        read_boxes(input.read_at, 0, size, _MOST_BOXES), start=1
+    ):
+        # FFmpeg also reads metadata of the file.
+        if end > size or number == _MOST_BOXES or kind in (b"moof", b"udta", b"meta"):
+            raise ValueError("truncated, fragmented or unusual")
+        found.setdefault(kind, (start, end))
+    start, end = found[b"moov"]
+    if end - start > _MOST_INDEX_BYTES:
         raise ValueError("too long")
     moov = memoryview(input.read_at(start, end - start))
     if next(boxes_at(moov, "mvex"), None) is not None:
@@ -106,8 +120,23 @@ def _read_index(input: Input) -> memoryview:
     return moov
 
 
-def _is_audio(track: memoryview) -> bool:
-    return bytes(next(boxes_at(track, "mdia/hdlr"))[8:12]) == b"soun"
+def _only_audio(tracks: list[memoryview]) -> memoryview:
+    """Return the audio track.
+
+    Raises:
+        ValueError: There is none or more than one, or another track may begin before second 0.
+    """
+    kinds = [bytes(next(boxes_at(track, "mdia/hdlr"))[8:12]) for track in tracks]
+    (found,) = [track for track, kind in zip(tracks, kinds, strict=True) if kind == b"soun"]
+    for track, kind in zip(tracks, kinds, strict=True):
+        if track is found:
+            continue
+        shifts = table_at(track, "mdia/minf/stbl/ctts", ">u4,>i4")["f1"]
+        is_early = next(boxes_at(track, "edts/elst"), None) is None and (shifts < 0).any()
+        # FFmpeg tells audio by its sample description.
+        if is_early or (kind != b"vide" and b"mp4a" in bytes(track)):
+            raise ValueError("second 0 is not that of the audio, or there is more audio")
+    return found
 
 
 def _read_codec(track: memoryview) -> AudioCodec:
@@ -122,14 +151,20 @@ def _read_codec(track: memoryview) -> AudioCodec:
     ((kind, start, end),) = boxes(descriptions, 8)
     entry = descriptions[start:end]
     # The version is 0 but in QuickTime, whose entries are longer.
-    if kind != b"mp4a" or any(entry[8:10]):
-        raise ValueError("not AAC, or QuickTime")
-    config = _decoder_config(next(boxes_at(entry[28:], "esds")))
+    if descriptions[4:8] != _ONE or kind != b"mp4a" or any(entry[8:10]):
+        raise ValueError("several descriptions, another codec, or QuickTime")
+    (esds,) = boxes_at(entry[28:], "esds")
+    config = _decoder_config(esds)
     channels = config[1] >> 3 & 15
+    if not channels:
+        raise ValueError("channels in a list")
     codec = frame_codec("aac", rate, channels, config)
-    if not channels or not is_aac_lc(codec):
+    if not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec
+
+
+_ONE = memoryview(bytes((0, 0, 0, 1)))
 
 
 def _decoder_config(esds: memoryview) -> bytes:
@@ -159,8 +194,20 @@ def _decoder_config(esds: memoryview) -> bytes:
 _MPEG4_AUDIO = 0x40
 
 
-def _stated_end(samples: Samples) -> int:
-    """Return the number of samples of a track before edits.
+def _check_samples(track: memoryview, samples: Samples) -> None:
+    """Check that frames follow each other without gaps.
+
+    Raises:
+        ValueError: They do not, or FFmpeg leaves some out because they have another description.
+    """
+    times = np.arange(len(samples.dts)) * AAC_FRAME_SIZE
+    described = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
+    if not np.array_equal(samples.dts, times) or samples.offsets.any() or (described != 1).any():
+        raise ValueError("gaps, or frames that are left out")
+
+
+def _end_before_edits(samples: Samples) -> int:
+    """Return the number of samples of a track.
 
     Raises:
         IndexError: The track is empty.
@@ -171,7 +218,9 @@ def _stated_end(samples: Samples) -> int:
 
 
 def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[int, int, int]:
-    """Return how many samples are hidden at the start, how many of these lie before second 0, and the end.
+    """Return how many samples are hidden at the start, how many of them count before second 0, and the end.
+
+    FFmpeg counts those before second 0 that iTunes states, but not those that an edit list hides.
 
     Args:
         moov: The index.
@@ -183,14 +232,8 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
         ValueError: Edits do more than hide the start.
     """
     edits = next(boxes_at(track, "edts/elst"), None)
-    stated = _ITUNES_DELAY.search(moov)
+    delay = _itunes_delay(moov) if _ITUNES in bytes(moov) else 0
     if edits is None:
-        delay = 0 if stated is None else int(stated[1], 16)
-        if not delay:
-            return 0, 0, end
-        # With the delay, iTunes states where the audio ends.
-        if CUTS_LAST_FRAME or delay >= _LONGEST_DELAY:
-            raise ValueError("the end is stated in two ways")
         return delay, delay, end
     version, count = edits[0], *struct.unpack_from(">I", edits, 4)
     duration, hidden, speed = struct.unpack_from(">Qqi" if version else ">Iii", edits, 8)
@@ -199,9 +242,25 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
     last = hidden + (2 * duration * rate + unit) // (2 * unit)
     # FFmpeg gives no sample of frames that begin after the last one.
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
-    if stated or count != 1 or hidden < 0 or speed != 1 << 16 or hides_frames:
+    is_usual = count == 1 and hidden >= 0 and speed == 1 << 16 and duration < _LONGEST_EDIT
+    if delay or hides_frames or not is_usual:
         raise ValueError("edits are not simple")
     return hidden, 0, min(end, last) if CUTS_LAST_FRAME else end
+
+
+def _itunes_delay(moov: memoryview) -> int:
+    """Return the encoder's delay in samples, as iTunes states it.
+
+    Raises:
+        ValueError: It is stated otherwise, and the end as well, or before the track that it is for.
+    """
+    stated = _ITUNES_DELAY.search(moov)
+    if stated is None or CUTS_LAST_FRAME or stated.start() < bytes(moov).rfind(b"trak"):
+        raise ValueError("not stated as iTunes does")
+    delay = int(stated[1], 16)
+    if not 0 < delay < _LONGEST_DELAY:
+        raise ValueError("not stated as iTunes does")
+    return delay
 
 
 def _read_frames(
@@ -213,13 +272,13 @@ def _read_frames(
     if sizes.sum() > MOST_BYTES or ends.max() > input.size() or places.min() < 0:
         return None
     # In files with video, only some frames follow each other.
-    breaks = (np.flatnonzero(places[1:] != ends[:-1]) + 1).tolist()
-    spans = zip(
-        places[[0, *breaks]].tolist(),
-        ends[[*(each - 1 for each in breaks), -1]].tolist(),
-        strict=True,
+    gaps = np.flatnonzero(places[1:] != ends[:-1])
+    starts, stops = places[[0, *(gaps + 1)]].tolist(), ends[[*gaps, -1]].tolist()
+    parts = (
+        input.read_at(*span)
+        for span in zip(starts, np.subtract(stops, starts).tolist(), strict=True)
     )
-    data = b"".join(bytes(input.read_at(start, end - start)) for start, end in spans)
+    data = b"".join(map(bytes, parts)) + PADDING
     cuts = [0, *np.cumsum(sizes).tolist()]
     step = PACKET_SAMPLES // AAC_FRAME_SIZE
-    return data + PADDING, [*cuts[:-1:step], cuts[-1]]
+    return data, [*cuts[:-1:step], cuts[-1]]

@@ -143,7 +143,7 @@ def load_audio_array(
     keep_freed_memory()
     config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
-        # These readers handle files of one stream, and none of FFmpeg's options.
+        # These readers choose the stream themselves, and take none of FFmpeg's options.
         if stream_index is None and demux_config is None:
             array = _load_without_container(input, window, request)
             if array is not None:
@@ -273,6 +273,10 @@ def _stated_end(
     return stated if end is None else min(stated, end)
 
 
+# Samples that a resampler may delay, at the rate of its output.
+_MOST_DELAYED = 32
+
+
 def _load_without_container(
     input: Input, window: Window, request: AudioRequest
 ) -> AudioArray | None:
@@ -281,18 +285,18 @@ def _load_without_container(
     is_plain = config.decoder is None and not config.decoder_options and input.has_size
     if ops is None or not is_plain:
         return None
-    rate = ops.sample_rate
+    rate, asked = ops.sample_rate, window
     if rate is not None and most is not None:
-        # 0.1 s more than needed, because the resampler delays some samples.
+        # More than needed, because the resampler delays some samples.
         begin = max(window.start or Fraction(0), Fraction(0))
-        end = begin + Fraction(most, rate) + Fraction(1, 10)
+        end = begin + Fraction(most + _MOST_DELAYED, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
     most = most if rate is None else None
     try:
         head = bytes(input.read_at(0, WAV_HEAD_SIZE))
         if head[:4] == b"RIFF":
             wav = _read_wav(input, head, window, most)
-            return None if wav is None else _load_wav(input.name, wav, window, request)
+            return None if wav is None else _load_wav(input.name, wav, asked, request)
         if config.gaps == "fill":
             return None
         if head[4:8] == b"ftyp" and input.is_local:
@@ -301,7 +305,7 @@ def _load_without_container(
             found = find_frames(input, window, most)
         else:
             return None
-        return None if found is None else _load_frames(input.name, found, window, request)
+        return None if found is None else _load_frames(input.name, found, asked, request)
     except FilterError:
         return None
 
@@ -328,7 +332,8 @@ def _load_frames(
     if rows is None or not decode_frames(found, request.config, rows, name):
         return None
     rows.flush()
-    return _finished(rows, request, metadata, codec)
+    # Only the decoder of FFmpeg's stream knows the format of samples that there are none of.
+    return _finished(rows, request, metadata, codec) if rows.count else None
 
 
 def _finished(

@@ -152,15 +152,16 @@ def without_jitter(
         yield packet
 
 
-# An Ogg page has at most so many packets.
+# Packets in an Ogg page, at most.
 _MOST_IN_PAGE = 255
 
 
 def without_delay(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Correct an Ogg Vorbis of one page, all of whose times FFmpeg states late.
+    """Correct the times of an Ogg Vorbis of one page.
 
-    It starts at 0 where it does not know the time of the first packet, which gives no sample. The end is then
-    cut by as many samples too much, more than the last packet has, and FFmpeg leaves it uncut.
+    FFmpeg gives the first packet, which holds no sample, the time 0 in place of minus its duration, so all
+    times are late by that. It cuts as many samples too many at the end: more than the last packet has, so
+    that the decoder cuts none.
 
     Args:
         packets: The packets of one stream.

@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.audio_clock import without_delay, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
-from spdl_media.parts import Bytes, described, read_boxes
+from spdl_media.parts import Bytes, boxes, describing_boxes, read_boxes
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ()
@@ -232,10 +232,9 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
 
 
 def image_head(input: Input) -> Bytes:
-    """Return the part of a file that tells how its image is coded.
+    """Return the part of a file that tells how its image is coded: its start.
 
-    It is the start of the file. Of AVIF and HEIC it is all but the coded data, because phones write the
-    description behind them.
+    Of AVIF and HEIC it is the boxes ftyp, meta and moov: some phones write meta behind the coded data.
 
     Raises:
         SourceError: The file cannot be read.
@@ -244,7 +243,10 @@ def image_head(input: Input) -> Bytes:
     if not input.seekable or container_still(head) != "avif":
         return head
     with suppress(struct.error):  # truncated: FFmpeg's error is more precise
-        return described(input.read_at, input.size())
+        if not any(
+            kind == b"meta" and end <= len(head) for kind, _, end in boxes(memoryview(head))
+        ):
+            return describing_boxes(input.read_at, input.size())
     return head
 
 

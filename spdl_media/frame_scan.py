@@ -95,7 +95,7 @@ def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedF
         return None
 
 
-def bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
+def sample_bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
     """Return the first sample of a window, and the one after its last of at most ``num_samples``."""
     start, stop = window.samples(rate)
     most = sys.maxsize if num_samples is None else start + num_samples
@@ -134,7 +134,7 @@ def _find_mp3(
     if frame_size is None or tag is None:
         return None
     rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
-    start, stop = bounds(window, rate, num_samples)
+    start, stop = sample_bounds(window, rate, num_samples)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
@@ -320,7 +320,7 @@ def _find_flac(
     if kind & 0x7F or length != b"\0\0\x22" or not 0 < smallest == block or channels > 2:
         return None
     begin = _first_flac_frame(input)
-    start, stop = bounds(window, rate, num_samples)
+    start, stop = sample_bounds(window, rate, num_samples)
     stop = min(stop, total)
     if begin is None or not rate or start >= stop:
         return None

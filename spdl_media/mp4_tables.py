@@ -33,9 +33,9 @@ class Samples:
     Attributes:
         dts: Decode timestamps in ticks, counted from the first sample, or as fragments state them.
         offsets: Presentation minus decode timestamps.
+        durations: Ticks to the next sample in decoding order.
         places: Offset of each sample in the file, in bytes.
         sizes: Number of bytes of each sample.
-        durations: Ticks to the next sample in decoding order.
         is_key: Whether decoding can begin at the sample.
         is_listed: The samples are from the tables of the track, not from fragments.
     """
@@ -95,7 +95,7 @@ def boxes_at(view: memoryview, path: str) -> Iterator[memoryview]:
             yield from boxes_at(content, rest) if rest else (content,)
 
 
-def _table(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
+def table_at(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     """Return the rows of a table, which follow its version and count; empty if the table is missing."""
     content = next(boxes_at(view, path), None)
     if content is None:
@@ -115,18 +115,16 @@ def track_samples(track: memoryview, size: int) -> Samples:
     stbl = next(boxes_at(track, "mdia/minf/stbl"))
     same, count = struct.unpack_from(">II", next(boxes_at(stbl, "stsz")), 4)
     _check_fits(count, same, size)
-    sizes = np.full(count, same) if same else _table(stbl, "stsz", ">u4", 4).astype(np.int64)
-    steps = _table(stbl, "stts", ">u4,>u4")
+    sizes = np.full(count, same) if same else table_at(stbl, "stsz", ">u4", 4).astype(np.int64)
+    steps = table_at(stbl, "stts", ">u4,>u4")
     deltas = _repeated(steps["f1"], steps["f0"], count)
-    shifts = _table(stbl, "ctts", ">u4,>i4")
+    shifts = table_at(stbl, "ctts", ">u4,>i4")
     offsets = _repeated(shifts["f1"], shifts["f0"], count) if len(shifts) else deltas * 0
     is_key = np.zeros(count, np.bool_)
-    is_key[_table(stbl, "stss", ">u4").astype(np.int64) - 1] = True
+    is_key[table_at(stbl, "stss", ">u4").astype(np.int64) - 1] = True
     if next(boxes_at(stbl, "stss"), None) is None:
         is_key[:] = True
-    return Samples(
-        np.cumsum(deltas) - deltas, offsets, deltas, _offsets(stbl, sizes), sizes, is_key
-    )
+    return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _places(stbl, sizes), sizes, is_key)
 
 
 def _check_fits(count: int, sample_size: int, size: int) -> None:
@@ -141,12 +139,12 @@ def _repeated(values: Any, counts: Any, total: int) -> Ticks:
     return np.repeat(values.astype(np.int64), counts)
 
 
-def _offsets(stbl: memoryview, sizes: Ticks) -> Ticks:
+def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
     """Return the file offsets of samples, which are contiguous in chunks."""
-    chunks = _table(stbl, "stco", ">u4")
+    chunks = table_at(stbl, "stco", ">u4")
     if not len(chunks):
-        chunks = _table(stbl, "co64", ">u8")
-    runs = _table(stbl, "stsc", ">u4,>u4,>u4")
+        chunks = table_at(stbl, "co64", ">u8")
+    runs = table_at(stbl, "stsc", ">u4,>u4,>u4")
     firsts = runs["f0"].astype(np.int64) - 1
     lengths = np.diff(firsts, append=len(chunks))
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)

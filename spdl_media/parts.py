@@ -124,8 +124,8 @@ def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> I
         position = end
 
 
-def described(read: Read, size: int) -> bytes:
-    """Return the boxes of an ISO base media file that describe it, wherever they are, without its coded data.
+def describing_boxes(read: Read, size: int) -> bytes:
+    """Return the boxes ftyp, meta and moov of an ISO base media file, wherever they are.
 
     Raises:
         struct.error: The data ends inside the header of a box.

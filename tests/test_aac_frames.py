@@ -1,4 +1,4 @@
-"""AAC in MP4 loads the same samples, and raises the same errors, with and without FFmpeg's demuxer."""
+"""AAC in MP4 loads the same samples with and without FFmpeg's demuxer, and damaged frames the same errors."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def movie(
 def replaced(old: bytes, new: bytes) -> bytes:
     assert movie().count(old) == 1
     return movie().replace(old, new)
+
+
+def patched(box: bytes, offset: int, number: int) -> bytes:
+    """Change a number in the first box of a kind; offsets count from the name of the box."""
+    place = movie().index(box) + offset
+    return movie()[:place] + struct.pack(">I", number) + movie()[place + 4 :]
 
 
 def edited(data: bytes, **fields: int) -> bytes:
@@ -89,7 +95,11 @@ OTHERS = {
     "iTunes and video": lambda: by_itunes(movie(video=True)),
     "other codec": lambda: replaced(b"\x17\x40\x15", b"\x17\x67\x15"),
     "channels in a list": lambda: replaced(b"\x05\x12\x10", b"\x05\x12\x00"),
-    "no unit": lambda: replaced(struct.pack(">II", 1000, 3000), struct.pack(">II", 0, 3000)),
+    "no unit": lambda: patched(b"mvhd", 16, 0),
+    "other description": lambda: patched(b"stsc", 20, 2),
+    "many boxes": lambda: movie() + struct.pack(">I4s", 8, b"free") * 70,
+    "metadata of the file": lambda: movie() + struct.pack(">I4s", 8, b"udta"),
+    "iTunes in lower case": lambda: by_itunes(movie()).replace(b"00000840", b"0000084a"),
     "padded": lambda: movie() + b"more bytes than a box begins with",
 }
 CASES: list[dict[str, Any]] = [
@@ -103,6 +113,7 @@ CASES: list[dict[str, Any]] = [
     {"sample_rate": 16000, "num_channels": 1},
     {"timestamp": (1, 2), "sample_rate": 48000, "sample_fmt": "s16"},
     {"filter_desc": None},
+    {"sample_rate": 50, "num_samples": 10},
 ]
 
 
@@ -127,6 +138,13 @@ def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
         # Of iTunes' statement, FFmpeg 8.0 reads the delay alone.
         assert opened.called is (name in OTHERS or (name == "iTunes" and CUTS_LAST_FRAME))
         np.testing.assert_array_equal(found, by_ffmpeg(data, **case), err_msg=str(case))
+
+
+def test_a_window_that_gives_no_sample_is_filled() -> None:
+    # FFmpeg's resampler gives none for so short a window.
+    options = {"sample_rate": 100, "sample_fmt": None, "num_samples": 3, "on_short": "zeros"}
+    found = outcome(movie(), timestamp=(0.5, 0.50002), **options)
+    assert found.tolist() == [[0.0] * 3] * 2
 
 
 def test_windows_equal_the_whole(rng: np.random.Generator) -> None:
