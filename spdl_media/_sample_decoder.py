@@ -19,9 +19,7 @@ from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frame_scan import CodedFrames
-from spdl_media.frames import (
-    silent_frame,
-)
+from spdl_media.frames import silent_frame
 from spdl_media.packets import FrameMetadata, PacketMetadata
 from spdl_media.sample_rows import SampleChunks, SampleRows
 from spdl_media.timing import ticks_to_seconds

@@ -48,15 +48,9 @@ _LONGEST_EDIT = 1 << 50
 
 
 def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFrames | None:
-    """Find the frames that decode to the samples of a window.
+    """Find the frames of an MP4 that decode to the samples of a window.
 
-    Args:
-        input: The open file; it can be read at any offset.
-        window: The window.
-        num_samples: Maximum number of samples.
-
-    Returns:
-        The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
+    Arguments and result are those of :func:`~spdl_media.frame_scan.find_frames`.
 
     Raises:
         SourceError: The file cannot be read.
@@ -151,7 +145,8 @@ def _read_codec(track: memoryview) -> AudioCodec:
     ((kind, start, end),) = boxes(descriptions, 8)
     entry = descriptions[start:end]
     # The version is 0 but in QuickTime, whose entries are longer.
-    if descriptions[4:8] != _ONE or kind != b"mp4a" or any(entry[8:10]):
+    is_only = bytes(descriptions[4:8]) == b"\0\0\0\1"
+    if not is_only or kind != b"mp4a" or any(entry[8:10]):
         raise ValueError("several descriptions, another codec, or QuickTime")
     (esds,) = boxes_at(entry[28:], "esds")
     config = _decoder_config(esds)
@@ -164,11 +159,8 @@ def _read_codec(track: memoryview) -> AudioCodec:
     return codec
 
 
-_ONE = memoryview(bytes((0, 0, 0, 1)))
-
-
 def _decoder_config(esds: memoryview) -> bytes:
-    """Return the AudioSpecificConfig: a descriptor in one in one.
+    """Return the AudioSpecificConfig, which is the innermost of three nested descriptors.
 
     Raises:
         ValueError: There is another descriptor, or it is for another codec.
@@ -201,8 +193,8 @@ def _check_samples(track: memoryview, samples: Samples) -> None:
         ValueError: They do not, or FFmpeg leaves some out because they have another description.
     """
     times = np.arange(len(samples.dts)) * AAC_FRAME_SIZE
-    described = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
-    if not np.array_equal(samples.dts, times) or samples.offsets.any() or (described != 1).any():
+    descriptions = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
+    if not np.array_equal(samples.dts, times) or samples.offsets.any() or (descriptions != 1).any():
         raise ValueError("gaps, or frames that are left out")
 
 
@@ -218,9 +210,9 @@ def _end_before_edits(samples: Samples) -> int:
 
 
 def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[int, int, int]:
-    """Return how many samples are hidden at the start, how many of them count before second 0, and the end.
+    """Return the number of samples hidden at the start, that of samples before second 0, and the end.
 
-    FFmpeg counts those before second 0 that iTunes states, but not those that an edit list hides.
+    Samples that iTunes hides lie before second 0. With an edit list, second 0 comes after the hidden ones.
 
     Args:
         moov: The index.
@@ -252,13 +244,13 @@ def _itunes_delay(moov: memoryview) -> int:
     """Return the encoder's delay in samples, as iTunes states it.
 
     Raises:
-        ValueError: It is stated otherwise, and the end as well, or before the track that it is for.
+        ValueError: It is stated in another way, or before the track; or FFmpeg also reads the end that iTunes
+            states.
     """
     stated = _ITUNES_DELAY.search(moov)
-    if stated is None or CUTS_LAST_FRAME or stated.start() < bytes(moov).rfind(b"trak"):
-        raise ValueError("not stated as iTunes does")
-    delay = int(stated[1], 16)
-    if not 0 < delay < _LONGEST_DELAY:
+    delay = 0 if stated is None else int(stated[1], 16)
+    is_before = stated is not None and stated.start() < bytes(moov).rfind(b"trak")
+    if CUTS_LAST_FRAME or is_before or not 0 < delay < _LONGEST_DELAY:
         raise ValueError("not stated as iTunes does")
     return delay
 

@@ -273,7 +273,7 @@ def _stated_end(
     return stated if end is None else min(stated, end)
 
 
-# Samples that a resampler may delay, at the rate of its output.
+# Samples of its output that a resampler may hold back.
 _MOST_DELAYED = 32
 
 
@@ -332,7 +332,7 @@ def _load_frames(
     if rows is None or not decode_frames(found, request.config, rows, name):
         return None
     rows.flush()
-    # Only the decoder of FFmpeg's stream knows the format of samples that there are none of.
+    # Without a sample, the sample format is unknown here. FFmpeg's demuxer states it.
     return _finished(rows, request, metadata, codec) if rows.count else None
 
 

@@ -156,12 +156,12 @@ def without_jitter(
 _MOST_IN_PAGE = 255
 
 
-def without_delay(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+def with_true_times(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
     """Correct the times of an Ogg Vorbis of one page.
 
-    FFmpeg gives the first packet, which holds no sample, the time 0 in place of minus its duration, so all
-    times are late by that. It cuts as many samples too many at the end: more than the last packet has, so
-    that the decoder cuts none.
+    FFmpeg gives the first packet, which holds no sample, the time 0. It should be minus the packet's
+    duration, so all times are late by that. At the end, FFmpeg states as many samples too many to cut. These
+    are more than the last packet has, so the decoder cuts none.
 
     Args:
         packets: The packets of one stream.

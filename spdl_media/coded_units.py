@@ -17,7 +17,7 @@ import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import without_delay, without_padding
+from spdl_media.audio_clock import with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
 from spdl_media.parts import Bytes, boxes, describing_boxes, read_boxes
@@ -232,9 +232,10 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
 
 
 def image_head(input: Input) -> Bytes:
-    """Return the part of a file that tells how its image is coded: its start.
+    """Return the part of a file that tells how its image is coded.
 
-    Of AVIF and HEIC it is the boxes ftyp, meta and moov: some phones write meta behind the coded data.
+    It is the start of the file. Some phones write the box meta of a HEIC behind the coded data; then it is
+    the boxes ftyp, meta and moov.
 
     Raises:
         SourceError: The file cannot be read.
@@ -341,7 +342,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     if format == "caf" and "alac" in names:
         return without_padding(packets)
     if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
-        return without_delay(packets)
+        return with_true_times(packets)
     return packets
 
 

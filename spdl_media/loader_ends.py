@@ -367,5 +367,5 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     def close(self) -> None:
         """Stop loading."""
         super().close()
-        # The finalizer of the last one stops the pipeline; waiting here would block the event loop.
+        # The iterator's finalizer stops the pipeline; waiting here would block the event loop.
         self._items = None

@@ -156,7 +156,7 @@ def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
-    """Check the arguments of a DataLoader, and their combinations. Make its numbers Python's.
+    """Check the arguments of a DataLoader and their combinations, and convert its numbers to ``int``.
 
     Args:
         loader: The loader.

@@ -382,7 +382,7 @@ def jp2_reason(view: memoryview) -> str | None:
 
 # Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.
 _STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
-# Full range without a matrix: an early encoder states it, but not in the coded data, which FFmpeg believes.
+# Full range without a matrix. An early encoder states it in this box alone, and FFmpeg reads the coded data.
 _FULL_RANGE = re.compile(rb"colrnclx.{4}\0\x02\x80", re.DOTALL)
 
 

@@ -61,6 +61,16 @@ async def arange(stop: int) -> AsyncIterator[int]:
         yield number
 
 
+def loader_that_waits(proceed: threading.Event) -> DataLoader:
+    """Make a loader of three items, of which all but the first wait for the event."""
+
+    def wait(item: int) -> int:
+        assert not item or proceed.wait(20)
+        return item
+
+    return DataLoader(range(3), preprocessor=wait, output_order="input")
+
+
 class Numbers:
     """Like ``range``, but it can only be iterated from its start."""
 
@@ -369,12 +379,7 @@ class TestStopping:
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals reach no thread")
     def test_a_signal_handler_may_close_an_iterator_that_waits(self) -> None:
         proceed = threading.Event()
-
-        def wait(item: int) -> int:
-            assert not item or proceed.wait(20)
-            return item
-
-        loader = DataLoader(range(3), preprocessor=wait, output_order="input")
+        loader = loader_that_waits(proceed)
         iterator: Any = iter(loader)
         assert next(iterator) == 0
         pipeline: Any = loader._pipeline
@@ -883,12 +888,7 @@ class TestTasks:
 
     def test_another_task_may_close_an_iterator_that_waits(self) -> None:
         proceed = threading.Event()
-
-        def wait(item: int) -> int:
-            assert not item or proceed.wait(20)
-            return item
-
-        loader = DataLoader(range(3), preprocessor=wait, output_order="input")
+        loader = loader_that_waits(proceed)
 
         async def take() -> list[int]:
             iterator: Any = aiter(loader)

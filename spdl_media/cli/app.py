@@ -148,7 +148,7 @@ def run(arguments: Sequence[str] | None) -> int:
             _spdl_media.add_command(getattr(module, f"{name.replace('-', '_')}_command"))
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()
-    except SystemExit:  # of rich: the reader, such as head, has closed the pipe
+    except SystemExit:  # raised by rich when the reader, such as head, has closed the pipe
         status = 1
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # becomes a message and an exit status
         if "--debug" in given:
