@@ -367,9 +367,8 @@ class Container:
         if self._fresh:
             return
         if not self._input.seekable:
-            raise self.error(
-                "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
-            )
+            said = "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
+            raise self.error(said)
         self._select(range(len(list(self.av.streams))))
         # Opening again always leads to the very first packet, but costs more than a seek.
         if not self._seek_to_start():
@@ -378,14 +377,15 @@ class Container:
         self._fresh = True
 
     def _seek_to_start(self) -> bool:
-        if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START):
-            return False
-        try:
-            # One second earlier: in MP4, packets that an edit list skips lie before the start.
-            self.av.seek(min(self.av.start_time, 0) - 1_000_000)
-        except av.FFmpegError:
-            return False
-        return True
+        indexed = [stream for stream in self.av.streams if stream.index_entries]
+        if indexed and self.av.start_time is not None and self.format.startswith(_SEEKS_TO_START):
+            # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
+            times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]
+            stream = indexed[times.index(min(times))]
+            with suppress(av.FFmpegError):
+                self.av.seek(stream.index_entries[0].timestamp - 1, stream=stream)
+                return True
+        return False
 
     def seek(self, pts: int, index: int) -> bool:
         """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""

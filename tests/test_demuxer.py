@@ -68,6 +68,15 @@ def test_reads_of_all_kinds_do_not_disturb_each_other(movie: bytes) -> None:
             assert len(sm.decode_packets(demuxer.demux_video((None, 0.5)))) == 5
 
 
+def test_sound_before_a_late_video_is_read_each_time() -> None:
+    video = VideoTrack(frames=index_planes(5, 64, 48), codec="libx264", pts=range(10, 15))
+    sound = AudioTrack(samples=index_samples(72000, 2), codec="pcm_s16le")
+    with sm.Demuxer(make_media([video, sound], format="mov")) as demuxer:
+        for _ in range(2):
+            assert len(sm.decode_packets(demuxer.demux_audio())) == 72000
+            assert len(sm.decode_packets(demuxer.demux_audio((1, None)))) == 24000
+
+
 def test_packets_outlive_it(movie: bytes) -> None:
     with sm.Demuxer(movie) as demuxer:
         packets = demuxer.demux_video()
