@@ -367,11 +367,11 @@ class Container:
         if self._fresh:
             return
         if not self._input.seekable:
-            said = "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
-            raise self.error(said)
+            raise self.error(
+                "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
+            )
         self._select(range(len(list(self.av.streams))))
-        # Opening again always leads to the very first packet, but costs more than a seek.
-        if not self._seek_to_start():
+        if not self._seek_to_start():  # opening again costs more than a seek
             self.av.close()
             self._open()
         self._fresh = True

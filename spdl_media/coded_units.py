@@ -330,8 +330,10 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     names = {codec.name for codec in codecs.values()}
     # AVI has no presentation timestamps. FFmpeg derives them from the decoding order. They are right for
     # MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
-    if format == "avi" and ("mpeg1video" in names or any(map(_reorders, codecs.values()))):
-        return _without_pts(packets)
+    if format == "avi":
+        packets = _without_pts(
+            packets, [i for i, one in codecs.items() if one.name == "mpeg1video" or _reorders(one)]
+        )
     tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
     packets = _with_true_keys(packets, tested) if tested else packets
     reordered = [
@@ -416,9 +418,10 @@ def _reorders(codec: Any) -> bool:
 _ENOUGH_TO_REORDER = 17
 
 
-def _without_pts(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterator[AvPacket]:
     for packet in packets:
-        packet.pts = None
+        if packet.stream_index in indices:
+            packet.pts = None
         yield packet
 
 
@@ -445,4 +448,4 @@ def _without_unset_pts(
         if is_set or count == _ENOUGH_TO_REORDER:
             break
     found = itertools.chain(first, packets)
-    return found if is_set else _without_pts(found)
+    return found if is_set else _without_pts(found, indices)

@@ -166,6 +166,23 @@ def test_a_clip_is_what_the_two_streams_give_alone(
     assert (clip.audio_timestamp, clip.sample_rate) == (samples.timestamp, samples.sample_rate)
 
 
+@pytest.mark.parametrize(
+    ("format", "codec", "start"), [("mp4", "alac", 0.5), ("avi", "pcm_s16le", 0)]
+)
+def test_a_clip_has_all_audio_beside_a_single_frame(format: str, codec: str, start: float) -> None:
+    # FFmpeg's presentation times of reordered frames are dropped, of which one frame has only a copy.
+    frame = VideoTrack(frames=index_planes(1, 64, 48), codec="libx264", max_b_frames=2, pts=(10,))
+    data = make_media(
+        [frame, AudioTrack(samples=SAMPLES, sample_rate=16000, codec=codec)], format=format
+    )
+    clip = sm.load_clip(data, start, 1, sample_fmt="s16p")
+    first = int(start * 16000)
+    np.testing.assert_array_equal(np.asarray(clip.audio), SAMPLES[first : first + 16000].T)
+    with sm.Demuxer(data) as demuxer:
+        sound = demuxer.demux_clip((start, start + 0.1))[1]
+        assert len(sound) < len(demuxer.demux_audio())
+
+
 def test_windows_computed_in_floats_share_no_frame_and_no_sample() -> None:
     fps, rate, num_frames = 30, 44100, 90
     size = rate // fps
