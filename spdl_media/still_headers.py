@@ -240,6 +240,25 @@ def exif_orientation(data: Bytes) -> int:
         return 1  # truncated metadata is no reason to refuse the image
 
 
+def without_exif(png: bytes | memoryview) -> bytes | memoryview:
+    """Return a PNG without its Exif chunks; the same object if it has none.
+
+    FFmpeg refuses a PNG whose Exif is damaged, begins as in a JPEG, or has a type of Exif 3.0.
+
+    Raises:
+        TypeError: ``png`` is not a contiguous buffer.
+    """
+    view = memoryview(png).cast("B")
+    kept = [0]
+    with suppress(struct.error):  # a truncated file; its decoder says what is missing
+        for kind, start, end in parts.PNG.of(view):
+            if kind == b"eXIf":
+                kept += start - parts.PNG.header.size, end + parts.PNG.trailer
+    if len(kept) == 1:
+        return png
+    return b"".join(view[a:b] for a, b in zip(kept[::2], [*kept[1::2], len(view)], strict=True))
+
+
 # Metadata that may state the orientation: whether it is XMP (else Exif), and the block.
 _Blocks: TypeAlias = "Iterator[tuple[bool, Bytes]]"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,24 @@ def picture(frames: sm.VideoFrames | sm.ImageFrames) -> np.ndarray:
 def check(got: np.ndarray, want: np.ndarray, suffix: str) -> None:
     # JPEG stills are decoded with another inverse DCT than Motion JPEG.
     np.testing.assert_allclose(got.astype(int), want, rtol=0, atol=2 if suffix == "jpg" else 0)
+
+
+REFUSED_EXIF = {
+    "nothing where the header points to": (b"II*\0\x63\0\0\0", 1),
+    "text of Exif 3.0": (struct.pack("<4sIHHHI8x", b"II*\0", 8, 1, 0x010E, 129, 4), 1),
+    "begins as in a JPEG": (b"Exif\0\0" + exif_block(6), 6),
+}
+
+
+@pytest.mark.parametrize("after_pixels", [False, True])
+@pytest.mark.parametrize(("exif", "turn"), REFUSED_EXIF.values(), ids=REFUSED_EXIF)
+def test_exif_that_ffmpeg_cannot_read_is_no_reason_to_refuse_a_png(
+    exif: bytes, turn: int, after_pixels: bool
+) -> None:
+    png = png_with_exif(stored("png"), exif, after_pixels=after_pixels)
+    want = upright(RGB, turn)
+    np.testing.assert_array_equal(sm.load_image(png).array, want)
+    assert (sm.probe(png).video.height, sm.probe(png).video.width) == want.shape[:2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("by", ["path", "bytes", "file object"])
