@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from spdl_media.epochs import PLACE, Pairs, Stateful
+from spdl_media.epochs import PLACE, HasEpochs, Pairs, Stateful
 
 # Version of the state's dictionary. New fields get a default value, so they do not change the version.
 VERSION = 1
@@ -152,7 +152,10 @@ def _listed(items: tuple[tuple[int, Pairs], ...]) -> list[Any]:
 
 
 def loaded_state(
-    given: Mapping[str, Any] | Sequence[Mapping[str, Any]], own: State, source: object
+    given: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    own: State,
+    source: object,
+    length_in: Callable[[int], int | None],
 ) -> State:
     """Restore the state from a loader's ``state_dict()``, or from those of all ranks.
 
@@ -160,6 +163,7 @@ def loaded_state(
         given: One state, or the states of all ranks.
         own: The loader's state at the start of an epoch.
         source: The loader's source.
+        length_in: Returns the source's number of items in an epoch.
 
     Raises:
         TypeError: A state is not a mapping, or the source cannot be redistributed to other ranks.
@@ -170,10 +174,14 @@ def loaded_state(
     state = State.from_dict(given)
     # Without these checks, the state of another source would silently skip items.
     remedy = "rank and world size that it had, or load the states of all ranks"
-    if state.source_length != own.source_length:
+    length = own.source_length
+    if state.source_length != length and isinstance(source, HasEpochs):
+        # The length may depend on the epoch. Before an epoch begins, the state has that of the last one.
+        length = state.source_length if state.is_fresh else length_in(state.epoch)
+    if state.source_length != length:
         raise ValueError(
             f"the state is that of a source of {state.source_length} items, and this one has "
-            f"{own.source_length}; make the loader with the source, {remedy}"
+            f"{length}; make the loader with the source, {remedy}"
         )
     if state.order not in (None, own.order):
         raise ValueError(
@@ -304,12 +312,13 @@ class Ledger:
 
     Attributes:
         is_closed: Whether the consumer has stopped, so that later results do not count.
+        source_length: Number of items of the epoch, if the source knows it.
 
     Thread safety: safe.
     """
 
     def __init__(self, start: State) -> None:
-        self._start = start
+        self._start, self.source_length = start, start.source_length
         # Reentrant, because a signal handler may ask for the state while this thread settles a batch.
         self._lock = threading.RLock()
         self._done = Positions(start.done)
@@ -360,6 +369,7 @@ class Ledger:
             first = self._snapshots[0] if self._snapshots else None
             return replace(
                 self._start,
+                source_length=self.source_length,
                 done=self._done.pairs(),
                 partly_done=tuple((at, self._offsets[at].pairs()) for at in sorted(self._offsets)),
                 # From a later snapshot, items before it that are not done would be lost.

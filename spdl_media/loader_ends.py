@@ -19,7 +19,7 @@ from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_i
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
 from spdl_media.pipeline.engine.run import interrupt_again
-from spdl_media.pipeline.stages import ReadyItems
+from spdl_media.pipeline.stages import ReadyItems, source_length
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
 
@@ -104,6 +104,17 @@ class SharedSource:
             return None
         return None if epoch == self._epoch_left else epoch
 
+    def length_in(self, epoch: int) -> int | None:
+        """Set the epoch of the source, and return the number of its items, if the source knows it.
+
+        Raises:
+            Exception: The source refuses the epoch, or its ``__len__`` raises.
+        """
+        if isinstance(self.source, HasEpochs):
+            self.source.set_epoch(epoch)
+            self._epoch_left = getattr(self.source, "epoch", None)
+        return source_length(self.source)
+
     def take_turn(self) -> None:
         """Stop earlier runs from reading a shared source, and wait for a read in progress.
 
@@ -181,8 +192,7 @@ class SharedSource:
         """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""
         source, position = self.source, 0
         with self._reading(turn):
-            if isinstance(source, HasEpochs):
-                source.set_epoch(start.epoch)
+            ledger.source_length = self.length_in(start.epoch)
             if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
                 # Copied, because the same snapshot may be needed again.

@@ -290,6 +290,7 @@ class LoaderStages:
                     "sampler or MapIterator(dataset, sampler), or a function as on_error"
                 )
             self._stand_ins = StandIns(None, items, ledger)
+            ledger.source_length = len(items)
 
     def pipeline(self) -> Pipeline[Any]:
         """Build the pipeline from the source to finished batches.

@@ -94,6 +94,16 @@ class TorchSampler:
         return self.n
 
 
+class Growing(TorchSampler):
+    """Has more items in each epoch, as curricula have."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return self.n * (self.epoch + 1)
+
+
 class Anew:
     """Begins again in each iteration, except in the first one after a state was loaded."""
 

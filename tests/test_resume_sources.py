@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from resumable_sources import Anew, Cards, Counting, CountingAsync, Deals, TorchSampler
+from resumable_sources import Anew, Cards, Counting, CountingAsync, Deals, Growing, TorchSampler
 
 from spdl_media.dataloader import DataLoader
 from spdl_media.pipeline import PipelineFailure
@@ -279,3 +279,21 @@ def test_values_that_are_done_are_not_asked_for_again(make_sampler: Callable[[in
     assert first + list(resumed) == whole
     assert touched == whole[90:]
     assert list(resumed) == following
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("stop", [0, 5])
+def test_epochs_may_differ_in_length(stop: int, on_error: Any) -> None:
+    def make_loader() -> DataLoader:
+        source = MapIterator(range(20), Growing(4))
+        return DataLoader(source, output_order="input", on_error=on_error)
+
+    loader = make_loader()
+    assert [len(list(loader)) for epoch in range(2)] == [4, 8]
+    first = list(itertools.islice(loader, stop))
+    state = loader.state_dict()
+    # The source of the first loader is at an earlier epoch, that of the second at a later one.
+    list(loader)
+    for resumed in (make_loader(), loader):
+        resumed.load_state_dict(state)
+        assert first + list(resumed) == list(range(12))
