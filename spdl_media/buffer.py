@@ -332,7 +332,7 @@ class CUDABuffer(_Buffer):
         """
         HISTORY.check(_PURPOSE)
         if (ready := self._ready) is not None:
-            ready.synchronize()
+            ready.event.synchronize()
 
     def wait_on(self, stream: int) -> None:
         """Make later work on a stream wait until the array is ready, and keep the memory for that work.
@@ -364,7 +364,7 @@ class CUDABuffer(_Buffer):
         if ready is not None:
             stream = ready.stream
             # The consumer's stream is unknown. Most use the default stream, which other streams wait for.
-            ready.keep_for(_LEGACY_DEFAULT)
+            ready.used_on(_LEGACY_DEFAULT)
         # The interface demands address 0 for an array without elements.
         address = int(array.__cuda_array_interface__["data"][0]) if self.nbytes else 0
         return {

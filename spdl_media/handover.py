@@ -8,11 +8,11 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -173,20 +173,21 @@ class Handover:
     Args:
         index: Number of the device.
         stream: The stream that fills the array.
-        used_on: Called with each stream that will read the array.
+        used_on: As for :class:`Block`.
 
     Attributes:
         event: Recorded after the work that fills the array.
+        used_on: Keeps the memory for work on a stream, whose user waits for the array.
 
     Thread safety: safe.
     """
 
-    __slots__ = ("_stream", "_used_on", "event")
+    __slots__ = ("_stream", "event", "used_on")
 
     def __init__(self, index: int, stream: int, used_on: Callable[[int], object]) -> None:
         self.event = Event(index, stream)
         self._stream = one_name(stream)
-        self._used_on = used_on
+        self.used_on = used_on
 
     @property
     def stream(self) -> int | None:
@@ -197,14 +198,6 @@ class Handover:
         """
         return None if self.event.is_done() else self._stream
 
-    def synchronize(self) -> None:
-        """Block the calling thread until the array is ready.
-
-        Raises:
-            TransferError: The work that fills the array failed.
-        """
-        self.event.synchronize()
-
     def hand_to(self, stream: int) -> None:
         """Make later work on this stream wait for the array, and keep its memory for that work.
 
@@ -213,22 +206,10 @@ class Handover:
         """
         if one_name(stream) != self._stream:
             self.event.delay(stream)
-            self._used_on(stream)
-
-    def keep_for(self, stream: int) -> None:
-        """Keep the memory for work on this stream, whose user waits for the array."""
-        self._used_on(stream)
+            self.used_on(stream)
 
 
-class _Pending:
-    """Pending copies of one stream, their number, and the thread that waits for them."""
-
-    __slots__ = ("num_kept", "queue", "thread")
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[tuple[Event, object]] = SimpleQueue()
-        self.num_kept = 0
-        self.thread: threading.Thread | None = None
+_Pending: TypeAlias = deque[tuple[Event, object] | None]
 
 
 class Keeper:
@@ -245,53 +226,53 @@ class Keeper:
 
     def _start(self) -> None:
         self._changed = threading.Condition()
+        # Pending copies of each stream that has a thread. Events of one stream complete in order.
         self._pending: dict[Hashable, _Pending] = {}
 
     @property
     def num_kept(self) -> int:
         """Number of objects that are kept now."""
-        return sum(entry.num_kept for entry in list(self._pending.values()))
+        return sum(map(len, list(self._pending.values())))
 
     def keep(self, stream: Hashable, event: Event, kept: object) -> None:
-        """Keep an object until an event completes. Events of one stream complete in order."""
+        """Keep an object until an event of the stream completes."""
         with self._changed:
-            entry = self._pending.setdefault(stream, _Pending())
-            entry.num_kept += 1
-            entry.queue.put((event, kept))
-            if entry.thread is None:
+            if (pending := self._pending.get(stream)) is None:
                 # A daemon thread inside PyTorch's C++ code would abort the process at exit. This one waits in
                 # ctypes, where it just ends.
-                entry.thread = threading.Thread(
-                    target=self._run, args=(stream, entry), name=f"spdl_media {stream}", daemon=True
-                )
-                entry.thread.start()
+                name, pending = f"spdl_media {stream}", deque()
+                post = (self._changed, self._pending, stream, pending)
+                threading.Thread(target=_release, args=post, name=name, daemon=True).start()
+                self._pending[stream] = pending
+            pending.append((event, kept))
+            self._changed.notify_all()
 
     def drain(self, limit: float) -> bool:
         """Wait at most ``limit`` seconds until nothing is kept. Return whether that was reached."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.num_kept, limit)
 
-    def _run(self, stream: Hashable, entry: _Pending) -> None:
-        while self._wait_for_next(stream, entry):
-            pass
 
-    def _wait_for_next(self, stream: Hashable, entry: _Pending) -> bool:
-        try:
-            event, kept = entry.queue.get(timeout=_IDLE)
-        except Empty:
-            with self._changed:
-                if is_idle := entry.queue.empty() and self._pending.get(stream) is entry:
-                    del self._pending[stream]
-                return not is_idle and self._pending.get(stream) is entry
+def _release(
+    changed: threading.Condition,
+    streams: dict[Hashable, _Pending],
+    stream: Hashable,
+    pending: _Pending,
+) -> None:
+    """Release the objects of one stream as their events complete, until no more come."""
+    while True:
+        with changed:
+            if not changed.wait_for(lambda: pending, _IDLE):
+                del streams[stream]
+                return
         # A failed device no longer reads the memory, and its next user gets the error. The thread continues,
         # because the next objects must be released, too.
         with suppress(Exception):
-            event.synchronize()
-        del kept  # released before the next wait, not after it
-        with (changed := self._changed):
-            entry.num_kept -= 1
+            pending[0][0].synchronize()  # type: ignore[index]  # only this thread sets it to None
+        pending[0] = None  # outside of the lock, and before it is no longer counted
+        with changed:
+            pending.popleft()
             changed.notify_all()
-        return True
 
 
 KEEPER = Keeper()
