@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -171,41 +172,31 @@ def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
 
 def _sample_offsets(archive: Archive) -> list[int]:
     """Return the offsets of the samples of an archive, and at the end that of the end of the last sample."""
-    offsets, last = [], None
-    for name, _ in archive.members():
-        key, _ = _key_and_ending(name)
-        if key is not None and key != last:
-            offsets.append(archive.member_offset)
-            last = key
+    offsets = [archive.member_offset for _ in _by_sample(archive)]
     return [*offsets, archive.offset]
-
-
-def _key_and_ending(name: str) -> tuple[str | None, str]:
-    match = _NAME.fullmatch(name)
-    return (None, "") if match is None or _META.match(name) else (match[1], match[2])
 
 
 def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:
     """Yield the samples of an archive, or of the opened part of one."""
-    sample: dict[str, Any] = {}
-    last = None
-    for name, content in archive.members():
-        key, ending = _key_and_ending(name)
-        if key is None:
-            continue
-        # In the layout of WebDataset, the files of a sample are consecutive, so another key ends the sample.
-        if key != last:
-            if sample:
-                yield sample
-            last = key
-            sample = {"__key__": key, "__url__": url}
-        # In lower case, as in WebDataset.
-        ending = ending.lower()
-        if ending in sample:
-            archive.fail(f"sample {key!r} has {ending!r} twice")
-        sample[ending] = content
-    if sample:
+    for key, members in _by_sample(archive):
+        sample: dict[str, Any] = {"__key__": key, "__url__": url}
+        for _, ending, content in members:
+            # In lower case, as in WebDataset.
+            if ending.lower() in sample:
+                archive.fail(f"sample {key!r} has {ending.lower()!r} twice")
+            sample[ending.lower()] = content
         yield sample
+
+
+def _by_sample(archive: Archive) -> Iterator[tuple[str, Iterator[tuple[str, str, Any]]]]:
+    """Group the members of an archive, as key, ending and content; the files of a sample are consecutive."""
+    named = ((_NAME.fullmatch(name), content) for name, content in archive.members())
+    members = (
+        (match[1], match[2], content)
+        for match, content in named
+        if match and not _META.match(match[0])
+    )
+    return itertools.groupby(members, key=itemgetter(0))
 
 
 class Shards(MapIterator[dict[str, Any]]):
