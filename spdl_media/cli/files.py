@@ -12,7 +12,6 @@ import os
 import sqlite3
 import stat
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -136,9 +135,11 @@ KINDS = ("damaged", "unreadable", "odd", "duplicate")
 """The kinds of problems in a report, in the order of the report."""
 
 _PAGE = 500
-_SECONDS_BETWEEN_COMMITS = 1.0
 
-_SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL"
+# With a write-ahead log, a commit does not wait for the disk, so there is one for each result.
+_SETTINGS = (
+    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = NORMAL; PRAGMA journal_mode = WAL"
+)
 # The name of the first table identifies files of this program and version.
 _SCHEMA = """
 CREATE TABLE spdl_media_check_2 (folder BLOB);
@@ -194,10 +195,8 @@ def open_state(path: Path | None, folder: Path) -> Iterator[State]:
             if known != place:
                 other = f"the state of {printable(known)}, and not of {printable(place)}"
                 raise Refused(f"{name} is {other}. Please {remedy}")
-            try:
-                yield State(db)
-            finally:
-                db.commit()
+            db.commit()
+            yield State(db)
     except sqlite3.Error as error:
         first = "Free some space, or" if "full" in str(error) else "Please"
         problem = f"cannot be used: {error}. {first}"
@@ -213,15 +212,11 @@ class State:
         self._db = db
         # The pipeline's source reads in a thread of its own.
         self._lock = threading.Lock()
-        self._committed = time.monotonic()
 
     def _write(self, statement: str, rows: Iterable[tuple[Any, ...]] = ((),)) -> None:
-        """Execute a statement for each row, and commit if the last commit is long enough ago."""
-        with self._lock:
+        """Execute a statement for each row, and commit."""
+        with self._lock, self._db:
             self._db.executemany(statement, rows)
-            if time.monotonic() - self._committed > _SECONDS_BETWEEN_COMMITS:
-                self._db.commit()
-                self._committed = time.monotonic()
 
     def see(self, entries: Iterator[Entry]) -> None:
         """Add new and changed files, and remove those that no longer exist.
