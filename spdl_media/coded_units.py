@@ -313,8 +313,7 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     if min(errors, default=2.0) > 1:
         return Fraction(start, 1_000_000)
     ticks, base = stated[errors.index(min(errors))]
-    exact: Fraction = ticks * as_fraction(base)
-    return exact
+    return Fraction(ticks * as_fraction(base))
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:
@@ -330,15 +329,14 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     names = {codec.name for codec in codecs.values()}
     # AVI has no presentation timestamps. FFmpeg derives them from the decoding order. They are right for
     # MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
-    if format == "avi":
-        packets = _without_pts(
-            packets, [i for i, one in codecs.items() if one.name == "mpeg1video" or _reorders(one)]
-        )
+    moved = [i for i, one in codecs.items() if one.name == "mpeg1video" or _reorders(one)]
+    if format == "avi" and moved:
+        packets = _without_pts(packets, moved)
+    if format in ("h264", "hevc", "vvc"):
+        packets = map(_without_false_duration, packets)
     tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
     packets = _with_true_keys(packets, tested) if tested else packets
-    reordered = [
-        index for index, codec in codecs.items() if _reorders(codec) and codec.has_b_frames
-    ]
+    reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
         return _without_unset_pts(packets, reordered, delay=format == "asf")
     if format == "caf" and "alac" in names:
@@ -418,6 +416,12 @@ def _reorders(codec: Any) -> bool:
 _ENOUGH_TO_REORDER = 17
 
 
+def _without_false_duration(packet: AvPacket) -> AvPacket:
+    # If a raw stream states no rate, FFmpeg gives one tick to the packets after those that it probes.
+    packet.duration = 0 if packet.duration == 1 else packet.duration
+    return packet
+
+
 def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterator[AvPacket]:
     for packet in packets:
         if packet.stream_index in indices:
@@ -428,13 +432,7 @@ def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterato
 def _without_unset_pts(
     packets: Iterator[AvPacket], indices: Sequence[int], *, delay: bool
 ) -> Iterator[AvPacket]:
-    """Drop presentation timestamps if they are only copies of the decoding timestamps.
-
-    Args:
-        packets: The packets in file order.
-        indices: Indices of the streams whose frames are reordered.
-        delay: Whether FFmpeg has added a delay to the copies.
-    """
+    """Drop timestamps of reordered streams that are only copies of the decode timestamps, perhaps delayed."""
     first: list[AvPacket] = []
     count, last, is_set = 0, -math.inf, False
     for packet in packets:

@@ -326,6 +326,18 @@ def test_windows_of_real_media(media_dir: Path, name: str) -> None:
                 assert all(np.array_equal(x, y) for x, y in zip(a.planes, b.planes, strict=True))
 
 
+def test_raw_streams_without_a_rate_count_frames_at_25_a_second() -> None:
+    # FFmpeg states a duration for the first 50 packets, by which it looks for the rate, and then one tick.
+    options = {"x265-params": "log-level=none:pools=none:vui-timing-info=0"}
+    frames = index_planes(60, 64, 48)
+    data = make_video(frames, codec="libx265", format="hevc", gop_size=8, options=options)
+    packets = sm.demux_video(data, timestamp=("2.1", None))
+    wanted = tuple(number / 25 for number in range(53, 60))
+    assert sm.decode_packets(packets, None).timestamps == packets.get_timestamps() == wanted
+    with sm.VideoFile(data) as video:
+        assert (video.timestamps[53:], video.end) == (wanted, 2.4)
+
+
 @pytest.mark.parametrize("b_frames", [0, 2])
 def test_raw_streams_count_frames(b_frames: int) -> None:
     """An elementary stream has no timestamps; times of frames follow from the rate in its headers."""
