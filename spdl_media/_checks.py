@@ -215,6 +215,17 @@ def warn_caller(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=outer_frame()[1])
 
 
+def warn_once(topic: str, message: str) -> None:
+    """Warn the caller outside of this package, once per process and topic."""
+    if topic not in warned_of:
+        warned_of.add(topic)
+        warn_caller(message, UserWarning)
+
+
+warned_of: set[str] = set()
+"""The topics of :func:`warn_once` that this process was warned of."""
+
+
 def outer_frame() -> tuple[FrameType, int]:
     """Return the nearest frame outside of this package, and its stack level seen from the caller."""
     frame, level = sys._getframe(1), 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypedDict, Unpack, cast
 
@@ -418,21 +418,14 @@ class CUDABuffer(_Buffer):
                 ready.hand_to(_LEGACY_DEFAULT if stream is None else stream)
             # The consumer's stream waits already, and the owner would wait on a stream that may be another.
             stream = _NO_SYNC
-        with _exported_from(array, self.device_index):
+        torch: Any = sys.modules.get("torch")
+        # PyTorch exports on the current device only. It has no Tensor while another thread still imports it.
+        is_tensor = isinstance(array, getattr(torch, "Tensor", ()))
+        with torch.cuda.device(self.device_index) if is_tensor else nullcontext():
             return array.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA_DEVICE, self.device_index
-
-
-def _exported_from(array: Any, index: int) -> AbstractContextManager[object]:
-    """Return a context manager for the export, which PyTorch refuses unless the device is current."""
-    torch = sys.modules.get("torch")
-    # Without Tensor while another thread is still importing torch.
-    if not isinstance(array, getattr(torch, "Tensor", ())):
-        return nullcontext()
-    assert torch is not None
-    return cast("AbstractContextManager[object]", torch.cuda.device(index))
 
 
 Buffer: TypeAlias = CPUBuffer | CUDABuffer

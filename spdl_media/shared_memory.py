@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
 import tempfile
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import warn_caller
+from spdl_media._checks import warn_once
 from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -106,7 +105,11 @@ class SharedBlocks:
             return
         torch: Any = require("torch", "pinned memory")
         if not torch.cuda.is_available():
-            _warn_pageable()
+            warn_once(
+                "pinned memory",
+                "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
+                "pin_memory=True to have it without this warning",
+            )
             return
         address, cudart = _address(self.block(number)), torch.cuda.cudart()
         if unpin is not None:
@@ -151,13 +154,3 @@ def _nameless_file() -> int:
 def _address(memory: Bytes) -> int:
     address: int = memory.__array_interface__["data"][0]
     return address
-
-
-@functools.cache
-def _warn_pageable() -> None:
-    """Warn that memory cannot be pinned, once per process."""
-    warn_caller(
-        "memory cannot be pinned here: CUDA is not available. Pageable memory is used; leave out "
-        "pin_memory=True to have it without this warning",
-        UserWarning,
-    )

@@ -15,7 +15,7 @@ from typing import Literal, SupportsIndex, TypeAlias, get_args
 import numpy as np
 
 from spdl_media import ring
-from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller
+from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
 from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
@@ -87,22 +87,17 @@ def _pinned(size: int, package: str) -> Bytes:
         ) from error
 
 
-_warned_pageable = False
-
-
 def _pin_or_warn(*, pin_memory: bool) -> str | None:
     """Return the package that pins memory; ``None`` if the memory is pageable."""
-    global _warned_pageable  # noqa: PLW0603  # one warning a process, as PyTorch has it
     if not pin_memory:
         return None
     _check_fork()
     package, reason = cuda_library()
-    if package is None and not _warned_pageable:
-        _warned_pageable = True
-        warn_caller(
+    if package is None:
+        warn_once(
+            "pinned memory",
             f"memory cannot be pinned here: {reason}. Pageable memory is used; pin_memory=False asks for it "
             "without this warning",
-            UserWarning,
         )
     return package
 

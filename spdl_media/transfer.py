@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, SupportsIndex, TypeVar, Unpack
@@ -18,6 +17,7 @@ from typing import Any, SupportsIndex, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import warn_once
 from spdl_media.arrays import map_nested
 from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
@@ -308,7 +308,10 @@ def _moved(
     HISTORY.check(function)
     package, reason = cuda_library()
     if package is None:
-        _warn_once(f"{function} copies nothing, because no CUDA device can be used here: {reason}")
+        warn_once(
+            "transfers",
+            f"{function} copies nothing, because no CUDA device can be used here: {reason}",
+        )
         return batch
     device = open_device(config, function)
     with _copy_errors(f"a batch {way} CUDA device {device.index}"):
@@ -373,17 +376,6 @@ def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
         result.copy_(tensor, non_blocking=True)
     tensor.record_stream(own)
     return result
-
-
-_warned = False
-
-
-def _warn_once(message: str) -> None:
-    global _warned  # noqa: PLW0603  # one warning a process, as for memory that cannot be pinned
-    if not _warned:
-        _warned = True
-        # 4: the caller of the public function that calls _moved.
-        warnings.warn(message, UserWarning, stacklevel=4)
 
 
 def _local_rank() -> int:

@@ -17,7 +17,6 @@ import pytest
 
 import spdl_media as sm
 from spdl_media import ring as _ring
-from spdl_media import shared_memory
 from spdl_media._optional import is_available, require
 from spdl_media.ring import Ring, Sender, begin_to_send, shared_empty, unpack
 from spdl_media.testing import make_image, make_video
@@ -387,7 +386,7 @@ def test_blocks_are_pinned_as_far_as_they_are_used(monkeypatch: pytest.MonkeyPat
 def test_without_cuda_pinning_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = require("torch", "this test")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    shared_memory._warn_pageable.cache_clear()
+    monkeypatch.setattr("spdl_media._checks.warned_of", set())
     rig = Rig(pin_memory=True)
     with pytest.warns(UserWarning, match="memory cannot be pinned here"):
         rig.cross(big())

@@ -305,7 +305,7 @@ def test_a_buffer_outlives_its_pool() -> None:
 
 @pytest.fixture
 def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "_warned_pageable", False)
+    monkeypatch.setattr("spdl_media._checks.warned_of", set())
 
 
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:

@@ -40,7 +40,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
     fresh_process(monkeypatch)
-    monkeypatch.setattr(transfer, "_warned", False)
+    monkeypatch.setattr("spdl_media._checks.warned_of", set())
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     yield
     gc.collect()
@@ -384,11 +384,8 @@ def test_memory_that_cannot_be_pinned_is_named_and_the_pool_continues(
     pool.acquire(64)
 
 
-def test_memory_is_pinned_by_nothing_without_a_device(
-    card: Card, library: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_pinned_by_nothing_without_a_device(card: Card, library: Any) -> None:
     card.devices = 0
-    monkeypatch.setattr("spdl_media.storage._warned_pageable", False)
     with pytest.warns(UserWarning, match="memory cannot be pinned here: (torch|cupy) finds no"):
         assert not sm.cpu_storage(8).is_pinned
 
