@@ -139,15 +139,21 @@ def _rows_of_numbers(cls: type) -> dict[Key, type]:
 
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:
+    is_list = isinstance(first, list) and isinstance(value, list)
+    remedy = ". Make it an array, as by np.array(tokens), and pass pad=True" if is_list else ""
     return ConvertError(
         f"the items differ in structure: {where} of item 0 is {_describe(first)}, of item {position} "
-        f"{_describe(value)}"
+        f"{_describe(value)}{remedy}"
     )
 
 
 def _describe(value: Any) -> str:
-    fields = fields_of(value)
-    return type(value).__name__ if fields is None else f"{type(value).__name__} of {list(fields)}"
+    fields, name = fields_of(value), type(value).__name__
+    if fields is None:
+        return name
+    # A list may have thousands of values, whose indices say nothing.
+    is_named = isinstance(value, Mapping) or not isinstance(value, Sequence)
+    return f"{name} of {list(fields) if is_named else len(fields)}"
 
 
 def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapping[Any, Any]:

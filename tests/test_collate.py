@@ -126,7 +126,13 @@ def test_storage_by_field() -> None:
     ("items", "storage", "error", "match"),
     [
         ([], None, sm.ConvertError, "no items to collate"),
-        ([(1, 2), (1,)], None, sm.ConvertError, r"tuple of \[0, 1\], of item 1 tuple of \[0\]"),
+        ([(1, 2), (1,)], None, sm.ConvertError, "is tuple of 2, of item 1 tuple of 1$"),
+        (
+            [[1, 2], [1]],
+            None,
+            sm.ConvertError,
+            r"list of 1. Make it an array, .*, and pass pad=True$",
+        ),
         (
             [{"a": 1}, {"b": 1}],
             None,
@@ -238,9 +244,9 @@ def test_values_of_two_kinds_in_either_order(one: Any, other: Any) -> None:
 
 def test_a_structure_in_place_of_a_value_in_either_order() -> None:
     for values, words in (
-        ([1, (1, 2)], r"int, of item 1 tuple of \[0, 1\]"),
-        ([None, [1]], r"NoneType, of item 1 list of \[0\]"),
-        ([(1, 2), None], r"tuple of \[0, 1\], of item 1 NoneType"),
+        ([1, (1, 2)], "int, of item 1 tuple of 2"),
+        ([None, [1]], "NoneType, of item 1 list of 1"),
+        ([(1, 2), None], "tuple of 2, of item 1 NoneType"),
     ):
         with pytest.raises(
             sm.ConvertError, match=f"differ in structure: item of item 0 is {words}"
