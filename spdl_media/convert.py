@@ -300,7 +300,7 @@ def convert_array(
         source = _integers(values, source, dtype)
     wanted = source.dtype if dtype is None else np.dtype(dtype)
     for found in (source.dtype, wanted):
-        _check_number(found, type(values))
+        _check_number(found, source)
     _check_not_cut(source, wanted)
     array = new_array(source.shape, wanted.newbyteorder("=").str, storage)
     array[...] = source
@@ -353,9 +353,12 @@ def _integers(values: Any, source: Array, dtype: npt.DTypeLike | None) -> Array:
     return source
 
 
-def _check_number(dtype: np.dtype[Any], owner: type) -> None:
+def _check_number(dtype: np.dtype[Any], values: Array) -> None:
     if dtype.kind not in NUMBER_KINDS:
-        raise TypeError(f"a buffer holds numbers, not {dtype} of {owner.__name__}")
+        example = f" such as {values.flat[0]!r}" if values.size else ""
+        raise TypeError(
+            f"a buffer holds numbers, not {dtype}{example}; make them numbers that NumPy has a type for"
+        )
 
 
 def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
@@ -389,7 +392,7 @@ def stack_arrays(
         StorageTooSmallError: The storage has too few bytes.
     """
     first = arrays[0]
-    _check_number(first.dtype, type(first))
+    _check_number(first.dtype, first)
     # In native byte order, because other libraries do not accept another one.
     native = first.dtype.newbyteorder("=").str
     shape = list(first.shape)
