@@ -113,29 +113,47 @@ def check_callable(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a function or another callable, not {kind}")
 
 
+def check_floats(name: str, values: object, *, allow_zero: bool = False) -> npt.NDArray[np.float64]:
+    """Return finite positive numbers as a new float64 array.
+
+    Raises:
+        TypeError: ``values`` is no array or sequence of numbers.
+        ValueError: A number is negative, not finite, or zero without ``allow_zero``.
+    """
+    # Imported here: the pipeline runs in sub-interpreters, which cannot import NumPy.
+    import numpy as np
+
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be a sequence of numbers, not {kind}: {error}") from error
+    wrong = ~(np.isfinite(array) & ((array >= 0) if allow_zero else (array > 0)))
+    if wrong.any():
+        position, least = int(wrong.argmax()), "at least" if allow_zero else "above"
+        raise ValueError(
+            f"{name} must be finite and {least} 0, but {name}[{position}] is {array.flat[position]}"
+        )
+    return array
+
+
 def check_weights(
     weights: Sequence[float] | npt.NDArray[np.floating], count: int, of_what: str
 ) -> npt.NDArray[np.float64]:
     """Return one weight for each of ``count`` items, as a new float64 array.
 
     Raises:
+        TypeError: ``weights`` is no array or sequence of numbers.
         ValueError: The number of weights is not ``count``, a weight is negative or not finite, or the
             sum is zero or not finite.
     """
-    # Imported here: the pipeline runs in sub-interpreters, which cannot import NumPy.
     import numpy as np
 
-    array = np.array(weights, dtype=np.float64)
+    array = check_floats("weights", weights, allow_zero=True)
     if array.shape != (count,):
         raise ValueError(
             f"weights must have one number for each {of_what}, which are {count}; "
             f"it has the shape {array.shape}"
-        )
-    wrong = ~(np.isfinite(array) & (array >= 0))
-    if wrong.any():
-        position = int(wrong.argmax())
-        raise ValueError(
-            f"weights must be finite and at least 0, but weights[{position}] is {array[position]}"
         )
     # The sum of finite weights can overflow to infinity, and then nothing could be drawn.
     with np.errstate(over="ignore"):

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
+from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_int, check_weights, warn_caller
+from spdl_media._checks import check_choice, check_floats, check_int, check_weights, warn_caller
 from spdl_media.epochs import (
     Epochs,
     Mapped,
@@ -321,14 +322,14 @@ class BatchByLength(DistributedRandomSampler):
         seed: int = 0,
         uneven: Uneven | None = None,
     ) -> None:
-        sizes = np.asarray(lengths, np.float64)
-        if sizes.ndim != 1 or not sizes.size or not (np.isfinite(sizes) & (sizes > 0)).all():
+        sizes = check_floats("lengths", lengths)
+        if sizes.ndim != 1 or not sizes.size:
             raise ValueError(
-                "lengths must be positive numbers, one for each sample, and at least one"
+                f"lengths must have one number for each sample, at least one; it has the shape {sizes.shape}"
             )
         if batch_size is None and max_total is None:
             raise ValueError("nothing says how large a batch is: give batch_size= or max_total=")
-        if max_total is not None and not 0 < max_total < np.inf:
+        if max_total is not None and not (isinstance(max_total, Real) and 0 < max_total < np.inf):
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
         # Longest first, so that the first sample of a group determines its number of samples per batch.

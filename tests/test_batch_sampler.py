@@ -109,16 +109,18 @@ def test_it_is_a_batch_sampler_of_pytorch() -> None:
     ("lengths", "options", "match"),
     [
         ([], {"batch_size": 1}, "at least one"),
-        ([1, 0], {"batch_size": 1}, "lengths must be positive"),
-        ([1, float("nan")], {"batch_size": 1}, "lengths must be positive"),
+        ([1, 0], {"batch_size": 1}, r"lengths must be finite and above 0, but lengths\[1\] is 0.0"),
+        ([1, float("nan")], {"batch_size": 1}, r"lengths\[1\] is nan"),
+        (iter([1]), {"batch_size": 1}, "lengths must be a sequence of numbers, not list_iterator"),
         ([1, 2], {}, "nothing says how large a batch is"),
         ([1, 2], {"batch_size": 0}, "batch_size must be at least 1"),
         ([1, 7, 2], {"max_total": 5}, "sample 1 has length 7, more than max_total=5"),
         ([1, 2], {"max_total": float("inf")}, "max_total must be a finite number above 0, not inf"),
+        ([1, 2], {"max_total": "9"}, "max_total must be a finite number above 0, not '9'"),
         ([1, 2], {"max_total": 0}, "max_total must be a finite number above 0, not 0"),
         ([1, 2], {"batch_size": 2, "rank": 0, "world_size": 2}, "fewer than 2 ranks"),
     ],
 )
 def test_invalid_batches(lengths: Any, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         sm.BatchByLength(lengths, **options)

@@ -296,6 +296,11 @@ ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
             r"one number for each sample, which are 5; it has the shape \(2,\)",
         ),
         (
+            lambda: DistributedRandomSampler(2, weights=iter([1, 2]), **ONE),  # type: ignore[arg-type]
+            TypeError,
+            "weights must be a sequence of numbers, not list_iterator",
+        ),
+        (
             lambda: DistributedRandomSampler(2, weights=[1, -2], **ONE),
             ValueError,
             r"weights\[1\] is -2",
