@@ -166,7 +166,7 @@ def iterator_in(source: object) -> object | None:
 
 # num_replicas is the world size in PyTorch's DistributedSampler.
 PLACE = ("rank", "world_size", "num_replicas")
-_ORDER = ("seed", "shuffle_shards", "shuffle_buffer")
+_ORDER = ("seed", "num_lengths", "shuffle_shards", "shuffle_buffer")
 
 
 def place_of(source: object) -> tuple[int, int]:

@@ -331,6 +331,8 @@ class BatchByLength(DistributedRandomSampler):
             raise ValueError("nothing says how large a batch is: give batch_size= or max_total=")
         if max_total is not None and not (isinstance(max_total, Real) and 0 < max_total < np.inf):
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
+        # Part of the state, because other samples may make equally many batches.
+        self.num_lengths = sizes.size
         most = sizes.size if batch_size is None else check_int("batch_size", batch_size)
         # Longest first, so that the first sample of a group determines its number of samples per batch.
         order, start = np.argsort(-sizes, kind="stable"), 0

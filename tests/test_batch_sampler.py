@@ -81,6 +81,13 @@ def test_a_loader_continues_at_the_same_batch() -> None:
     assert list(resumed) != whole  # the next epoch
 
 
+def test_a_state_of_other_samples_is_refused() -> None:
+    # 7 and 8 samples make four batches each.
+    seven, eight = (sm.DataLoader(sm.BatchByLength([1] * n, batch_size=2)) for n in (7, 8))
+    with pytest.raises(ValueError, match=r"'num_lengths': 7.* and this one has .*'num_lengths': 8"):
+        eight.load_state_dict(seven.state_dict())
+
+
 def test_other_ranks_continue_with_the_batches_that_are_left() -> None:
     def loader(rank: int, world_size: int) -> sm.DataLoader:
         source = sm.BatchByLength(
