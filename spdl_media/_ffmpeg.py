@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import cache, lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import av
@@ -219,11 +220,15 @@ def translated_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]
 
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:
-    """Return FFmpeg's text for an error: that of its error code, then the last error line in brackets."""
+    """Return FFmpeg's text for an error: that of its error code, then the last error message in brackets."""
     # Not str(error): it adds the error number and the file name, which our messages have already.
     text = getattr(error, "strerror", None) or str(error)
-    said = [line.strip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
-    return f"{text} ({said[-1]})" if said else str(text)
+    said = [line.rstrip() for level, _, line in lines if level <= av.logging.ERROR and line.strip()]
+    # Encoders list the sample rates or channel layouts that they support, below two lines, indented.
+    if items := list(takewhile(lambda line: line.startswith("  "), reversed(said[2:]))):
+        cause, heading = said[-len(items) - 2 : -len(items)]
+        said = [f"{cause}. {heading} {', '.join(map(str.strip, items[::-1]))}"]
+    return f"{text} ({said[-1].strip()})" if said else str(text)
 
 
 def says_checksum_failed(lines: list[LogLine]) -> bool:

@@ -43,7 +43,9 @@ from spdl_media.packets import (
 __all__ = ("Muxer",)
 
 # Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
-_OF_ARGUMENTS = frozenset({errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE})
+_OF_ARGUMENTS = frozenset(
+    {errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE, errno.ENOSYS}
+)
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
 """Formats that store the orientation. Matroska cannot store a mirrored one."""
 _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
@@ -179,7 +181,7 @@ class Muxer:
             else:
                 track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
             # PyAV would open all encoders at the first write, and the error would not tell which one failed.
-            with self._errors():
+            with self._errors(writes=False):
                 open_encoder(stream.codec_context)
             self._tracks.append(track)
             return len(self._tracks) - 1
@@ -375,7 +377,7 @@ class Muxer:
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        if name == "ac3":  # Matroska's default, which takes only three sample rates
+        if name == "ac3" and self._format == "matroska":  # AC-3 takes only three sample rates
             name = "aac"
         if name == "none":
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
@@ -420,7 +422,7 @@ class Muxer:
                 self._container.mux_one(packet)
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, *, writes: bool = True) -> Iterator[None]:
         """Translate FFmpeg's errors to WriteError (disk, file object) or EncodeError (all others)."""
         with ffmpeg_log() as lines:
             mark = len(lines)
@@ -428,10 +430,10 @@ class Muxer:
                 yield
             except av.FFmpegError as error:
                 text = describe(error, lines[mark:])
-                if error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:
-                    self._failure = WriteError(
-                        f"cannot be written: {text}", source=self._name, errno=error.errno
-                    )
+                number = error.errno
+                if writes and number in errno.errorcode and number not in _OF_ARGUMENTS:
+                    text = f"cannot be written: {text}"
+                    self._failure = WriteError(text, source=self._name, errno=number)
                 else:
                     # The message of x264 and x265 for odd sides in 4:2:0.
                     odd = "divisible by 2" in text

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import av
 import numpy as np
@@ -388,6 +389,16 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
         sm.Muxer(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="frame_rate=, or time_base="):
         make(width=64, height=48, frame_rate=None)
+
+
+def test_an_encoder_that_cannot_be_opened_is_no_failure_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVENC without a driver raises this."""
+    opened = mock.Mock(side_effect=av.error.PermissionError(errno.EPERM, "not permitted"))
+    monkeypatch.setattr("spdl_media.mux.open_encoder", opened)
+    with pytest.raises(sm.EncodeError, match="not permitted"):
+        refused(sm.video_encode_config(**CONFIG))
 
 
 def test_packets_without_times_are_refused() -> None:

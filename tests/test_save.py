@@ -221,6 +221,33 @@ def test_samples_that_are_no_audio_are_refused(peak: float) -> None:
     assert np.array_equal(sm.load_audio(file.getvalue()).array, samples, equal_nan=True)
 
 
+SOUNDS = [
+    (
+        "mp3",
+        12345,
+        1,
+        r"rate 12345 is not supported .* encoder\. Supported sample rates: 44100, 48000, .*8000\)",
+    ),
+    ("mp3", 48000, 6, r"'5\.1' is not supported .* Supported channel layouts: mono, stereo\)"),
+    ("flv", 16000, 1, "mp3 not compatible with flv"),
+]
+
+
+@each("format,sample_rate,channels,message", SOUNDS)
+def test_sound_that_a_format_does_not_take(
+    format: str, sample_rate: int, channels: int, message: str
+) -> None:
+    samples = np.zeros((channels, 999), np.float32)
+    with pytest.raises(sm.EncodeError, match=message):
+        sm.save_audio(io.BytesIO(), samples, sample_rate, format=format)
+
+
+def test_a_file_of_ac3_holds_ac3() -> None:
+    file = io.BytesIO()
+    sm.save_audio(file, np.zeros((2, 4800), np.float32), 48000, format="ac3")
+    assert sm.probe(file.getvalue()).streams[0].codec == "ac3"
+
+
 class Pipe:
     """A file object that cannot seek."""
 
