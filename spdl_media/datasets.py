@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,9 +228,8 @@ class Mix(MapIterator[Any]):
         counts = np.floor(exact).astype(np.int64)
         counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
         self.counts: list[int] = counts.tolist()
-        super().__init__(
-            _Values([part.mapping for part in parts]), _MixOrder(parts, counts, seed, length)
-        )
+        order = _MixOrder(parts, counts, check_int("seed", seed, at_least=0), length)
+        super().__init__(_Values([part.mapping for part in parts]), order)
 
 
 def _by_position(position: int, source: Any) -> MapIterator[Any]:
@@ -263,23 +263,19 @@ class _Values:
         return self._mappings[key[0]][key[1]]
 
 
+@dataclass(eq=False, repr=False)
 class _MixOrder(Epochs):
     """The sampler of a mixture. Its keys are pairs of a source's index and a key of that source."""
 
-    def __init__(
-        self,
-        parts: Sequence[MapIterator[Any]],
-        counts: npt.NDArray[np.int64],
-        seed: int,
-        length: int | None,
-    ) -> None:
-        self.mixed = parts
-        # The explicit length is the same for all ranks; the sum of the sources' lengths may differ by rank.
-        self.num_draws = length
-        self.counts = counts
-        self.seed = check_int("seed", seed, at_least=0)
+    mixed: Sequence[MapIterator[Any]]
+    counts: npt.NDArray[np.int64]
+    seed: int
+    # The explicit length is the same for all ranks; the sum of the sources' lengths may differ by rank.
+    num_draws: int | None
+
+    def __post_init__(self) -> None:
         # A source without weight is not read, so its ranks do not matter.
-        places = {place_of(part) for part, count in zip(parts, counts, strict=True) if count}
+        places = {place_of(self.mixed[index]) for index in np.flatnonzero(self.counts).tolist()}
         if len(places) > 1:
             raise ValueError(
                 f"the sources are of different (rank, world size): {sorted(places)}. Split each by the same, "

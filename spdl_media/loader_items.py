@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -57,10 +57,10 @@ def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None
     return Tagged(value, tags)
 
 
-def ends_with_run(error: BaseException) -> bool:
-    """Whether the end of the run ended a call, so that the next run has to repeat it."""
+def is_final(error: BaseException) -> bool:
+    """Whether an error is not the item's, so that the next run repeats it: the run or its pool ended."""
     if not isinstance(error, asyncio.CancelledError):
-        return isinstance(error, GeneratorExit)
+        return isinstance(error, PoolBroken | GeneratorExit)
     # If the function itself raised CancelledError, it has failed. In a thread there is no task to cancel.
     with suppress(RuntimeError):
         task = asyncio.current_task()
@@ -212,6 +212,7 @@ class StandInTag(tuple[int, int | None]):  # noqa: SLOT001  # a tag that says mo
 _Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
 
 
+@dataclass(eq=False)
 class StandIns:
     """Replaces failed items, by a function or by other items, and counts each failure once.
 
@@ -219,26 +220,20 @@ class StandIns:
     a failed item opens, a good item closes. The choice therefore depends only on which items are good, not on
     threads or on where an epoch was resumed.
 
-    Args:
+    Attributes:
         fn: The user's function that makes a replacement, if any.
         items: Items of the epoch, if there is no function.
         ledger: The ledger of the run.
     """
 
-    def __init__(
-        self,
-        fn: Callable[[Any, BaseException], Any] | None,
-        items: Any,
-        ledger: Ledger,
-    ) -> None:
-        self.items = items
-        self._fn = fn
-        self._ledger = ledger
-        self._lock = threading.Lock()
-        # Results of items that were tried, by position: 1 failed, -1 good, 0 dropped by the preprocessor.
-        self._turns: dict[int, int] = {}
-        # Steps from failed items to their replacements, so that a run of failed items is walked only once.
-        self._steps: dict[int, int] = {}
+    fn: Callable[[Any, BaseException], Any] | None
+    items: Any
+    ledger: Ledger
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    # Results of items that were tried, by position: 1 failed, -1 good, 0 dropped by the preprocessor.
+    _turns: dict[int, int] = field(default_factory=dict)
+    # Steps from failed items to their replacements, so that a run of failed items is walked only once.
+    _steps: dict[int, int] = field(default_factory=dict)
 
     async def find(self, tagged: Tagged, error: BaseException, load: _Load, node: Node) -> Any:
         """Return the sample that replaces a failed item, whose tag then says so; ``None`` drops the item.
@@ -248,16 +243,16 @@ class StandIns:
             BaseException: The error of the function.
         """
         sample, by = None, None
-        if self._fn is not None:
+        if self.fn is not None:
             try:
-                sample = self._fn(tagged.value, error)
+                sample = self.fn(tagged.value, error)
             except BaseException as own:
                 # Counted by the stage, as the failure of this item.
                 own.__context__ = error
                 raise
         self._count(tagged, error, node)
         try:
-            if self._fn is None:
+            if self.fn is None:
                 sample, by = await self._walk(tagged.tags[0][0], load, node)
         finally:
             # From here on, the stage counts the call by its own result.
@@ -282,7 +277,7 @@ class StandIns:
         count, opened = len(self.items), [position]
         for step in range(self._steps.get(position, 1), count):
             # Stop if the consumer has gone, because the rest of the walk may be long.
-            if self._ledger.is_closed:
+            if self.ledger.is_closed:
                 return None, None
             by = (position + step) % count
             turn, sample = self._turns.get(by), None
@@ -312,8 +307,3 @@ class StandIns:
             self._count(Tagged(item, ((by, None),)), error, node)
         self._turns[by] = turn
         return turn, sample
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether an error is not the item's: the run ends, or its pool is broken."""
-    return isinstance(error, PoolBroken) or ends_with_run(error)

@@ -20,7 +20,6 @@ from spdl_media.loader_items import (
     ItemCall,
     StandIns,
     Tagged,
-    ends_with_run,
     is_final,
     sample_rng,
     tag_result,
@@ -44,7 +43,7 @@ from spdl_media.pipeline.executors import (
     refuse_coroutine,
     usable_cores,
 )
-from spdl_media.pipeline.failures import PoolBroken, failure_limit
+from spdl_media.pipeline.failures import failure_limit
 from spdl_media.pipeline.stages import StageConfig
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def _function(call: _Call, ledger: Ledger) -> _Call:
         try:
             value = call(tagged)
         except BaseException as error:
-            # A broken pool has not taken the item.
-            if not isinstance(error, PoolBroken):
+            if not is_final(error):
                 ledger.settle(tags_of(tagged))
             raise
         return tag_result(value, tags_of(tagged), ledger)
@@ -118,7 +116,7 @@ def _several_samples(item: Tagged, ledger: Ledger) -> Iterator[Callable[[Any], T
     try:
         yield tag
     except BaseException as error:
-        if not ends_with_run(error):
+        if not is_final(error):
             ledger.count_samples(position, count)
         raise
     ledger.count_samples(position, count)

@@ -240,6 +240,9 @@ def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
             try:
                 batch.set_result(reading(index))
             except BaseException as error:  # noqa: BLE001  # the consumer raises it, even a SystemExit
+                if not isinstance(error, StopIteration):
+                    name = threading.current_thread().name
+                    error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
                 batch.set_exception(error)
         # Otherwise the batch would be kept alive until the next task.
         del reading, index, batch
@@ -262,20 +265,14 @@ class _Reading:
         Raises:
             StopIteration: An iterable dataset has ended.
         """
-        try:
-            # Persistent threads are initialised once, as torch's persistent workers are.
-            if self.init_fn is not None and not hasattr(_thread, "is_ready"):
-                self.init_fn(_thread.info.id)
-            _thread.is_ready = True
-            # Created here, so that an iterable dataset is begun in the thread that reads it.
-            self.fetcher = fetcher = self.fetcher or self.make_fetcher()
-            batch = fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
-            return batch if self.pin is None else self.pin(batch)
-        except BaseException as error:
-            if not isinstance(error, StopIteration):
-                name = threading.current_thread().name
-                error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
-            raise
+        # Persistent threads are initialised once, as torch's persistent workers are.
+        if self.init_fn is not None and not hasattr(_thread, "is_ready"):
+            self.init_fn(_thread.info.id)
+        _thread.is_ready = True
+        # Created here, so that an iterable dataset is begun in the thread that reads it.
+        self.fetcher = fetcher = self.fetcher or self.make_fetcher()
+        batch = fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
+        return batch if self.pin is None else self.pin(batch)
 
 
 class _Indices(list[Any]):
