@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.pipeline import PipelineBuilder, PipelineError, PipelineStopped
@@ -286,10 +287,11 @@ def test_time_outs() -> None:
         yield 2
 
     pipeline = build(source())
-    with pipeline.auto_stop():
+    # float32 is no float, and too coarse to be added to a clock.
+    with pipeline.auto_stop(timeout=np.float32(10)):
         assert pipeline.get_item(timeout=10) == 2
-        with pytest.raises(TimeoutError, match=r"gave no item within 0\.02 s"):
-            pipeline.get_item(timeout=0.02)
+        with pytest.raises(TimeoutError, match=r"gave no item within 0\.015625 s"):
+            pipeline.get_item(timeout=np.float32(2**-6))
         with pytest.raises(TimeoutError, match="gave no item within 0 s"):
             next(pipeline.get_iterator(timeout=0))
         gate.set()

@@ -252,7 +252,7 @@ class Sink:
                 try:
                     if (item := self._try_take()) is not NOTHING:
                         return item
-                    left = math.inf if timeout is None else start + timeout - perf_counter()
+                    left = math.inf if timeout is None else start + float(timeout) - perf_counter()
                     if left <= 0:
                         raise TimeoutError(f"the pipeline gave no item within {timeout} s")
                     with contextlib.suppress(Empty):

@@ -158,7 +158,7 @@ class Run:
 
         Threads that are still in a call then are named in the log.
         """
-        deadline = perf_counter() + timeout
+        deadline = perf_counter() + float(timeout)
         self.request_stop()
         # Before the begin, start() will see the request. A thread must not wait for itself: the garbage
         # collector may end an iteration in a thread that takes a turn.
