@@ -174,7 +174,8 @@ class WorkerProcesses:
             self._broken = PoolBroken(
                 f"{self._failed_starts} worker processes of stage {self._stage.name!r} ended before "
                 f"they took an item. A script that starts processes keeps its own work below "
-                f'if __name__ == "__main__". The last one: {error}'
+                'if __name__ == "__main__" and their functions above; a function of a notebook belongs in a '
+                f"module. The last one: {error}"
             )
             raise self._broken from error
 

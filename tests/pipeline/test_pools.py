@@ -239,7 +239,9 @@ def test_an_initializer_that_fails_breaks_the_pool(pools: list[Pool]) -> None:
 
 def test_workers_that_never_start_break_the_pool(pools: list[Pool]) -> None:
     pool = processes(square, pools, initializer=die_at_start)
-    with pytest.raises(PoolBroken, match=r"3 worker processes .* before they took an item.*code 5"):
+    with pytest.raises(
+        PoolBroken, match=r"3 worker processes .* an item.* and their functions above; .*code 5"
+    ):
         pool.submit(1).result(WAIT)
 
 
