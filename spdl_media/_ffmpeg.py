@@ -231,6 +231,18 @@ def describe(error: BaseException, lines: list[LogLine]) -> str:
     return f"{text} ({said[-1].strip()})" if said else str(text)
 
 
+@lru_cache(maxsize=64)
+def is_native_layout(name: str) -> bool:
+    """Whether a layout has FFmpeg's order of channels. PyAV frees the list of any other order twice."""
+    # A layout without a name of its own is its list: "2 channels (FC+BC)".
+    _, _, channels = name.partition(" (")
+    if not channels:
+        return True
+    order = [av.AudioLayout(hex(1 << bit)).channels[0].name for bit in range(64)]
+    names = channels.removesuffix(")").split("+")
+    return names == [one for one in order if one in names]
+
+
 def says_checksum_failed(lines: list[LogLine]) -> bool:
     """Whether FFmpeg logged a failed checksum. For some formats it reports that only in the log."""
     return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)

@@ -21,7 +21,7 @@ import av
 from av.codec.context import CodecContext
 from av.stream import Disposition
 
-from spdl_media._ffmpeg import as_fraction, check_codec_options, translated_errors
+from spdl_media._ffmpeg import as_fraction, check_codec_options, is_native_layout, translated_errors
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
@@ -179,13 +179,15 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     has_blocks = context.codec.name.startswith(_CUT_INTO_BLOCKS)
     block_align, bits = _wave_format(stream) if has_blocks else (0, 0)
     # PyAV's stubs do not declare that format is None if FFmpeg does not know it.
-    sample_fmt = getattr(context.format, "name", None)
+    sample_fmt, layout = getattr(context.format, "name", None), context.layout
+    if not is_native_layout(layout.name):  # let no other object free its list of channels
+        context.layout = f"{layout.nb_channels} channels"
     if context.codec.name in ("ape", "tak"):  # PyAV does not expose their bits, only the format
         bits = _BITS.get(sample_fmt or "", 0)
     return AudioCodec(
         **_common(stream, ("sample_rate", "extradata", "delay", "frame_size")),
-        channel_layout=context.layout.name,
-        num_channels=context.layout.nb_channels,
+        channel_layout=layout.name,
+        num_channels=layout.nb_channels,
         sample_fmt=sample_fmt,
         bit_rate=context.bit_rate or 0,
         start_pts=stream.start_time,
@@ -257,7 +259,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     """Open a decoder that behaves as that of the stream from which ``codec`` was read.
 
     Raises:
-        DecodeError: This FFmpeg has no decoder for the codec, or the header states a codec of another kind.
+        DecodeError: This FFmpeg has no decoder for the codec, the header states a codec of another kind, or
+            PyAV cannot handle the order of the channels.
         ValueError: The decoder or an option that ``config`` names does not exist, or decodes another codec.
     """
     name = _decoder_name(codec, config)
@@ -266,6 +269,12 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     kind = "video" if isinstance(codec, VideoCodec) else "audio"
     if context.type != kind:
         raise DecodeError(f"the header says that this {kind} is {codec.name}", source=source)
+    if isinstance(codec, AudioCodec) and not is_native_layout(codec.channel_layout):
+        raise DecodeError(
+            f"it has {codec.channel_layout} in an order at which PyAV crashes. Convert it to your "
+            "layout: ffmpeg -i FILE -af aformat=channel_layouts=5.1 NEW.wav",
+            source=source,
+        )
     # A data pipeline runs many decoders at once; PyAV's default is one thread per core.
     context.thread_count = 1
     if "threads" in config.decoder_options:

@@ -337,8 +337,7 @@ class VideoEncoder:
         if self._filter is None or desc != self._desc:
             self._filter = FrameFilter(desc, kind="video", time_base=self.time_base, gives_one=True)
             self._desc = desc
-        own: av.VideoFrame
-        (own,) = self._filter.push(frame)
+        own: av.VideoFrame = self._filter.push(frame)[0]
         own.pts, own.time_base, own.duration = ticks, self.time_base, self._duration
         own.pict_type = 0  # otherwise the encoder would repeat the key frames of the source
         own.color_range, own.colorspace, own.color_primaries, own.color_trc = self._colors
@@ -378,8 +377,7 @@ def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> No
     check_codec_options(context.name, options, "w")
     if context.name == "libx265":  # it writes its settings to stderr, without FFmpeg's log
         options["x265-params"] = f"log-level=error:{options.get('x265-params', '')}"
-    if config.bit_rate is not None:
-        context.bit_rate = config.bit_rate
+    set_all(context, bit_rate=config.bit_rate)
     if config.qscale is not None:
         context.qscale = True
         quality = {"global_quality": str(_QP2LAMBDA * config.qscale)}
@@ -407,7 +405,9 @@ class AudioEncoder:
         if config.sample_fmt is not None:
             check_choice(f"sample_fmt of encoder {context.name!r}", config.sample_fmt, formats)
             context.format = config.sample_fmt
-        context.layout = channel_layout(config.num_channels)
+        # FFmpeg would write the layout 7.1 in an order at which PyAV crashes: is_native_layout.
+        is_bare = config.num_channels == 8 and stream.container.format.name in ("aiff", "caf")
+        context.layout = "8 channels" if is_bare else channel_layout(config.num_channels)
         context.time_base = Fraction(1, config.sample_rate)
         _set_rate(context, config)
 

@@ -12,7 +12,7 @@ import av
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._checks import OneThread, check_int, did_you_mean
-from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log
+from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, is_native_layout
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import Draft, Target
@@ -200,7 +200,8 @@ class Muxer:
             The index of the stream, for :meth:`write`.
 
         Raises:
-            EncodeError: The file format does not take the codec or the orientation.
+            EncodeError: The file format does not take the codec or the orientation, or PyAV the order of the
+                channels.
             TypeError: ``source`` is neither packets of video or audio nor a codec.
             RuntimeError: Something was written already, or another thread is using the muxer.
         """
@@ -211,6 +212,11 @@ class Muxer:
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
             if self._loses(codec.name):
                 raise self._refused(codec.name, "format=")
+            layout = getattr(codec, "channel_layout", "")
+            if not is_native_layout(layout):
+                raise EncodeError(
+                    f"{layout} is in an order at which PyAV crashes", source=self._name
+                )
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,7 @@ from audio_oracle import clip, linear, samples_of, sound
 
 import spdl_media as sm
 from spdl_media.packets import AudioPackets, av_packets
-from spdl_media.testing import AudioTrack, make_audio, make_media
+from spdl_media.testing import AudioTrack, index_samples, make_audio, make_media
 
 
 def _without(packets: AudioPackets, *missing: int) -> AudioPackets:
@@ -27,6 +28,26 @@ def _hit(data: bytes, place: float, count: int = 40) -> bytes:
     for k in range(first, first + count):
         damaged[k] ^= 0xFF
     return bytes(damaged)
+
+
+def test_an_order_of_channels_at_which_pyav_crashes_is_refused() -> None:
+    """PyAV frees the list of channels twice, which ends the process some files later."""
+    usual = make_audio(index_samples(99, 6), 8000, codec="pcm_s16be", format="caf")
+    data = usual.replace(
+        b"\0\x79\0\6", b"\0\x7c\0\6", 1
+    )  # Apple's MPEG_5_1_D instead of MPEG_5_1_A
+    for _ in range(9):
+        info = sm.probe(data).audio
+        assert info is not None
+        assert info.channel_layout == "6 channels (FC+FL+FR+SL+SR+LFE)"
+        with pytest.raises(sm.DecodeError, match=r"it has 6 channels \(FC\+FL.* PyAV crashes"):
+            sm.load_audio(data)
+        with (
+            pytest.raises(sm.EncodeError, match="order at which PyAV crashes"),
+            sm.Muxer(io.BytesIO(), format="mov") as muxer,
+        ):
+            muxer.add_remux_stream(sm.demux_audio(data))
+    assert sm.load_audio(usual).shape == (6, 99)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ class Pipe:
 
 
 def test_formats_that_go_back_are_written_where_nothing_can_seek(tmp_path: Path) -> None:
-    samples = index_samples(900).T
+    samples = index_samples(900, 8).T
     for format in ("wav", "aiff", "caf", "w64"):
         pipe = Pipe()
         sm.save_audio(pipe, samples, 8000, format=format)
