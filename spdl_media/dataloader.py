@@ -192,6 +192,15 @@ class DataLoader:
         # Together they identify an iteration, with the same value on all ranks.
         self._origin, self._num_iterations = _origin(), 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Epochs read the source through an object that was made from it.
+        if name == "src" and name in self.__dict__:
+            raise AttributeError(
+                "the source of a DataLoader stays the one that it was made with; make another loader, or "
+                "change a list in place"
+            )
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         """Return the number of batches (or samples) of an epoch in which nothing fails or is dropped.
 

@@ -168,6 +168,15 @@ def test_without_preprocessor() -> None:
     assert list(DataLoader(range(3), aggregator=str)) == ["0", "1", "2"]
 
 
+def test_the_source_stays() -> None:
+    items = [1, 2]
+    loader = DataLoader(items, batch_size=3, output_order="input")
+    with pytest.raises(AttributeError, match="make another loader, or change a list in place"):
+        loader.src = [4]
+    items.append(3)
+    assert list(loader) == [[1, 2, 3]]
+
+
 def test_a_batch_size_of_numpy() -> None:
     size: Any = np.int64(2)
     assert list(DataLoader(range(3), batch_size=size)) == [[0, 1], [2]]
