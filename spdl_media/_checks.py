@@ -166,6 +166,25 @@ def check_weights(
     return array
 
 
+def as_numpy(values: Any) -> npt.NDArray[Any]:
+    """Convert values to a NumPy array; view an array or tensor without a copy.
+
+    Raises:
+        TypeError: NumPy cannot view the tensor (for which PyTorch may raise ``RuntimeError``).
+        ValueError: Nested sequences have different lengths.
+    """
+    import numpy as np
+
+    try:
+        return np.asarray(values)
+    # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"NumPy takes no such {type(values).__name__}: {error}. A tensor such as "
+            "tensor.detach().cpu().float() is one that it takes"
+        ) from error
+
+
 def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:
     """Return "Did you mean ...?" with similar names, or an empty string.
 

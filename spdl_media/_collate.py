@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_type_hints
 
 import numpy as np
 
-from spdl_media._checks import as_int
+from spdl_media._checks import as_int, as_numpy
 from spdl_media.arrays import Key, fields_of, with_fields
 from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
-from spdl_media.convert import NUMBER_KINDS, as_numpy, convert_array, convert_frames, stack_arrays
+from spdl_media.convert import NUMBER_KINDS, convert_array, convert_frames, stack_arrays
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
 from spdl_media.frames import AudioFrames

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_int, check_positive, listed
+from spdl_media._checks import as_numpy, check_choice, check_int, check_positive, listed
 from spdl_media._ffmpeg import is_pixel_format
 from spdl_media.formats import COLOR_TABLES, SAMPLE_DTYPES, chroma_steps, pixel_layout, plane_views
 from spdl_media.frames import AudioChunk, AudioFrames, new_frame
@@ -39,6 +39,7 @@ _SHARED_PACKED = frozenset(
 _SHARED_PAIRS = frozenset({"nv12", "p010le", "p016le"})
 # FFmpeg's SIMD code reads up to 64 bytes past the end of a plane. These must not reach an unmapped page.
 _READ_BEHIND, _PAGE = 64, 4096
+_MAX_CHANNELS = 64  # of FFmpeg's resampler
 
 
 def frames_from_array(
@@ -161,11 +162,12 @@ def create_reference_audio_frame(
 
 
 def _numpy(array: Any) -> npt.NDArray[Any]:
-    values = np.asarray(array)
+    values = as_numpy(array)
     if values.dtype.kind not in "uif":
         raise TypeError(
             f"an array of numbers in host memory is needed, not {type(array).__name__} ({values.dtype}). "
-            "Copy it to the CPU first: tensor.cpu(), transfer_buffer_cpu(buffer)"
+            "Convert it, array.astype(np.uint8), or copy it to the CPU: tensor.cpu(), "
+            "transfer_buffer_cpu(buffer)"
         )
     return values
 
@@ -203,11 +205,17 @@ def _planes(
     values = _numpy(array)
     if pix_fmt is None:
         channels = 1 if values.ndim < 3 else values.shape[-3 if layout == "NCHW" else -1]
+        if values.dtype.name not in ("uint8", "uint16"):
+            raise TypeError(
+                f"an image is of uint8 or uint16, not {values.dtype}: scale and convert the array, or say "
+                "what it is, such as pix_fmt='grayf32'"
+            )
         pix_fmt = _PIXEL_FORMATS.get((values.dtype.name, channels))
         if pix_fmt is None:
             raise ValueError(
-                f"an array of {values.dtype} and shape {values.shape} is neither gray (H, W), RGB (H, W, 3) "
-                "nor RGBA (H, W, 4) of uint8 or uint16. Say what it is: pix_fmt='yuv420p'"
+                f"an array of shape {values.shape} is neither gray (H, W), RGB (H, W, 3) nor RGBA (H, W, 4), "
+                "nor N of these, (N, H, W, 1) if gray. Move its axes, or say what they are: layout='NCHW', "
+                "pix_fmt='yuv420p'"
             )
     own = _layout_of(pix_fmt)
     first = (own.kind != "packed") if layout is None else layout == "NCHW"
@@ -330,6 +338,11 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
     samples = values.T if planar else values
     count, channels = samples.shape
+    if channels > _MAX_CHANNELS:
+        order = "(C, N)" if planar else "(N, C)"
+        raise ValueError(
+            f"audio of at most {_MAX_CHANNELS} channels is {order}, not {values.shape}"
+        )
     frame = new_frame(samples, sample_fmt, channel_layout(channels), sample_rate)
     frame.pts = pts
     frame.time_base = Fraction(1, sample_rate)

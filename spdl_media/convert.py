@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice
+from spdl_media._checks import as_numpy, check_choice
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
@@ -305,23 +305,6 @@ def convert_array(
     array = new_array(source.shape, wanted.newbyteorder("=").str, storage)
     array[...] = source
     return CPUBuffer(array)
-
-
-def as_numpy(values: Any) -> Array:
-    """Convert values to a NumPy array; view an array or tensor without a copy.
-
-    Raises:
-        TypeError: NumPy cannot view the tensor (for which PyTorch may raise ``RuntimeError``).
-        ValueError: Nested sequences have different lengths.
-    """
-    try:
-        return np.asarray(values)
-    # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(
-            f"NumPy takes no such {type(values).__name__}: {error}. A tensor such as "
-            "tensor.detach().cpu().float() is one that it takes"
-        ) from error
 
 
 def _first(values: Any) -> Array:

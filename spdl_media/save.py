@@ -356,6 +356,8 @@ def _as_audio(waveform: Any) -> AudioFrames:
         return waveform
     if not isinstance(waveform, tuple) or len(waveform) != 2:
         raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
+    if isinstance(waveform[0], AudioFrames):
+        raise TypeError(f"{waveform[0]!r} has a sample rate, so {waveform[1]!r} is one too many")
     frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
     return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
 

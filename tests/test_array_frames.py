@@ -184,6 +184,14 @@ def test_buffers_say_their_colours() -> None:
     assert (frames.colorspace, frames.color_range) == ("bt709", "pc")
 
 
+def test_what_numpy_cannot_view_is_a_type_error() -> None:
+    torch = pytest.importorskip("torch")
+    wanted = [torch.zeros(4, 4, 3, requires_grad=True), torch.zeros(4, 4, 3, dtype=torch.bfloat16)]
+    for given in (*wanted, sm.frames_from_array(np.zeros((2, 9), "f4"), sample_rate=8000)):
+        with pytest.raises(TypeError, match=r"NumPy takes no such .*: "):
+            sm.frames_from_array(given)
+
+
 def test_tensors_share_their_memory() -> None:
     torch = pytest.importorskip("torch")
     # With 50 rows, the planes of one frame at most end at the end of a memory page, wherever torch puts them.
@@ -205,7 +213,8 @@ def test_one_column_of_a_larger_array(pix_fmt: str, layout: Any) -> None:
 
 
 MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    (np.zeros((5, 6, 3)), {}, ValueError, "float64 and shape .5, 6, 3. is neither gray"),
+    (np.zeros((5, 6, 3)), {}, TypeError, "of uint8 or uint16, not float64: scale and convert"),
+    (np.zeros((3, 5, 6), "u1"), {}, ValueError, r"\(3, 5, 6\) is neither gray .* layout='NCHW'"),
     (np.zeros((5, 6, 3), "f4"), {"pix_fmt": "rgb24"}, TypeError, "rgb24 takes uint8, not float32"),
     (np.zeros((3, 5, 6), "u1"), {"pix_fmt": "rgb24"}, ValueError, r"\(H, W, 3\), .* not \(3, 5, 6"),
     (np.zeros((5, 6, 3), "u1"), {"pix_fmt": "rgb25"}, ValueError, "'rgb25' is unknown"),
@@ -216,6 +225,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (np.zeros((5, 6, 3), "u1"), {"colorspace": "bt70"}, ValueError, "Did you mean 'bt709'"),
     (np.zeros(5, "c8"), {"sample_rate": 8000}, TypeError, "host memory is needed"),
     (np.zeros(5, "f2"), {"sample_rate": 8000}, TypeError, "not float16"),
+    (np.zeros((65, 2), "f4"), {"sample_rate": 8000}, ValueError, r"64 channels.* \(C, N\)"),
     (np.zeros((5, 0), "f4"), {"sample_rate": 8000}, ValueError, r"\(C, N\)"),
     (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": "fltq"}, ValueError, "not 'fltq'"),
     (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": True}, ValueError, "not True"),

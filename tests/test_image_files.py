@@ -165,7 +165,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (drawing(), {"format": "png", "quality": 90}, ValueError, "quality= is for lossy"),
     (drawing(), {"lossless": True}, ValueError, "lossless=True is for 'webp', not 'jpeg'"),
     (drawing()[None], {}, ValueError, "takes one image"),
-    (drawing().astype(float), {}, ValueError, "neither gray"),
+    (drawing().astype(float), {}, TypeError, "not float64"),
     (np.zeros((9, 9, 4), "u1"), {}, sm.EncodeError, "alpha channel, which jpeg"),
     (drawing(), {"encoder_options": {"qmim": 1}}, ValueError, "no option 'qmim'"),
     (drawing(), {"pix_fmt": "rgb24"}, ValueError, "pix_fmt of encoder 'mjpeg'"),

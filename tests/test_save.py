@@ -278,7 +278,9 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
             sm.save_video(path, frames)
     with pytest.raises(TypeError, match="sample rate"):
         sm.save_audio(tmp_path / "out.wav", np.zeros(9, np.float32))
-    for wrong in ((), (np.zeros(8, np.float32),), (np.zeros(8, np.float32), 8000, 1)):
+    samples = np.zeros(8, np.float32)
+    sound = sm.frames_from_array(samples, sample_rate=8000)
+    for wrong in ((), (samples,), (samples, 8000, 1), (sound, 8000)):
         with pytest.raises(TypeError, match="sample rate"):
             saved(VIDEO, audio=wrong)
     with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
