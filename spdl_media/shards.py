@@ -294,7 +294,8 @@ def _matches(shard: Any) -> list[str]:
     """Expand a pattern to the paths that match; anything else is returned unchanged."""
     if not isinstance(shard, str | os.PathLike):
         raise TypeError(
-            f"a shard is a path or a URL, not {type(shard).__name__}; iter_samples takes memory, too"
+            f"a shard is a path or a URL, not {type(shard).__name__}; pass several as a list, and what is in "
+            "memory to iter_samples"
         )
     path = local_path(shard)
     if path is None or not isinstance(shard, str) or not set(path) & set("*?["):

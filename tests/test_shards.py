@@ -321,7 +321,8 @@ def test_values_that_are_not_shards(folder: Path) -> None:
         (f"{folder}/train-{{3..1}}.tar", {}, ValueError, "runs backwards"),
         (f"{folder}/none.tar", {}, sm.SourceError, "none.tar: cannot be read: No such file"),
         (folder, {}, sm.SourceError, "Is a directory. Give one of the files in it"),
-        (b"bytes", {}, TypeError, "a path or a URL, not bytes; iter_samples takes memory"),
+        (b"bytes", {}, TypeError, "a path or a URL, not bytes; .*memory to iter_samples"),
+        (iter(["a.tar"]), {}, TypeError, "not list_iterator; pass several as a list"),
         ([], {}, ValueError, "no samples in 0 shards"),
         (f"{folder}/train-002.tar", {}, ValueError, r"no samples in 1 shards: .'.*train-002.tar'"),
         (
