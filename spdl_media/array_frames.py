@@ -97,9 +97,9 @@ def frames_from_array(
         frames = frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
         waveform = frames_from_array(np.zeros((2, 16000), np.float32), sample_rate=16000)
     """
-    first = _limited("pts", check_int("pts", pts, at_least=None), 62)
+    first = limited("pts", check_int("pts", pts, at_least=None), 62)
     if sample_rate is not None:
-        sample_rate = _limited("sample_rate", check_positive("sample_rate", sample_rate), 31)
+        sample_rate = limited("sample_rate", check_positive("sample_rate", sample_rate), 31)
         return _audio(array, sample_fmt, sample_rate, first)
     rate = parse_rate(frame_rate)
     space = color_number("colorspace", colorspace or getattr(array, "colorspace", None))
@@ -309,7 +309,7 @@ def channel_layout(channels: int) -> str:
     return f"{channels}c" if channels <= 8 else f"{channels} channels"
 
 
-def _limited(name: str, number: int, bits: int) -> int:
+def limited(name: str, number: int, bits: int) -> int:
     """Return a number that FFmpeg can keep.
 
     Raises:

@@ -19,7 +19,7 @@ from av.codec.context import Flags
 
 from spdl_media._checks import check_choice, check_int, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
-from spdl_media.array_frames import channel_layout, color_number
+from spdl_media.array_frames import channel_layout, color_number, limited
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
 from spdl_media.filters import FrameFilter
@@ -102,9 +102,7 @@ class VideoEncodeConfig:
     def __post_init__(self) -> None:
         if self.frame_rate is None and self.time_base is None:
             raise ValueError("give frame_rate=, or time_base= for frames with times of their own")
-        _check_numbers(self, "width", "height", "bit_rate", "qscale", "gop_size")
-        if self.max_b_frames is not None:
-            check_int("max_b_frames", self.max_b_frames, at_least=0)
+        _check_numbers(self, "width", "height", bit_rate=1, qscale=1, gop_size=1, max_b_frames=0)
         if self.pix_fmt is not None:
             format_name("pix_fmt", self.pix_fmt)
         for name in COLOR_TABLES:
@@ -145,7 +143,7 @@ class AudioEncodeConfig:
     qscale: int | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "sample_rate", "num_channels", "bit_rate", "qscale")
+        _check_numbers(self, "sample_rate", "num_channels", bit_rate=1, qscale=1)
         if self.sample_fmt is not None:
             format_name("sample_fmt", self.sample_fmt)
 
@@ -154,11 +152,13 @@ video_encode_config = VideoEncodeConfig
 audio_encode_config = AudioEncodeConfig
 
 
-def _check_numbers(config: Any, *names: str) -> None:
-    """Check that numbers are whole and above 0, and convert the encoder options to strings."""
-    for name in names:
-        if getattr(config, name) is not None:
-            check_int(name, getattr(config, name))
+def _check_numbers(config: Any, *needed: str, **least: int) -> None:
+    """Convert numbers to ``int`` and encoder options to strings; numbers with a minimum may be ``None``."""
+    for name in (*needed, *least):
+        if name in needed or getattr(config, name) is not None:
+            number = check_int(name, getattr(config, name), at_least=least.get(name, 1))
+            number = limited(name, number, 62 if name == "bit_rate" else 31)
+            object.__setattr__(config, name, number)
     options = dict(string_options("encoder_options", config.encoder_options or {}))
     object.__setattr__(config, "encoder_options", options)
 

@@ -401,6 +401,20 @@ def test_an_encoder_that_cannot_be_opened_is_no_failure_of_the_disk(
         refused(sm.video_encode_config(**CONFIG))
 
 
+def test_numbers_of_a_config_are_those_of_ffmpeg() -> None:
+    for name in ("width", "height", "gop_size", "max_b_frames", "qscale"):
+        with pytest.raises(ValueError, match=rf"{name} must be below 2\*\*31"):
+            sm.video_encode_config(**{**CONFIG, name: 2**31})
+    with pytest.raises(ValueError, match=r"bit_rate must be below 2\*\*62"):
+        sm.video_encode_config(**CONFIG, bit_rate=2**62)
+    with pytest.raises(TypeError, match="num_channels must be an int, not None"):
+        sm.audio_encode_config(sample_rate=8000, num_channels=None)  # type: ignore[arg-type]
+    sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
+    with sm.Muxer(io.BytesIO(), format="wav") as muxer:
+        config = sm.audio_encode_config(sample_rate=np.int64(8000), num_channels=np.int64(1))  # type: ignore[arg-type]
+        muxer.write(muxer.add_encode_stream(config), sound)
+
+
 def test_packets_without_times_are_refused() -> None:
     raw = make_video(index_planes(3, 64, 48), codec="libx264", format="h264")
     packets = sm.demux_video(raw)
