@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import operator
+import os
 import sys
 import threading
 import warnings
@@ -63,6 +64,18 @@ def as_int(value: object) -> int | None:
         return operator.index(value)  # type: ignore[arg-type]  # a TypeError means: no integer
     except TypeError:
         return None
+
+
+def int_in_environment(variable: str, what: str = "a whole number") -> int | None:
+    """Return the number in an environment variable, such as those that ``torchrun`` sets; ``None`` if unset.
+
+    Raises:
+        ValueError: The variable has another value.
+    """
+    text = os.environ.get(variable, "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"the environment variable {variable} must be {what}, not {text!r}")
+    return int(text) if text else None
 
 
 def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> float:

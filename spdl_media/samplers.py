@@ -8,7 +8,6 @@ all processes does not depend on their number, unless samples are dropped or rep
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,7 +18,14 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_floats, check_int, check_weights, warn_caller
+from spdl_media._checks import (
+    check_choice,
+    check_floats,
+    check_int,
+    check_weights,
+    int_in_environment,
+    warn_caller,
+)
 from spdl_media.epochs import (
     Epochs,
     Mapped,
@@ -391,7 +397,7 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
         torch = sys.modules.get("torch.distributed")
         if torch is not None and torch.is_available() and torch.is_initialized():
             return torch.get_rank(), torch.get_world_size()
-        rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
+        rank, world_size = int_in_environment("RANK"), int_in_environment("WORLD_SIZE")
         where = "RANK and WORLD_SIZE"
         remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
     if rank is None and world_size is None:
@@ -406,12 +412,3 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int,
             f"{world_size - 1}"
         )
     return rank, world_size
-
-
-def _number_in(variable: str) -> int | None:
-    text = os.environ.get(variable, "").strip()
-    if text and not text.isdecimal():
-        raise ValueError(
-            f"the environment variable {variable} must be a whole number, not {text!r}"
-        )
-    return int(text) if text else None

@@ -7,7 +7,6 @@ the copy, for which its consumer waits on its own stream.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any, SupportsIndex, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import warn_once
+from spdl_media._checks import int_in_environment, warn_once
 from spdl_media.arrays import map_nested
 from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
@@ -303,8 +302,10 @@ def _moved(
     way: str,
 ) -> T:
     """Move the values of a batch and wait for all copies. Without CUDA, return the batch itself."""
-    # torchrun starts one process for each device.
-    config = as_cuda_config(_local_rank() if cuda_config is None else cuda_config)
+    if cuda_config is None:
+        # torchrun starts one process for each device.
+        cuda_config = int_in_environment("LOCAL_RANK", "the number of a device") or 0
+    config = as_cuda_config(cuda_config)
     HISTORY.check(function)
     package, reason = cuda_library()
     if package is None:
@@ -376,18 +377,3 @@ def _tensor_out(device: Device, tensor: Any, event: Any) -> Any:
         result.copy_(tensor, non_blocking=True)
     tensor.record_stream(own)
     return result
-
-
-def _local_rank() -> int:
-    """Return the number of this process's device, from ``LOCAL_RANK``, as set by ``torchrun`` and others.
-
-    Raises:
-        ValueError: The variable is not a number.
-    """
-    text = os.environ.get("LOCAL_RANK", "0")
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(
-            f"the environment variable LOCAL_RANK must be the number of a device, not {text!r}"
-        ) from None
