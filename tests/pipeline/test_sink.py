@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Callable
@@ -95,26 +96,21 @@ def test_a_buffer_of_one_without_slack_wakes_the_loop_when_it_is_empty() -> None
     assert posted(sink) == 1
 
 
-def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
-    """The first waiting consumer is woken for an item, and gives up at the same moment."""
-    sink = make_sink()
-    woken: list[str] = []
-    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
-    sink._waiters.extend([first, second])
-    sink.accept(0)
-    assert woken == ["first"]
-    sink._leave(first)
-    assert woken == ["first", "second"]
+@pytest.mark.parametrize("is_woken", [False, True])
+def test_a_task_that_is_cancelled_leaves_the_item_to_the_next(is_woken: bool) -> None:
+    async def take_twice() -> list[object]:
+        sink = make_sink()
+        tasks = [asyncio.create_task(sink.take_async()) for _ in range(2)]
+        await asyncio.sleep(0)  # both wait now
+        if is_woken:
+            sink.accept(0)
+        tasks[0].cancel()
+        if not is_woken:
+            sink.accept(0)
+        await asyncio.wait(tasks, timeout=WAIT)
+        return [task.cancelled() or task.result() for task in tasks]
 
-
-def test_a_consumer_that_was_not_woken_just_leaves() -> None:
-    sink = make_sink()
-    woken: list[str] = []
-    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
-    sink._waiters.extend([first, second])
-    sink._leave(first)
-    sink.accept(0)
-    assert woken == ["second"]
+    assert asyncio.run(take_twice()) == [True, 0]
 
 
 def test_the_end_of_an_epoch_is_seen_by_all() -> None:
@@ -151,7 +147,7 @@ def test_closing_ends_all_waits(keep: bool) -> None:
     threads = [threading.Thread(target=consume) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while len(sink._waiters) < 3:
+    while len(sink._waiting_since) < 3:
         pass
     sink.close(lambda: PipelineStopped("over"), keep=keep)
     for thread in threads:
