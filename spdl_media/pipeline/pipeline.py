@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
@@ -15,7 +14,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
-from spdl_media.pipeline.engine.run import Run, interrupt_again
+from spdl_media.pipeline.engine.run import LIVE, Run, interrupt_again
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,
@@ -53,13 +52,6 @@ class PipelineOptions(TypedDict, total=False):
     report_stats_interval: float | None
     task_hook_factory: Callable[[str], TaskHook | None] | None
     progress: bool | str
-
-
-def _stop_dropped(run: Run) -> None:
-    try:
-        run.request_stop()
-    except KeyboardInterrupt:
-        interrupt_again()
 
 
 def shows_run_options(function: F) -> F:
@@ -110,6 +102,9 @@ class Pipeline(Generic[T_co]):
     Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
     """
 
+    # A class attribute, so that __del__ finds it if __init__ raises.
+    _run: Run | None = None
+
     @shows_run_options
     def __init__(self, config: PipelineConfig, **options: Unpack[PipelineOptions]) -> None:
         self._options = RunOptions(**options)
@@ -120,8 +115,6 @@ class Pipeline(Generic[T_co]):
         self._config = with_unique_names(config)
         # Held while a run is started, which may take long. stop() does not take it.
         self._starting = threading.RLock()
-        self._run: Run | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
 
     @property
     def config(self) -> PipelineConfig:
@@ -182,11 +175,6 @@ class Pipeline(Generic[T_co]):
                 raise PipelineError("the pipeline is running; stop it before starting it again")
             # Stored before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
-            if self._finalizer is not None:
-                self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, _stop_dropped, run)
-            # At interpreter exit, the engine stops all runs together and waits for them.
-            self._finalizer.atexit = False
             try:
                 run.start()
             except BaseException:
@@ -203,18 +191,15 @@ class Pipeline(Generic[T_co]):
             timeout: Maximum seconds to wait, instead of about one.
         """
         if (run := self._run) is not None:
-            self._stop_run(run, STOP_SECONDS if timeout is None else timeout)
+            run.stop(STOP_SECONDS if timeout is None else timeout)
 
-    def _stop_run(self, run: Run, timeout: float) -> None:
-        run.stop(timeout)
-        self._drop_finalizer(run)
-
-    def _drop_finalizer(self, run: Run) -> None:
-        # The finalizer has nothing left to do, and a Ctrl-C in it would be lost. Read it before the run is
-        # compared: start() in another thread sets self._run first, so it is never the next run's finalizer.
-        finalizer = self._finalizer
-        if run is self._run and finalizer is not None:
-            finalizer.detach()
+    def __del__(self) -> None:
+        # A Ctrl-C here could be lost, so nothing is done if the run has ended.
+        if (run := self._run) is not None and run in LIVE:
+            try:
+                run.request_stop()
+            except KeyboardInterrupt:
+                interrupt_again()
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
@@ -289,7 +274,7 @@ class Pipeline(Generic[T_co]):
                 if bar is not None:
                     bar.close()
                 if is_own:
-                    self._stop_run(run, STOP_SECONDS)
+                    run.stop(STOP_SECONDS)
         except KeyboardInterrupt:
             if not is_left:
                 raise
@@ -390,16 +375,11 @@ class _AsyncEpoch(AsyncIterator[T_co]):
 
     def _release(self) -> Run | None:
         """Drop the references to pipeline and run; return the run if this iteration has to stop it."""
-        pipeline, self._pipeline = self._pipeline, None
+        self._pipeline = None
         if self._bar is not None:
             self._bar.close()
         run, self._run = self._run, None
-        if run is None or not self._is_own:
-            return None
-        if pipeline is not None:
-            # It keeps the run alive, whose stages may refer to the pipeline.
-            pipeline._drop_finalizer(run)
-        return run
+        return run if self._is_own else None
 
 
 def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:

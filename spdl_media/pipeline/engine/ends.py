@@ -264,7 +264,7 @@ class Sink:
             return NOTHING
 
     def _taken(self, item: Any) -> Any:
-        """Return what a consumer gets that took ``item``; ``NOTHING`` if it has to wait. Raises when closed."""
+        """Return what a consumer that took ``item`` gets; ``NOTHING``: it has to wait. Raises when closed."""
         # With slack, wake the loop when only buffer_size items are left, otherwise for each item.
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
         if self._stalled and self._ready.qsize() <= low:
