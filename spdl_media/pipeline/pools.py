@@ -74,7 +74,7 @@ class WorkerProcesses:
         self._seeds = draw_seeds()
         self._processes: list[_Process] = []
         # A worker is a thread of a process: the process and the number of the thread's pipe.
-        self._busy: set[tuple[_Process, int]] = set()
+        self._idle: deque[tuple[_Process, int]] = deque()
         try:
             while len(self._processes) < num_processes:
                 self._processes.append(_Process(self._start()))
@@ -84,7 +84,7 @@ class WorkerProcesses:
             raise
         # The first threads of all processes, then the second ones, to spread items over processes.
         numbers = range(config.num_threads)
-        self._idle = deque((process, number) for number in numbers for process in self._processes)
+        self._idle.extend((process, number) for number in numbers for process in self._processes)
 
     def call(self, item: Any) -> Any:
         """Apply the function to an item in one of the processes, and wait for it.
@@ -97,19 +97,17 @@ class WorkerProcesses:
         """
         # There are as many workers as calling threads, so one is idle.
         process, number = worker = self._idle.popleft()
-        self._busy.add(worker)
         try:
             return self._child_of(process).call(number, item, self._stage.timeout)
         finally:
-            self._busy.discard(worker)
             self._idle.append(worker)
 
     def shutdown(self) -> None:
         """End the processes without waiting; those in a call are terminated."""
         self._closed = True
-        in_call = {process for process, _ in self._busy.copy()}
+        idle = [process for process, _ in self._idle.copy()]
         for process in self._processes:
-            process.child.ask_to_end(in_call=process in in_call)
+            process.child.ask_to_end(in_call=idle.count(process) < self._config.num_threads)
         end_soon([process.child for process in self._processes])
 
     def _child_of(self, process: _Process) -> Child:

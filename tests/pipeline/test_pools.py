@@ -291,7 +291,7 @@ def test_threads_of_a_process_call_at_once_and_share_its_fate(pools: list[Pool])
     assert sorted(pids.count(pid) for pid in pids) == [3] * 6
     # The calls wait for others that do not come, until their process dies. Then all threads work again.
     futures = [pool.submit("meet") for _ in range(2)]
-    while len(pool.processes._busy) < 2:
+    while len(pool.processes._idle) > 4:
         time.sleep(0.01)
     children = [process.child._process for process in pool.processes._processes]
     for pid in set(pids):

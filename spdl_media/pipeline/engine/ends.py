@@ -17,6 +17,7 @@ from typing import Any
 from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
 from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
+from spdl_media.pipeline.failures import FailureRecord
 from spdl_media.pipeline.stages import ReadyItems, SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
@@ -81,12 +82,12 @@ class Source(FanOut):
 
     def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:  # noqa: ARG002
         """Note that the source failed. This ends the run, so the error may keep its traceback."""
-        slot.error = error
+        slot.record = FailureRecord(self.name, "", error, "")
 
     def report(self, slot: FanOutSlot) -> None:
         """Release the slot of an epoch. If the source failed, the run ends with this epoch."""
-        if slot.error is not None:
-            self.hub.events.source_failed(slot.error)
+        if slot.record is not None:
+            self.hub.events.source_failed(slot.record.exception)
         self.release(slot)
 
     def cut_short(self) -> None:

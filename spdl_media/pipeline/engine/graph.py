@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from time import perf_counter
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.ends import Sink, Source
@@ -55,10 +54,12 @@ from spdl_media.pipeline.stages import (
 )
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
 
-__all__ = ("Graph", "RunOptions", "Totals")
+__all__ = ("Graph", "RunOptions")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
+# The counts of all sources and stages at one moment, and those of the sink.
+Totals: TypeAlias = tuple[list[StageCounters], SinkStatistics]
 OnFailure = Callable[[FailureRecord, Any], object]
 TaskHookFactory = Callable[[str], TaskHook | None]
 
@@ -99,14 +100,6 @@ class RunOptions:
             raise TypeError(
                 f"progress must be True, False or a label for the bar, not {self.progress!r}"
             )
-
-
-class Totals(NamedTuple):
-    """The counts at one moment."""
-
-    source_items: int = 0
-    stages: Mapping[str, StageCounters] = MappingProxyType({})
-    sink: SinkStatistics | None = None
 
 
 class Graph:
@@ -213,27 +206,24 @@ class Graph:
 
     def totals(self) -> Totals:
         """Return the counts so far."""
-        counters = {stage.name: stage.counters.copy() for stage in self.stages}
-        return Totals(self._num_items(), counters, self.sink.statistics(0.0))
+        nodes = (*self.sources, *self.stages)
+        return [node.counters.copy() for node in nodes], self.sink.statistics(0.0)
 
     def statistics(self, elapsed: float, before: Totals | None = None) -> PipelineStatistics:
         """Return the statistics of the last ``elapsed`` seconds. ``before`` are the totals at their begin."""
-        before = before or Totals()
+        nodes, number = (*self.sources, *self.stages), len(self.sources)
+        counters, sink = before or ([StageCounters()] * len(nodes), None)
         now = perf_counter()
-        for stage in self.stages:
-            stage.counters.running = stage.running_seconds(now)
+        found = []
+        for node, one in zip(nodes, counters, strict=True):
+            node.counters.running = node.running_seconds(now)
+            found.append(node.counters.statistics(node.name, elapsed, one))
         return PipelineStatistics(
             elapsed=elapsed,
-            source_items=self._num_items() - before.source_items,
-            stages=tuple(
-                stage.counters.statistics(stage.name, elapsed, before.stages.get(stage.name))
-                for stage in self.stages
-            ),
-            sink=self.sink.statistics(elapsed, before.sink),
+            source_items=sum(source.outputs for source in found[:number]),
+            stages=tuple(found[number:]),
+            sink=self.sink.statistics(elapsed, sink),
         )
-
-    def _num_items(self) -> int:
-        return sum(source.counters.outputs for source in self.sources)
 
     def close_generators(self) -> None:
         """Close the open synchronous generators of stages. Sources close theirs in their own threads."""

@@ -366,7 +366,6 @@ class Node(Inlet):
     def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:
         """Note that an item failed. ``where`` precedes the traceback, if the error was not raised."""
         slot.record = record_failure(self.name, slot.item, error, where)
-        slot.error = error
 
     def fail_early(self, item: Any, error: BaseException) -> None:
         """Count and report a failed item before its call has ended, or even begun. From any thread."""
@@ -397,7 +396,7 @@ class Node(Inlet):
 
 
 class Slot:
-    """An item on its way through a stage, with its result or error.
+    """An item on its way through a stage, with its result or the record of its failure.
 
     Attributes:
         released: Whether the engine knows the outcome and the failure, if any, has been reported.
@@ -405,7 +404,7 @@ class Slot:
     """
 
     __slots__ = (
-        *("ended_at", "error", "item", "queued_at", "record", "released"),
+        *("ended_at", "item", "queued_at", "record", "released"),
         *("result", "stage", "started_at"),
     )
 
@@ -413,7 +412,6 @@ class Slot:
         self.stage = stage
         self.item = item
         self.result: Any = None
-        self.error: BaseException | None = None
         self.record: FailureRecord | None = None
         self.released = False
         self.queued_at = perf_counter()

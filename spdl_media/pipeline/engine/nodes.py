@@ -125,17 +125,17 @@ class Stage(Node):
     def settle(self, slot: Any) -> None:
         """Handle the outcome of a call that has ended or was given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
-        if slot.error is None:
+        if slot.record is None:
             self.release(slot)
         else:
             self.report(slot)
 
     def report(self, slot: Any) -> None:
         """Release a slot, after its failure, if any, has been reported."""
-        error = slot.error
-        if error is None:
+        if slot.record is None:
             self.release(slot)
             return
+        error = slot.record.exception
         # No item can be processed any more, so the whole run fails.
         if type(error) is PoolBroken:
             self.hub.events.fail(self.name, str(error), error)
@@ -154,8 +154,8 @@ class Stage(Node):
 
     def leave(self, slot: Any) -> None:
         """Queue the result of a slot, if it has one, for the next node."""
-        # Check the error first: a call that was given up may have set a result since.
-        if slot.error is not None:
+        # Check the failure first: a call that was given up may have set a result since.
+        if slot.record is not None:
             self.held -= 1
         elif slot.result is None:
             self.held -= 1

@@ -17,7 +17,7 @@ from time import perf_counter, sleep
 from types import FrameType
 from typing import Any
 
-from spdl_media.pipeline.engine.graph import Graph, RunOptions, Totals
+from spdl_media.pipeline.engine.graph import Graph, RunOptions
 from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
@@ -75,7 +75,7 @@ class Run:
         self._options = options
         # Makes the exception for the consumer, a new one each time, because each raise adds to its traceback.
         self._failure: Callable[[], PipelineFailure] | None = None
-        self._source_failure: Callable[[], PipelineFailure] | None = None
+        self._source_error: BaseException | None = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
@@ -244,9 +244,7 @@ class Run:
 
     def source_failed(self, error: BaseException) -> None:
         """End the run after the items that the source gave before its failure have been delivered."""
-        if self._source_failure is None:
-            message = f"The source failed: {describe(error)}"
-            self._source_failure = functools.partial(pipeline_failure, message, error, "source")
+        self._source_error = self._source_error or error
         for source in self.graph.sources:
             source.cut_short()
 
@@ -255,9 +253,8 @@ class Run:
         if summary := self.log.summary():
             LOG.warning("failures of this epoch: %s", summary)
         self._end_after(self.log.end_epoch())
-        if self._source_failure is not None and self._failure is None:
-            self._failure = self._source_failure
-            self._end(None)
+        if (error := self._source_error) is not None:
+            self.fail("source", f"The source failed: {describe(error)}", error)
 
     # In the loop's thread.
 
@@ -354,7 +351,7 @@ class Run:
         self._loop.call_later(self.graph.look_out(), self._look_out)
 
     async def _report_every(self, seconds: float) -> None:
-        since, before = perf_counter(), Totals()
+        since, before = perf_counter(), None
         while True:
             await asyncio.sleep(seconds)
             now = perf_counter()
