@@ -77,7 +77,7 @@ class Draft:
         self._dst: Any = dst
         self._final: Path | None = None
         if isinstance(dst, str | os.PathLike):
-            self.name = os.fspath(dst)
+            self.name = os.fsdecode(dst)
             if "://" in self.name:
                 raise ValueError(
                     f"{self.name} is a URL; write to fsspec.open(url, 'wb') or another file object"

@@ -224,7 +224,7 @@ def _pix_fmts(encoder: av.Codec) -> list[str]:
 
 def best_pix_fmt(encoder: av.Codec, given: str, *, exact: bool = False) -> str:
     """Return the encoder's pixel format that loses least; for a lossy encoder, one that players support."""
-    # "exact" is for test media, whose encoders are set to be lossless.
+    # "exact" is for images, and for test media, whose encoders are set to be lossless.
     formats, is_lossy = _pix_fmts(encoder), encoder.lossy and not exact
     if not formats or (given in formats and (not is_lossy or is_yuv(given))):
         return given

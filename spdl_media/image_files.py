@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import PurePath
@@ -83,7 +84,7 @@ def encode_image(
         ValueError: FFmpeg has no such encoder, or the encoder no such option or pixel format; the array does
             not have the shape of an image, or an option does not apply to the format.
         TypeError: The dtype is not supported.
-        EncodeError: The encoder fails, or the format has no alpha channel.
+        EncodeError: The encoder fails, or the format has no alpha channel or no colours.
 
     Thread safety: safe.
 
@@ -96,7 +97,12 @@ def encode_image(
         raise ValueError(f"encode_image takes one image, not {frames!r}")
     name, container, usual = _FORMATS.get(format, (format, None, None))
     encoder = find_encoder(name, "video")
-    wanted = pix_fmt or usual or best_pix_fmt(encoder, frames.pix_fmt)
+    wanted = pix_fmt or usual or best_pix_fmt(encoder, frames.pix_fmt, exact=True)
+    if pix_fmt is None and _has_colors(frames.pix_fmt) and not _has_colors(wanted):
+        raise EncodeError(
+            f"the image has colours, which {format} in {wanted} does not keep. Take another format, or give "
+            "pix_fmt='gray'"
+        )
     if _has_alpha(frames.pix_fmt) and not _has_alpha(wanted):
         raise EncodeError(
             f"the image has an alpha channel, which {format} in {wanted} does not keep. Leave it out: "
@@ -142,18 +148,23 @@ def save_image(dst: Target, image: Any, *, format: str | None = None, **options:
     Raises:
         ValueError: The path has no suffix and ``format`` is not given, or :func:`encode_image` raises it.
         TypeError: The dtype is not supported.
-        EncodeError: The encoder fails, or the format has no alpha channel.
+        EncodeError: The encoder fails, or the format has no alpha channel or no colours.
         WriteError: The file cannot be written.
 
     Thread safety: safe.
     """
     if format is None:
-        name = dst if isinstance(dst, str | PurePath) else getattr(dst, "name", "")
-        suffix = PurePath(str(name)).suffix.lower().lstrip(".")
+        name = dst if isinstance(dst, str | os.PathLike) else str(getattr(dst, "name", ""))
+        suffix = PurePath(os.fsdecode(name)).suffix.lower().lstrip(".")
         if not suffix:
             raise ValueError(f"{dst!r} has no suffix that says the format; give format='png'")
         format = _SUFFIXES.get(suffix, suffix)
     write_whole(dst, encode_image(image, format, **options))
+
+
+def _has_colors(pix_fmt: str) -> bool:
+    form = av.VideoFormat(pix_fmt, 16, 16)
+    return form.is_rgb or form.has_palette or any(part.is_chroma for part in form.components)
 
 
 def _has_alpha(pix_fmt: str) -> bool:

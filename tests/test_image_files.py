@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ LOSSLESS = [
 def test_lossless_files_hold_the_same_numbers(format: str) -> None:
     image = drawing(61, 47)
     assert np.array_equal(sm.load_image(sm.encode_image(image, format)).array, image)
+
+
+def test_jpeg2000_keeps_alpha_and_depth() -> None:
+    image = np.dstack([drawing(), drawing()[..., :1]])
+    for dtype, pix_fmt in (("u1", "rgba"), ("u2", "rgba64")):
+        wide = image.astype(dtype) * (257 if dtype == "u2" else 1)
+        loaded = sm.load_image(sm.encode_image(wide, "jpeg2000"), pix_fmt=pix_fmt)
+        assert np.abs(loaded.array.astype(int) - wide).max() <= 20
 
 
 @each(
@@ -80,7 +89,7 @@ LOSSY: list[tuple[str, dict[str, Any], float]] = [
     ("jpeg", {"quality": 30}, 33),
     ("webp", {}, 41),
     ("avif", {}, 44),
-    ("jpeg2000", {}, 46),
+    ("jpeg2000", {}, 55),
 ]
 
 
@@ -135,7 +144,10 @@ def test_images_of_any_layout_and_library() -> None:
 def test_files(tmp_path: Path) -> None:
     image = drawing()
     for name in ("a.png", "a.jpg", "a.JPEG", "a.tif", "a.webp"):
-        sm.save_image(tmp_path / name, image)
+        (tmp_path / name).touch()
+    for entry in [*os.scandir(bytes(tmp_path))]:
+        sm.save_image(entry, image)  # type: ignore[arg-type]  # its path is of bytes
+        name = os.fsdecode(entry.name)
         assert sm.load_image(tmp_path / name).shape == image.shape
     assert np.array_equal(sm.load_image(tmp_path / "a.png").array, image)
     file = io.BytesIO()
@@ -167,6 +179,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (drawing()[None], {}, ValueError, "takes one image"),
     (drawing().astype(float), {}, TypeError, "not float64"),
     (np.zeros((9, 9, 4), "u1"), {}, sm.EncodeError, "alpha channel, which jpeg"),
+    (drawing(), {"format": "pgm"}, sm.EncodeError, "colours, which pgm .* pix_fmt='gray'"),
     (drawing(), {"encoder_options": {"qmim": 1}}, ValueError, "no option 'qmim'"),
     (drawing(), {"pix_fmt": "rgb24"}, ValueError, "pix_fmt of encoder 'mjpeg'"),
 ]

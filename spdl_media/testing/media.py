@@ -318,6 +318,7 @@ def make_image(
         The file's content.
 
     Raises:
+        TypeError: The dtype does not fit the format.
         ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
     """
     if pix_fmt is None:
