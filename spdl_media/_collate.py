@@ -247,10 +247,14 @@ def _convert(
     common = _shape_except(first, along)
     for position, array in enumerate(arrays):
         if _shape_except(array, along) != common:
-            remedy = "" if axis is not None else ", or pad= fills up those that differ in length"
+            rule = "one buffer holds one shape and type"
+            if axis is None:
+                rule += (
+                    ". Load images at one width= and height=; pad= fills up arrays along one axis"
+                )
             raise ConvertError(
                 f"{where} of item 0 has shape {first.shape} and type {first.dtype}, of item {position} "
-                f"{array.shape} and {array.dtype}; one buffer holds one shape and type{remedy}"
+                f"{array.shape} and {array.dtype}; {rule}"
             )
     data = stack_arrays(arrays, storage, axis)
     if axis is None:

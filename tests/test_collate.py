@@ -341,7 +341,12 @@ def test_padding_of_audio_frames_is_silence() -> None:
 @pytest.mark.parametrize(
     ("items", "pad", "error", "match"),
     [
-        ([np.ones(2), np.ones(3)], False, sm.ConvertError, "or pad= fills up"),
+        (
+            [np.ones(2), np.ones(3)],
+            False,
+            sm.ConvertError,
+            "type. Load images at one width= and height=; pad= fills up",
+        ),
         ([np.ones((2, 2)), np.ones((3, 2))], True, sm.ConvertError, r"shape \(2, 2\) .* \(3, 2\)"),
         ([np.ones(2), np.ones(3, np.int8)], True, sm.ConvertError, "int8"),
         ([np.float32(1)[...]], 0, sm.ConvertError, r"shape \(\), and pad= names axis 0"),
