@@ -32,7 +32,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.parts import signed_format
+from spdl_media.parts import seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -50,12 +50,6 @@ Kind: TypeAlias = Literal["video", "audio"]
 # Formats that rewind by a seek. Matroska and Ogg state only once after opening how many samples to skip at
 # the start of a stream. In other formats, timestamps differ after a seek, or FFmpeg lands after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
-
-# Formats in which seeking is wrong. In concatenated images (mjpeg, webp_anim, and all formats called
-# "..._pipe") FFmpeg lands inside an image, or takes a later one for the first. H.263 has other timestamps
-# after a seek, and H.261 packets do not tell whether they are key frames. In an MPEG program stream only some
-# packets have a timestamp; after a seek, those of the packets in between are extrapolated from the wrong one.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
 
 # Headers of these formats state all stream parameters. For others FFmpeg opens decoders to find them, which
 # takes half of the time to open an audio file.
@@ -389,8 +383,8 @@ class Container:
 
     def seek(self, pts: int, index: int) -> bool:
         """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""
-        astray = self.format in _SEEKS_ASTRAY or self.format.endswith("_pipe")
-        if astray or not self._input.seekable:
+        source = self._input
+        if not source.seekable or seeks_astray(self.format, source.read_at, source.size):
             return False
         self._select((index,))
         self._fresh = False  # a seek that fails moves the position as well

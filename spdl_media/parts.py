@@ -165,6 +165,34 @@ def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         position += max(2, length)
 
 
+# In concatenated images (mjpeg, webp_anim, and all formats called "..._pipe") FFmpeg lands inside an image,
+# or takes a later one for the first. H.263 has other timestamps after a seek, and H.261 packets do not tell
+# whether they are key frames. In an MPEG program stream only some packets have a timestamp; after a seek,
+# those of the packets in between are extrapolated from the wrong one.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
+
+# Key of an index table in an MXF file (SMPTE ST 377-1). Most writers put one near the start or the end.
+_MXF_INDEX = bytes.fromhex("060e2b34025301010d01020101100100")
+
+
+def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
+    """Whether FFmpeg seeks to wrong packets, or gives them wrong timestamps, in files of a format.
+
+    Args:
+        format: FFmpeg's name of the format.
+        read: Reads bytes of the file.
+        size: Returns the size of the file.
+    """
+    if format != "mxf":
+        return format in _SEEKS_ASTRAY or format.endswith("_pipe")
+    # Without an index, FFmpeg seeks by the average size of a packet, and counts on from a wrong timestamp.
+    end = max(0, size() - _NEAR)
+    return all(_MXF_INDEX not in bytes(read(at, min(_NEAR, size() - at))) for at in (0, end))
+
+
+_NEAR = 1 << 18
+
+
 def png_head(view: memoryview) -> set[bytes]:
     """Return the kinds of a PNG's chunks up to the first IDAT, or up to the end of the data."""
     kinds: set[bytes] = set()
