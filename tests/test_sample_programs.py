@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,57 +30,6 @@ LOGGED = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("decode_plot", "matplotlib"),
-        ("filters", None),
-        ("failures", None),
-        ("long_video", None),
-        ("tune", None),
-        ("image_server", None),
-        pytest.param("async_downloads", "aiohttp", marks=pytest.mark.long),  # one takes 5 s to fail
-        pytest.param("spdl_steps", "torch", marks=pytest.mark.long),
-        # Slow: many processes, or imports of many packages besides PyTorch.
-        pytest.param("elsewhere", "datasets", marks=pytest.mark.long),
-        pytest.param("lightning_classifier", "lightning", marks=pytest.mark.long),
-        pytest.param("dask_cluster", "distributed", marks=pytest.mark.long),
-        pytest.param("ray_data", "ray", marks=pytest.mark.long),
-        ("speech", None),
-        ("captions", None),
-        ("video_clips", None),
-        ("caption_shards", None),
-        ("interrupted", None),
-        ("torch_dataset", "torch"),
-        # Five processes with PyTorch, in two rounds.
-        pytest.param("train_ddp", "torch", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
-    ],
-)
-def test_prints_what_its_docstring_shows(name: str, package: str | None, tmp_path: Path) -> None:
-    if package is not None:
-        pytest.importorskip(package)
-    script = SAMPLES / f"{name}.py"
-    # Ray warns about its own settings.
-    strict = [] if name == "ray_data" else ["-W", "error"]
-    done = subprocess.run(
-        [sys.executable, *strict, script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        timeout=500 if name == "train_ddp" else 100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(LOGGED.match(line) for line in done.stderr.splitlines()), done.stderr
-    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
-    assert docstring is not None
-    shown = re.search(r"Output::\n\n(.*?)(?:\n\n|\Z)", docstring, re.DOTALL)
-    assert shown is not None
-    assert [line.strip() for line in shown[1].splitlines()] == done.stdout.splitlines()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Return a function that imports a sample; the module is removed after the test."""
@@ -88,6 +38,110 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     yield importlib.import_module
     for name in {path.stem for path in SAMPLES.glob("*.py")} & (set(sys.modules) - before):
         del sys.modules[name]
+
+
+def run_apart(script: Path) -> tuple[str, str]:
+    """Run a program in a process of its own, and return what it printed and what it logged."""
+    # Ray warns about its own settings.
+    strict = [] if script.stem == "ray_data" else ["-W", "error"]
+    done = subprocess.run(
+        [sys.executable, *strict, script],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=500 if script.stem == "train_ddp" else 100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def run_here(
+    sample: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[[Path], tuple[str, str]]:
+    """Return a function like :func:`run_apart` for this process, which has imported PyTorch already."""
+
+    def run(script: Path) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", [str(script)])
+        status = None
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+        printed = capfd.readouterr()
+        assert not status, printed
+        return printed.out, "\n".join([*printed.err.splitlines(), *caplog.messages])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("decode_plot", "matplotlib"),
+        ("filters", None),
+        ("tune", None),
+        ("image_server", None),
+        ("speech", None),
+        ("captions", None),
+        ("video_clips", None),
+        ("caption_shards", None),
+        ("torch_dataset", "torch"),
+    ],
+)
+def test_prints_what_its_docstring_shows(
+    name: str,
+    package: str | None,
+    run_here: Callable[[Path], tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_program(name, package, run_here)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        # They set up logging, count the threads and measure the memory of their process.
+        ("failures", None),
+        ("interrupted", None),
+        ("long_video", None),
+        pytest.param("async_downloads", "aiohttp", marks=pytest.mark.long),  # one takes 5 s to fail
+        pytest.param("spdl_steps", "torch", marks=pytest.mark.long),
+        # Slow: many processes, or imports of many packages besides PyTorch.
+        pytest.param("elsewhere", "datasets", marks=pytest.mark.long),
+        pytest.param("lightning_classifier", "lightning", marks=pytest.mark.long),
+        pytest.param("dask_cluster", "distributed", marks=pytest.mark.long),
+        pytest.param("ray_data", "ray", marks=pytest.mark.long),
+        # Five processes with PyTorch, in two rounds.
+        pytest.param("train_ddp", "torch", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+    ],
+)
+def test_prints_it_in_a_process_of_its_own(
+    name: str, package: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_program(name, package, run_apart)
+
+
+def check_program(name: str, package: str | None, run: Callable[[Path], tuple[str, str]]) -> None:
+    """Assert that a sample prints the output of its docstring, and leaves nothing in the current folder."""
+    if package is not None:
+        pytest.importorskip(package)
+    script = SAMPLES / f"{name}.py"
+    printed, logged = run(script)
+    assert all(LOGGED.match(line) for line in logged.splitlines()), logged
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8")))
+    assert docstring is not None
+    shown = re.search(r"Output::\n\n(.*?)(?:\n\n|\Z)", docstring, re.DOTALL)
+    assert shown is not None
+    assert [line.strip() for line in shown[1].splitlines()] == printed.splitlines()
+    assert list(Path().iterdir()) == []
 
 
 def plain(batch: Any) -> Any:
