@@ -75,17 +75,18 @@ def batches(folder: Path) -> list[list[bytes]]:
 
 
 @pytest.mark.skipif(real_cuda.why_not() is None, reason="there is a GPU")
-def test_without_a_gpu_it_says_so(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "gpu.py", "--images", folder],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (NO_GPU, "")
-    assert done.stderr.startswith("no GPU can be used, so nothing is measured\npinned_memory: no:")
+def test_without_a_gpu_it_says_so(
+    gpu: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--images", str(folder)])
+    with pytest.raises(SystemExit) as end:
+        gpu.main()
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out) == (NO_GPU, "")
+    assert printed.err.startswith("no GPU can be used, so nothing is measured\npinned_memory: no:")
 
 
 @pytest.mark.cuda("torch")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,45 +193,3 @@ def test_nothing_is_written_where_the_ranks_are_not_those_of_the_process_group(
     list(sm.DataLoader(DistributedRandomSampler(9, rank=0, world_size=1)))
     list(sm.DataLoader(range(9)))
     assert not ranks.store.values
-
-
-RANK = """
-    import sys
-    import torch.distributed as dist
-    import spdl_media as sm
-    from spdl_media.source import DistributedRandomSampler
-
-    rank, store = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    for seed in (0, rank):
-        loader = sm.DataLoader(DistributedRandomSampler(40, seed=seed))
-        try:
-            for item in loader:
-                dist.barrier()
-            print("ended")
-        except ValueError as error:
-            print(error)
-            break
-"""
-
-
-def test_processes_of_torch_compare(tmp_path: Path) -> None:
-    pytest.importorskip("torch.distributed")
-    command = [sys.executable, "-c", textwrap.dedent(RANK)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=100)[0].splitlines() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    # The second rank detects the difference, and the first then finds that the other one is gone.
-    assert [output[0] for output in outputs] == ["ended", "ended"]
-    assert any("share out different epochs" in output[-1] for output in outputs)

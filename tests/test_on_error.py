@@ -409,14 +409,12 @@ def double(item: int) -> int:
 
 RANK = """
     import sys
-    import torch
     import torch.distributed as dist
     import spdl_media as sm
     from spdl_media.source import DistributedRandomSampler, MapIterator
 
     rank, store, *paths = sys.argv[1:]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
     loader = sm.DataLoader(
         MapIterator(paths, DistributedRandomSampler(len(paths), seed=1)),
         preprocessor=lambda path: sm.load_image(path, width=8, height=8),
@@ -428,15 +426,22 @@ RANK = """
     steps = replaced = 0
     for images in loader:
         # Waits for the other rank: with one batch less there, it would wait for ever.
-        model(images.float().mean((1, 2))).sum().backward()
+        dist.all_reduce(images.float().mean())
         steps, replaced = steps + 1, replaced + len(loader.replaced)
     dist.barrier()
     print(steps, replaced)
-    dist.destroy_process_group()
+    for seed in (0, rank):
+        try:
+            for item in sm.DataLoader(DistributedRandomSampler(40, seed=int(seed))):
+                dist.barrier()
+            print("ended")
+        except ValueError as error:
+            print(error)
+            break
 """
 
 
-def test_two_ranks_end_together(tmp_path: Path) -> None:
+def test_two_ranks_end_together_and_compare_their_epochs(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     data = make_image(np.full((16, 16, 3), 90, np.uint8), codec="mjpeg")
     paths = [tmp_path / f"{number}.jpg" for number in range(80)]
@@ -451,13 +456,16 @@ def test_two_ranks_end_together(tmp_path: Path) -> None:
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store"), *map(str, paths)],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=100)[0].splitlines() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [output.split() for output in outputs] == [["10", "4"], ["10", "0"]]
+    assert [output[:2] for output in outputs] == [["10 4", "ended"], ["10 0", "ended"]]
+    # The second rank detects the difference, and the first then finds that the other one is gone.
+    assert any("share out different epochs" in output[-1] for output in outputs)

@@ -32,7 +32,11 @@ def test_leaves_a_thread():
 
 
 def test_tests_that_misbehave_fail(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    fixtures = (HERE / "conftest.py").read_text()
+    for name in ("BLOCKED_SECONDS", "GRACE_SECONDS"):
+        fixtures, count = re.subn(rf"^{name} = .*", f"{name} = 0.2", fixtures, flags=re.MULTILINE)
+        assert count == 1
+    (tmp_path / "conftest.py").write_text(fixtures)
     (tmp_path / "test_it.py").write_text(BLOCKING + LEAVING)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
@@ -40,8 +44,13 @@ def test_tests_that_misbehave_fail(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        # Options that this checkout's own conftest.py adds are unknown there.
-        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent), "PYTEST_ADDOPTS": ""},
+        # Options that this checkout's own conftest.py adds are unknown there, and plugins take a second to load.
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE.parent.parent),
+            "PYTEST_ADDOPTS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
     )
 
     assert result.returncode == 1, result.stdout
