@@ -44,7 +44,7 @@ def test_tests_that_misbehave_fail(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
-        # Options that this checkout's own conftest.py adds are unknown there, and plugins take a second to load.
+        # Options of this checkout are unknown there, and plugins take a second to load.
         env={
             **os.environ,
             "PYTHONPATH": str(HERE.parent.parent),
