@@ -386,6 +386,8 @@ class Container:
         source = self._input
         if not source.seekable or seeks_astray(self.format, source.read_at, source.size):
             return False
+        if self.format == "ogg":
+            self.rewind()  # once FFmpeg has read the end, it states wrong times of Vorbis after a seek
         self._select((index,))
         self._fresh = False  # a seek that fails moves the position as well
         try:
@@ -420,8 +422,6 @@ class Container:
             back = back * 2 or round(1 / base)
         self.rewind()
         yield self.packets(indices, keep=keep, mend=mend), False
-
-    # Orientation.
 
     def orientation(self, index: int, packets: Iterable[AvPacket] | None = None) -> int:
         """Return the EXIF orientation of a video stream: from a still's EXIF, or a video's display matrix.

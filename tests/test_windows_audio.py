@@ -47,8 +47,10 @@ EXACT: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 
 
-def _make(codec: str, format: str, rate: int, options: Any = (), muxing: Any = ()) -> bytes:
-    return clip(codec, format, rate, 4, options, muxing)
+def _make(
+    codec: str, format: str, rate: int, options: Any = (), muxing: Any = (), *, seconds: int = 2
+) -> bytes:
+    return clip(codec, format, rate, seconds, options, muxing)
 
 
 def _name(case: tuple[Any, ...]) -> str:
@@ -101,7 +103,7 @@ def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.G
 @given(data=st.data())
 def test_any_window(case: tuple[Any, ...], data: st.DataObject) -> None:
     rate, file = case[2], _make(*case)
-    start = data.draw(st.fractions(-1, 9, max_denominator=10**6))
+    start = data.draw(st.fractions(-1, 5, max_denominator=10**6))
     length = data.draw(st.fractions(Fraction(1, 2 * rate), 1, max_denominator=10**6))
     _check(file, start, length, rate)
 
@@ -110,7 +112,7 @@ def test_any_window(case: tuple[Any, ...], data: st.DataObject) -> None:
 def test_windows_of_opus_for_speech_are_within_a_step_of_16_bits(duration: str) -> None:
     # Its predictors carry differences of one bit for many seconds, and larger ones for a third of a second.
     options = (("b", "16000"), ("application", "voip"), ("frame_duration", duration))
-    data = _make("libopus", "webm", 48000, options)
+    data = _make("libopus", "webm", 48000, options, seconds=4)
     for start in np.arange(1, 3.5, 0.0917):
         packets = sm.demux_audio(data, timestamp=(start, start + 0.3))
         assert len(packets) <= (0.3 + 0.5) * 1000 / int(duration) + 4
@@ -193,7 +195,7 @@ def _last(frames: sm.AudioFrames) -> int:
 
 @pytest.mark.parametrize("case", [("libopus", "ogg", 48000), ("aac", "mp4", 44100, QUIET_AAC)])
 def test_windows_that_touch_share_no_sample_and_lose_none(case: tuple[Any, ...]) -> None:
-    data = _make(*case)
+    data = _make(*case, seconds=4)
     edges = [None, 0.1, "0.3000001", 1, 1.00001, 1.9999, 3.3, None]
     parts = [_decode(data, (a, b)) for a, b in pairwise(edges)]
     assert [part.first_sample for part in parts[1:]] == list(
@@ -208,7 +210,7 @@ def test_one_demuxer_gives_the_same_again(case: tuple[Any, ...]) -> None:
     # Matroska and Ogg report the samples to skip at the start only once, right after opening.
     data, rate = _make(*case), case[2]
     with sm.Demuxer(data) as demuxer:
-        for window in [None, (2, 2.5), (0, 0.1), None, (1, 1.1)]:
+        for window in [None, (1.5, 2), (0, 0.1), None, (1, 1.1)]:
             packets = demuxer.demux_audio(window)
             frames = sm.decode_packets(packets, filter_desc=None)
             wanted = expected(linear(data), packets.window, rate)
@@ -338,8 +340,8 @@ def test_vorbis_of_one_page(rate: int, size: int) -> None:
      ("pcm_s16be", "mov"), ("pcm_s24be", "aiff"), ("aac", "adts"), ("vorbis", "ogg")],
 )  # fmt: skip
 def test_long_files_are_not_read_from_their_start(codec: str, format: str) -> None:
-    data = clip(codec, format, 44100, 20)
-    part = sm.demux_audio(data, timestamp=(18, 18.1))
+    data = clip(codec, format, 44100, 8)
+    part = sm.demux_audio(data, timestamp=(7, 7.1))
     assert part.nbytes < sm.demux_audio(data).nbytes / 3
 
 
