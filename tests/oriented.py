@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 
 import av
 import numpy as np
@@ -29,6 +30,7 @@ def upright(plane: np.ndarray, orientation: int) -> np.ndarray:
     return UPRIGHT[orientation](plane)
 
 
+@cache
 def oriented_clip(orientation: int, *, codec: str = "libx265", format: str = "mp4") -> bytes:
     """Make six frames of 64 x 48 in a container with an orientation."""
     base = "mov" if format == "mov" else "mp4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from functools import cache
 from typing import Any
 
 import av
@@ -60,6 +61,7 @@ def flat(yuv: tuple[int, int, int], width: int, height: int) -> tuple[np.ndarray
     return tuple(np.full(*pair, np.uint8) for pair in zip(shapes, yuv, strict=True))
 
 
+@cache
 def flat_video(matrix: str, full: bool, size: tuple[int, int], *, stated: bool = True) -> bytes:
     frames = [flat(to_yuv(color, matrix, full), *size) for color in COLORS]
     options = {"colorspace": matrix, "color_range": "pc" if full else "tv"} if stated else {}

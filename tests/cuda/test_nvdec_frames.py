@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,12 @@ SIDES = (64, 48)
 EXACT = sm.get_video_filter_desc(quality="accurate")
 
 
-def clip(codec: str = "libx264", format: str = "mp4", **options: Any) -> bytes:
+@cache
+def clip(codec: str = "libx264", format: str = "mp4", encoder: Any = (), **options: Any) -> bytes:
     planes = index_planes(20, *SIDES, options.get("pix_fmt", "yuv420p"))
-    return make_video(planes, codec=codec, format=format, gop_size=8, **options)
+    return make_video(
+        planes, codec=codec, format=format, gop_size=8, options=dict(encoder), **options
+    )
 
 
 def decode(packets: sm.VideoPackets, **options: Any) -> Any:
@@ -469,7 +473,7 @@ def test_one_decoder_serves_one_clip_after_another() -> None:
     clips = [
         clip(max_b_frames=2),
         clip(),
-        clip("libx264", "matroska", options={"colorspace": "bt709", "preset": "fast"}),
+        clip("libx264", "matroska", encoder=(("colorspace", "bt709"), ("preset", "fast"))),
         clip("libx264", "mp4", frame_rate=50, max_b_frames=3),
     ]
     for data in (*clips, *clips):
