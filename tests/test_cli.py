@@ -51,6 +51,20 @@ def run(*arguments: object, cwd: Path, status: int = 0, **options: object) -> tu
     return done.stdout or b"", errors
 
 
+@pytest.fixture
+def run_here(capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., tuple[bytes, str]]:
+    """Return a function like :func:`run` that runs the command in this process and folder."""
+
+    def run_it(*arguments: object, status: int = 0) -> tuple[bytes, str]:
+        found = main(list(map(str, arguments)))
+        printed = capfdbinary.readouterr()
+        assert found == status, printed
+        assert b"Traceback" not in printed.err
+        return printed.out, printed.err.decode()
+
+    return run_it
+
+
 def show(*arguments: object, cwd: Path, columns: int, status: int) -> Terminal:
     """Run the command in a terminal."""
     program = "import os, sys; os.chdir(sys.argv.pop(1)); from spdl_media.cli import main; sys.exit(main())"
@@ -120,15 +134,20 @@ def check_rows(rows: list[dict[str, str]]) -> None:
             assert re.search(reason, found[kind, b"data/" + name])
 
 
-def test_check_reports_all_that_is_wrong_in_each_form(odd_folder: Path) -> None:
-    output, errors = run("check", "data", "--json", cwd=odd_folder, status=1)
+def test_check_reports_all_that_is_wrong_in_each_form(
+    odd_folder: Path,
+    run_here: Callable[..., tuple[bytes, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(odd_folder)
+    output, errors = run_here("check", "data", "--json", status=1)
     report = json.loads(output)
     assert errors == ""
     assert report["complete"]
     assert (report["sound"], report["other"], report["unchecked"]) == (4, 2, 0)
     check_rows(report["files"])
 
-    output, errors = run("check", "data", "-o", "report.csv", cwd=odd_folder, status=1)
+    output, errors = run_here("check", "data", "-o", "report.csv", status=1)
     text = (odd_folder / "report.csv").read_text(encoding="utf-8", errors="surrogateescape")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     check_rows(rows)
@@ -159,7 +178,11 @@ def test_check_in_a_terminal(odd_folder: Path, columns: int) -> None:
     assert b"\x1b[31mdamaged" in terminal.output
 
 
-def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
+def test_what_cannot_be_written_is_a_sentence(
+    odd_folder: Path,
+    run_here: Callable[..., tuple[bytes, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     for arguments in (["check", "data", "--csv"], ["probe", "data/sound.mp4"]):
@@ -167,10 +190,11 @@ def test_what_cannot_be_written_is_a_sentence(odd_folder: Path) -> None:
             _, errors = run(*arguments, cwd=odd_folder, status=2, stdout=full)
         assert re.fullmatch(r"spdl-media: .*: No space left on device.*\n", errors)
     # The results, which may have taken hours, are still printed.
-    output, errors = run("check", "data", "--json", "-o", "/dev/full", cwd=odd_folder, status=2)
+    monkeypatch.chdir(odd_folder)
+    output, errors = run_here("check", "data", "--json", "-o", "/dev/full", status=2)
     assert errors == "spdl-media: /dev/full: No space left on device. Free some space\n"
     assert output.startswith(b"damaged: data/")
-    _, errors = run("check", "data", "--state", "/dev/full", cwd=odd_folder, status=2)
+    _, errors = run_here("check", "data", "--state", "/dev/full", status=2)
     assert "/dev/full cannot be used: database or disk is full. Free some space" in errors
 
 
@@ -427,9 +451,10 @@ def test_memory_of_a_check_does_not_grow_with_the_folder(tmp_path: Path) -> None
     assert peaks[1] - peaks[0] < 6000
 
 
-def test_probe(tmp_path: Path) -> None:
+def test_probe(run_here: Callable[..., tuple[bytes, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MEDIA)
     names = ["nasa_13013.mp4", "technician_turned.jpg"]
-    output, errors = run("probe", *names, "README.md", "--json", cwd=MEDIA, status=1)
+    output, errors = run_here("probe", *names, "README.md", "--json", status=1)
     video, photo = json.loads(output)
     assert re.fullmatch(r"spdl-media: README\.md: .*\n", errors)
     assert (video["file"], video["duration"], video["streams"][3]["frame_rate"]) == (
@@ -439,7 +464,7 @@ def test_probe(tmp_path: Path) -> None:
     )
     assert [stream["kind"] for stream in video["streams"]] == ["video", "audio", "subtitle"] * 2
     assert (photo["is_still"], photo["streams"][0]["rotation"]) == (True, 90)
-    lines = run("probe", *names, cwd=MEDIA)[0].decode().splitlines()
+    lines = run_here("probe", *names)[0].decode().splitlines()
     assert lines[0].split() == "file stream codec size format rate seconds turn colour".split()
     assert (
         lines[4].split()

@@ -19,10 +19,13 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("driver"))
 
 
-def test_ffmpeg_on_a_driver_without_a_device(driver: Path) -> None:
+def test_ffmpeg_on_a_driver_without_a_device(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run all tests of ``fake_driver/nvdec_checks.py`` in a process with the stand-in driver."""
     checks = HERE.parent / "fake_driver" / "nvdec_checks.py"
-    done = run(driver, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(checks))
+    # Other plugins take a second to load.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    plugins = ["-p", "xdist", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
+    done = run(driver, "-m", "pytest", "-q", "-n0", *plugins, str(checks))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout.splitlines()[-1]
 
