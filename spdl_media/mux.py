@@ -434,12 +434,16 @@ class Muxer:
             mark = len(lines)
             try:
                 yield
+                # FFmpeg only warns of it, and writes a file that is read with wrong colours or not at all.
+                if any("will be unreadable" in line for *_, line in lines[mark:]):
+                    raise av.ArgumentError(
+                        errno.EINVAL, "raw video in this pix_fmt needs format='nut'"
+                    )
             except av.FFmpegError as error:
                 text = describe(error, lines[mark:])
-                number = error.errno
-                if writes and number in errno.errorcode and number not in _OF_ARGUMENTS:
+                if writes and error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:
                     text = f"cannot be written: {text}"
-                    self._failure = WriteError(text, source=self._name, errno=number)
+                    self._failure = WriteError(text, source=self._name, errno=error.errno)
                 else:
                     # The message of x264 and x265 for odd sides in 4:2:0.
                     odd = "divisible by 2" in text

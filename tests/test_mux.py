@@ -369,6 +369,9 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
     frames = sm.frames_from_array(FRAMES[:2], frame_rate=10)
     with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.1 s before"):
         refused(make(**CONFIG, time_base=Fraction(1, 10)), frames[[1, 0]])
+    for format in ("avi", "mov"):
+        with pytest.raises(sm.EncodeError, match="in this pix_fmt needs format='nut'"):
+            refused(make(**CONFIG, encoder="rawvideo", pix_fmt="gbrp"), frames, format)
     sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
     with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channels, but the stream has 16000"):
         refused(sm.audio_encode_config(sample_rate=16000, num_channels=1), sound)
