@@ -193,11 +193,11 @@ def sample_planes(frame: av.AudioFrame) -> list[Array]:
         return list(sample_planes(_interleaved(frame))[0].T)
     name, count = frame.format.name, frame.samples
     planes, dtype = cast("tuple[Any, ...]", frame.planes), SAMPLE_DTYPES[name.removesuffix("p")]
+    channels = frame.layout.nb_channels
     if not frame.format.is_planar:
-        channels = frame.layout.nb_channels
         return [np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels)]
-    # With a count, because FFmpeg pads planes after the last sample.
-    return [np.frombuffer(plane, dtype, count) for plane in planes]
+    # FFmpeg pads planes after the last sample, and frames of "channelsplit" list planes of other channels.
+    return [np.frombuffer(plane, dtype, count) for plane in planes[:channels]]
 
 
 def _hides_planes(frame: av.AudioFrame) -> bool:

@@ -357,6 +357,16 @@ def test_a_second_thread_is_turned_away() -> None:
     assert graph.get_frames() is not None
 
 
+def test_channels_that_a_filter_splits_have_one_plane_each() -> None:
+    # FFmpeg leaves the planes of the other channels in the first frame.
+    graph = FilterGraph("channelsplit[left][right]")
+    graph.add_frames(audio(sound(100, layout="stereo")))
+    for key in ("left", "right"):
+        frames = graph.get_frames(key=key)
+        assert isinstance(frames, AudioFrames)
+        assert samples(frames).shape == np.asarray(sm.convert_frames(frames)).shape == (1, 100)
+
+
 def test_audio_whose_layout_has_no_name() -> None:
     """``wave`` writes no speakers, and FFmpeg calls the layout "2 channels"."""
     file = io.BytesIO()
