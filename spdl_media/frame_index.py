@@ -327,7 +327,7 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
     if not data.startswith(_MAGIC):
         raise SourceError(f"this is no index of a video. {anew}", source=name)
     body = memoryview(data)[16:]
-    if zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
+    if not body or zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
         raise SourceError(f"the index is damaged: its checksum is wrong. {anew}", source=name)
     values = np.frombuffer(body, "<i8").astype(np.int64)
     for (field, found), stated in zip(identity.items(), values.tolist(), strict=False):
