@@ -65,7 +65,7 @@ def demux_image(
         src: A path, a URL for fsspec, bytes or another C-contiguous buffer, a 1-D uint8 array or CPU
             tensor, or a binary file-like object.
         demux_config: Options of opening the source. Its ``format`` may also be the name of a still format,
-            for formats without a signature: ``demux_config(format="tga")``.
+            such as ``"tga"``; the content is then not examined.
         name: Name of the source in messages.
 
     Returns:

@@ -45,7 +45,7 @@ STILL_FORMATS: Mapping[str, str] = MappingProxyType(
 )
 """Decoders by name of format: FFmpeg's names (``"png_pipe"``) and common ones (``"jpeg"``).
 
-A format given by the user takes precedence over the signature. TGA has none and must be named."""
+A format given by the user takes precedence over the signature."""
 
 ERR_DETECT: Mapping[str, str] = MappingProxyType(
     {"apng": "explode", "jpegls": "explode", "mjpeg": "explode", "png": "explode"}
@@ -75,6 +75,8 @@ def still_codec(head: Bytes) -> str | None:
         TypeError: ``head`` is not a contiguous buffer.
     """
     view = memoryview(head).cast("B")
+    if _TARGA.match(view):
+        return "targa"
     if found := _SIGNATURE.match(view):
         decoder, _ = _SIGNATURES[bytes(found[0])]
         return decoder(view) if callable(decoder) else decoder
@@ -127,6 +129,16 @@ def _sgi_codec(view: memoryview) -> str | None:
     return "sgi" if plausible else None
 
 
+# A TGA has no signature, but few headers are possible: a kind of image, a palette only for that kind, a
+# size of at least 1x1, the bits of a pixel, and two reserved bits.
+_PIXELS = rb".{4}(?!\x00\x00)..(?!\x00\x00)..%b[\x00-\x3f]"
+_TARGA = re.compile(
+    rb".(?:\x00[\x02\x0a]\x00{4}[\x00\x0f\x10\x18\x20]%b|\x00[\x03\x0b]\x00{5}%b"
+    rb"|\x01[\x01\x09].{4}[\x0f\x10\x18\x20]%b)"
+    % (_PIXELS % rb"[\x0f\x10\x18\x20]", _PIXELS % rb"[\x08\x10]", _PIXELS % rb"\x08"),
+    re.DOTALL,
+)
+
 _PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
 # By the byte after the P. Text formats (1 to 3) have the decoders of the binary ones (4 to 6).
 _PNM_DECODERS = dict(
@@ -139,7 +151,7 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
 
     Args:
         data: The whole file; for animated PNG and WebP the first 64 KiB suffice. Not copied.
-        decoder: FFmpeg's decoder for it. Needed for TGA, which has no signature.
+        decoder: FFmpeg's decoder for it. Needed for TGA, whose kinds of headers are not among the signatures.
 
     Returns:
         What is special about the file, such as ``"a TIFF of tiles"``; ``None``: FFmpeg reads it correctly.

@@ -163,14 +163,8 @@ def container(name: str) -> bytes:
     return CONTAINERS[name][1]()
 
 
-def config_for(name: str) -> sm.DemuxConfig | None:
-    """Return the config with which a file is opened: TGA has no signature, so its format must be given."""
-    return sm.demux_config(format="tga") if name == "tga" else None
-
-
-def decode_still(data: bytes, name: str = "", **options: object) -> sm.ImageFrames:
-    packets = sm.demux_image(data, demux_config=config_for(name))
-    return sm.decode_packets(packets, None, sm.decode_config(**options))
+def decode_still(data: bytes, **options: object) -> sm.ImageFrames:
+    return sm.decode_packets(sm.demux_image(data), None, sm.decode_config(**options))
 
 
 def decode_video(data: bytes, **options: object) -> sm.VideoFrames:
@@ -234,7 +228,7 @@ def is_noticed(name: str, data: bytes) -> bool:
     """Whether reading a damaged file to its end is an error."""
     try:
         if name in STILLS:
-            decode_still(data, name)
+            decode_still(data)
         elif name in VIDEO:
             decode_video(data)
         else:
@@ -333,12 +327,10 @@ HUGE: dict[str, Callable[[], bytes]] = {
 }
 
 
-def read_everything(src: object, name: str = "") -> None:
+def read_everything(src: object) -> None:
     """Read a source by all functions, none of which may crash."""
-    config = config_for(name)
     for demux in (sm.demux_image, sm.demux_video, sm.demux_audio):
         with contextlib.suppress(sm.MediaError):
-            named = config if demux is sm.demux_image else None  # "tga" is a format of images
-            sm.decode_packets(demux(src, demux_config=named))
+            sm.decode_packets(demux(src))
     with contextlib.suppress(sm.MediaError):
-        sm.probe(src, demux_config=config)
+        sm.probe(src)

@@ -15,7 +15,6 @@ from damage import (
     CONTAINERS,
     RATE,
     STILLS,
-    config_for,
     container,
     decode_audio,
     decode_still,
@@ -57,7 +56,7 @@ def cut_points(size: int, count: int = 16) -> list[int]:
 @pytest.mark.parametrize("name", STILLS)
 def test_still_cut_anywhere_is_an_error(name: str, tmp_path: Path) -> None:
     data = made(name)
-    whole = pixels(decode_still(data, name))
+    whole = pixels(decode_still(data))
     path = tmp_path / "cut.tga" if name == "tga" else tmp_path / "cut.dat"
     for size in cut_points(len(data)):
         path.write_bytes(data[:size])
@@ -66,20 +65,19 @@ def test_still_cut_anywhere_is_an_error(name: str, tmp_path: Path) -> None:
                 same_or_error(read, source, name, whole, size)
 
 
-def read_image(source: object, name: str) -> bytes:
-    packets = sm.demux_image(source, demux_config=config_for(name))
-    return pixels(sm.decode_packets(packets, None))
+def read_image(source: object) -> bytes:
+    return pixels(sm.decode_packets(sm.demux_image(source), None))
 
 
-def read_video(source: object, name: str) -> bytes:
+def read_video(source: object) -> bytes:
     frames = sm.decode_packets(sm.demux_video(source), None)
     return pixels(frames[0]) if len(frames) else b""
 
 
 def same_or_error(
-    read: Callable[[object, str], bytes], source: object, name: str, whole: bytes, size: int
+    read: Callable[[object], bytes], source: object, name: str, whole: bytes, size: int
 ) -> None:
-    error, got = outcome(read, source, name)
+    error, got = outcome(read, source)
     if error is not None:
         is_path = isinstance(source, Path)
         assert error.source == (str(source) if is_path else f"bytes of length {size}")
@@ -90,11 +88,9 @@ def same_or_error(
     assert got == whole
 
 
-def outcome(
-    read: Callable[[object, str], bytes], source: object, name: str
-) -> tuple[sm.MediaError | None, bytes]:
+def outcome(read: Callable[[object], bytes], source: object) -> tuple[sm.MediaError | None, bytes]:
     try:
-        return None, read(source, name)
+        return None, read(source)
     except (sm.DecodeError, sm.DemuxError) as error:
         return error, b""
 
@@ -118,7 +114,7 @@ def test_still_cut_short_can_be_kept(name: str) -> None:
 def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: str) -> None:
     data = made(name)[: len(made(name)) // 2]
     with pytest.raises(sm.DecodeError) as caught:
-        decode_still(data, name, on_corrupt="keep")
+        decode_still(data, on_corrupt="keep")
     assert "no image" in str(caught.value) or caught.value.__cause__ is not None
 
 

@@ -122,8 +122,8 @@ def silent_cuts(codec: str, data: bytes) -> list[int]:
 @pytest.mark.parametrize("name", FILES)
 def test_codec(name: str) -> None:
     codec, make = FILES[name]
-    # An animated PNG of one frame is a PNG, and TGA has no signature.
-    expected = {"apng": "png", "gif": None, "avif": None, "targa": None}.get(codec, codec)
+    # An animated PNG of one frame is a PNG.
+    expected = {"apng": "png", "gif": None, "avif": None}.get(codec, codec)
     assert still_codec(make()) == expected
     if name not in ("png", "apng"):
         assert still_codec(make()[:32]) == expected
@@ -303,6 +303,9 @@ def test_animation_behind_a_colour_profile() -> None:
         b"P8\n",
         b"P65 is not a picture",
         b"\x01\xda\x07\x07",
+        b"\0\0\2" + bytes(9) + b"\1\0\1\0\x17\0",  # as a TGA of 23 bits a pixel
+        b"\0\1\2" + bytes(9) + b"\1\0\1\0\x18\0",  # of colours and a palette
+        b"\0\0\3" + bytes(9) + b"\1\0\0\0\x08\0",  # of no rows
         b"This is text. It is long enough.",
     ],
 )
