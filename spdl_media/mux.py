@@ -212,11 +212,8 @@ class Muxer:
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
             if self._loses(codec.name):
                 raise self._refused(codec.name, "format=")
-            layout = getattr(codec, "channel_layout", "")
-            if not is_native_layout(layout):
-                raise EncodeError(
-                    f"{layout} is in an order at which PyAV crashes", source=self._name
-                )
+            if not is_native_layout(getattr(codec, "channel_layout", "")):
+                raise EncodeError("the order of the channels crashes PyAV", source=self._name)
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)
@@ -436,9 +433,7 @@ class Muxer:
                 yield
                 # FFmpeg only warns of it, and writes a file that is read with wrong colours or not at all.
                 if any("will be unreadable" in line for *_, line in lines[mark:]):
-                    raise av.ArgumentError(
-                        errno.EINVAL, "raw video in this pix_fmt needs format='nut'"
-                    )
+                    raise av.ArgumentError(errno.EINVAL, "this raw video needs format='nut'")
             except av.FFmpegError as error:
                 text = describe(error, lines[mark:])
                 if writes and error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:

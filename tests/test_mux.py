@@ -370,7 +370,7 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
     with pytest.raises(sm.EncodeError, match=r"frame 1 is shown 0\.1 s before"):
         refused(make(**CONFIG, time_base=Fraction(1, 10)), frames[[1, 0]])
     for format in ("avi", "mov"):
-        with pytest.raises(sm.EncodeError, match="in this pix_fmt needs format='nut'"):
+        with pytest.raises(sm.EncodeError, match="raw video needs format='nut'"):
             refused(make(**CONFIG, encoder="rawvideo", pix_fmt="gbrp"), frames, format)
     sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
     with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channels, but the stream has 16000"):
