@@ -39,6 +39,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
+from spdl_media.pillow_frames import PILLOW
 from spdl_media.sample_rows import SampleChunks
 from spdl_media.timing import Window
 
@@ -197,7 +198,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         num_frames: Number of frames in each resulting chunk. ``None``: all that a call makes available.
 
     Raises:
-        DecodeError: This FFmpeg has no decoder for the codec.
+        DecodeError: This FFmpeg has no decoder for the codec, or Pillow decodes the animation.
         ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
@@ -216,6 +217,10 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     _filter = staticmethod(picture_filter)
 
     def _start(self) -> None:
+        if self._codec.decoder == PILLOW:
+            raise DecodeError(
+                "Pillow decodes an animation whole: take decode_packets or load_video"
+            )
         self._decoder = self._new_path()
         self._ready = FrameList()
 

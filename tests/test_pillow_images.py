@@ -326,6 +326,8 @@ def test_one_demuxer_serves_many_reads_of_an_animation() -> None:
             assert len(sm.decode_packets(demuxer.demux_video((0.05, 0.13)))) == 1
     packets = pickle.loads(pickle.dumps(sm.demux_video(data)))
     assert len(sm.decode_packets(packets)) == len(pictures)
+    with pytest.raises(sm.DecodeError, match=r"an animation whole.* load_video"):
+        sm.VideoDecoder(sm.demux_video(data).codec)
 
 
 @pytest.mark.parametrize("format", ["TIFF", "PNG"])
