@@ -258,10 +258,12 @@ class _StageDropRate:
     Attributes:
         counters: The counts since the run began.
         limit: The stage's own ``max_failures``, or ``None``.
+        is_alone: Whether all items pass it: it is on no path of several.
     """
 
     counters: StageCounters
-    limit: float | None = None
+    limit: float | None
+    is_alone: bool
     _before: StageCounters = field(default_factory=StageCounters)
 
     @property
@@ -284,39 +286,6 @@ class _StageDropRate:
         return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
 
 
-@dataclass(eq=False)
-class Chain:
-    """Consecutive stages. The part of the items that the chain keeps is the product over the stages.
-
-    It is not all failures divided by all calls: with three stages, that would be a third when the last stage
-    always fails, and it would be wrong when a stage makes many items of each input.
-    """
-
-    parts: list[_StageDropRate | Branches] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """Return the part of the items that passes all stages without a limit of their own."""
-        return math.prod(
-            part.part_kept(min_calls)
-            for part in self.parts
-            if isinstance(part, Branches) or part.limit is None
-        )
-
-
-@dataclass(eq=False)
-class Branches:
-    """Parallel chains, each with a function that returns the number of items that entered it."""
-
-    chains: list[tuple[Callable[[], int], Chain]] = field(default_factory=list)
-
-    def part_kept(self, min_calls: int) -> float:
-        """Return the part of the items that passes its chain: the mean, weighted by the number of items."""
-        numbers = [(number(), chain) for number, chain in self.chains]
-        if not (total := sum(number for number, _ in numbers)):
-            return 1.0
-        return sum(number * chain.part_kept(min_calls) for number, chain in numbers) / total
-
-
 # The failure that exceeded a limit, and the message that tells the number of failures and the limit.
 Excess: TypeAlias = tuple[FailureRecord, str]
 
@@ -333,16 +302,19 @@ class FailureLog:
         ValueError: The limit is out of range.
 
     Attributes:
-        chain: The stages in the order and branches of the pipeline.
+        part_kept: Returns the part of the items that passes all stages, given a function that returns this
+            part of one stage by its name. The default is for a pipeline without branches.
     """
 
     def __init__(self, limit: FailureLimit | None = None) -> None:
         checked = failure_limit("max_failures", limit)
         self.limit = DEFAULT_MAX_FAILURES if checked is None else checked
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
-        self.chain = Chain()
         self._last: dict[str, FailureRecord] = {}
         self._stages: dict[str, _StageDropRate] = {}
+        self.part_kept: Callable[[Callable[[str], float]], float] = lambda part_of: math.prod(
+            map(part_of, self._stages)
+        )
 
     def watch(
         self,
@@ -350,7 +322,7 @@ class FailureLog:
         counters: StageCounters,
         limit: FailureLimit | None = None,
         *,
-        chain: Chain | None = None,
+        is_alone: bool = True,
     ) -> None:
         """Add a stage, whose failures ``counters`` count.
 
@@ -358,15 +330,14 @@ class FailureLog:
             name: Name of the stage.
             counters: Counters of the stage.
             limit: The stage's own limit, or ``None`` for the common limit.
-            chain: The chain that the stage belongs to; the default is the main chain of the pipeline.
+            is_alone: Whether the stage is on no path of several.
 
         Raises:
             TypeError: The limit is not a real number.
             ValueError: The limit is out of range.
         """
-        stage = _StageDropRate(counters, failure_limit("max_failures", limit))
-        self._stages[name] = stage
-        (self.chain if chain is None else chain).parts.append(stage)
+        checked = failure_limit("max_failures", limit)
+        self._stages[name] = _StageDropRate(counters, checked, is_alone)
 
     def counts(self) -> dict[str, int]:
         """Return the number of items that failed, by name of the stage."""
@@ -379,7 +350,7 @@ class FailureLog:
         self._last[record.stage] = record
         stage = self._stages[record.stage]
         # One failing path among several does not mean that the whole pipeline fails.
-        is_alone = stage.limit is not None or stage in self.chain.parts
+        is_alone = stage.limit is not None or stage.is_alone
         fails_always = is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
         return self._excess(record.stage, min_calls)
@@ -401,9 +372,9 @@ class FailureLog:
         stage = self._stages[name]
         if stage.limit is None:
             stages = [stage for stage in self._stages.values() if stage.limit is None]
-            rule = _broken_rule(self.limit, stages, self.chain, min_calls)
+            rule = _broken_rule(self.limit, stages, self._part_kept, min_calls)
         else:
-            rule = _broken_rule(stage.limit, [stage], stage, min_calls)
+            rule = _broken_rule(stage.limit, [stage], stage.part_kept, min_calls)
         if rule is None:
             return None
         last = self._last[name]
@@ -412,6 +383,15 @@ class FailureLog:
             f"The last was {describe(last.exception)} (input {last.input})"
         )
 
+    def _part_kept(self, min_calls: int) -> float:
+        """Return the part of the items that passes all stages without a limit of their own."""
+
+        def part_of(name: str) -> float:
+            stage = self._stages[name]
+            return stage.part_kept(min_calls) if stage.limit is None else 1.0
+
+        return self.part_kept(part_of)
+
     def _by_failures(self) -> list[str]:
         """Return the names of the stages that failed in this epoch, the one with the most failures first."""
         failed = [name for name, stage in self._stages.items() if stage.failures]
@@ -419,7 +399,10 @@ class FailureLog:
 
 
 def _broken_rule(
-    limit: float, stages: Sequence[_StageDropRate], whole: Chain | _StageDropRate, min_calls: int
+    limit: float,
+    stages: Sequence[_StageDropRate],
+    part_kept: Callable[[int], float],
+    min_calls: int,
 ) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
         failures = sum(stage.counters.failures for stage in stages)
@@ -427,7 +410,7 @@ def _broken_rule(
             return None
         return f"{failures} items failed, and max_failures={limit} allows {limit}"
     # Rounded, so that floating-point error does not exceed a limit of exactly this rate.
-    if (lost := round(1 - whole.part_kept(min_calls), 9)) <= limit:
+    if (lost := round(1 - part_kept(min_calls), 9)) <= limit:
         return None
     failures = sum(stage.failures for stage in stages)
     return f"{failures} failures lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"

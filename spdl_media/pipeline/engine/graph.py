@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.ends import Sink, Source
-from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
+from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Inlet, Node, Slot
 from spdl_media.pipeline.engine.joints import (
     Aggregate,
     CustomAggregate,
@@ -33,8 +33,6 @@ from spdl_media.pipeline.executors import (
     kind_of,
 )
 from spdl_media.pipeline.failures import (
-    Branches,
-    Chain,
     FailureLimit,
     FailureLog,
     FailureRecord,
@@ -132,15 +130,11 @@ class Graph:
         self._pools: list[AwaitedPool | WorkerProcesses] = []
         self._hub = hub
         self._log = log
-        # The chain of drop rates to which the next stages belong.
-        self._drop_rates = log.chain
         self._hook_factory = options.task_hook_factory
         # Begin of the last quiet time that was logged.
         self._logged_since = 0.0
         self._log_lock = threading.Lock()
-        # Number of aggregates before the next node. Groups may be large, so nodes that get groups have no
-        # slack.
-        self._depth = 0
+        # The nodes that get no groups. Groups may be large, so other nodes have no slack.
         self._quick: list[Node | Sink] = []
         try:
             tail = self._chain(config)
@@ -154,7 +148,9 @@ class Graph:
         buffer_size = (config.sink or SinkConfig()).buffer_size
         self.sink = Sink(hub, buffer_size, continuous=continuous)
         tail.connect(self.sink)
-        self._may_be_quick(self.sink)
+        if not tail.depth:
+            self._quick.append(self.sink)
+        log.part_kept = lambda part_of: _chain_before(self.sink, part_of)[1]
         # Minus one, because one item is the one that the source is just making.
         share = (QUICK_ITEMS - 1) // (len(self.sources) + len(self.stages) + 1)
         for node in self._quick:
@@ -231,71 +227,36 @@ class Graph:
             if isinstance(stage, FanOut):
                 stage.close_generators()
 
-    def _may_be_quick(self, node: Node | Sink) -> None:
-        if not self._depth:
-            self._quick.append(node)
-
-    def _chain(self, config: PipelineConfig) -> Outlet:
+    def _chain(self, config: PipelineConfig, *, is_alone: bool = True) -> Outlet:
         """Make the nodes of a pipeline without its sink; return the last node."""
         if isinstance(config.src, SourceConfig):
             source = Source(self._hub, config.src)
-            self._may_be_quick(source)
             self.sources.append(source)
+            self._quick.append(source)
             self._threads.append(source.threads)
-            return self._stages(config.pipes, source)
-        parts = [functools.partial(self._merged, part) for part in config.src.pipeline_configs]
-        return self._stages(config.pipes, self._branches(parts))
+            return self._stages(config.pipes, source, is_alone=is_alone)
+        parts = config.src.pipeline_configs
+        join = Join(self._chain(part, is_alone=False) for part in parts)
+        return self._stages(config.pipes, join, is_alone=is_alone)
 
-    def _merged(self, config: PipelineConfig) -> tuple[Outlet, Callable[[], int]]:
-        num_before = len(self.sources)
-        tail = self._chain(config)
-        # A merged pipeline may itself be a merge, with several sources.
-        sources = self.sources[num_before:]
-        return tail, lambda: sum(source.counters.outputs for source in sources)
-
-    def _stages(self, stages: Iterable[StageConfig], tail: Outlet) -> Outlet:
+    def _stages(self, stages: Iterable[StageConfig], tail: Outlet, *, is_alone: bool) -> Outlet:
         for config in stages:
             node = self._stage(config)
             tail.connect(node)
             self.stages.append(node)
-            self._may_be_quick(node)
-            self._depth += isinstance(config, AggregateConfig)
+            # One level less after Disaggregate. That is an assumption: a function in between may have
+            # replaced the groups.
+            depth = max(0, tail.depth - isinstance(config, DisaggregateConfig))
+            if not depth:
+                self._quick.append(node)
+            node.depth = depth + isinstance(config, AggregateConfig)
             limit = config.max_failures if isinstance(config, PipeConfig) else None
-            self._log.watch(node.name, node.counters, limit, chain=self._drop_rates)
+            self._log.watch(node.name, node.counters, limit, is_alone=is_alone)
             tail = node
             if isinstance(config, PathVariantsConfig):
-                assert isinstance(node, Switch)
-                path = functools.partial(self._path, node)
-                tail = self._branches(
-                    functools.partial(path, *one) for one in enumerate(config.paths)
-                )
+                paths = config.paths
+                tail = Join(self._stages(path, node, is_alone=False) for path in paths)
         return tail
-
-    def _path(
-        self, switch: Switch, index: int, stages: Iterable[StageConfig]
-    ) -> tuple[Outlet, Callable[[], int]]:
-        return self._stages(stages, switch), lambda: switch.num_sent[index]
-
-    def _branches(self, branches: Iterable[Callable[[], tuple[Outlet, Callable[[], int]]]]) -> Join:
-        """Make parallel chains that meet in a join.
-
-        Each function makes one chain. It returns the last node and a function that counts the items that
-        enter the chain.
-        """
-        join = Join()
-        # The drop rate of all branches together is one part of the surrounding chain.
-        self._drop_rates.parts.append(rates := Branches())
-        rates_before, depth_before = self._drop_rates, self._depth
-        depths = []
-        for make in branches:
-            self._drop_rates, self._depth = Chain(), depth_before
-            tail, number = make()
-            tail.connect(join.add_inlet())
-            rates.chains.append((number, self._drop_rates))
-            depths.append(self._depth)
-        # Items of any branch may be groups, so the deepest nesting counts.
-        self._drop_rates, self._depth = rates_before, max(depths)
-        return join
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):
@@ -311,8 +272,6 @@ class Graph:
             fn = routed(router, num_paths)
             return Switch(hub, fn, name, self._share_threads(1), num_paths=num_paths)
         assert isinstance(config, DisaggregateConfig)
-        # One level of groups less. That is an assumption: a function in between may have replaced the groups.
-        self._depth = max(0, self._depth - 1)
         return Disaggregate(hub, iter, name, self._share_threads(1), ordered=True)
 
     def _pipe(self, config: PipeConfig) -> Node:
@@ -381,6 +340,36 @@ class Graph:
             )
         self.hooks.append(hook)
         return hooked(fn, hook)
+
+
+def _chain_before(
+    inlet: Inlet, part_of: Callable[[str], float]
+) -> tuple[int, float, Switch | None]:
+    """Return how many items entered a chain, the part that it keeps, and the switch before it, if any.
+
+    The part is the product over the stages. It is not all failures divided by all calls: with three stages,
+    that would be a third when the last stage always fails, and it would be wrong when a stage makes many
+    items of each input.
+
+    Args:
+        inlet: The node after the chain.
+        part_of: Returns the part of its calls that a stage, given by its name, keeps.
+    """
+    kept = 1.0
+    while not isinstance(node := inlet.upstream, Source):
+        if isinstance(node, Join):
+            branches = [_chain_before(one, part_of) for one in node.inlets]
+            # All branches together count as one stage: the mean, weighted by the number of items.
+            if number := sum(number for number, _, _ in branches):
+                kept *= sum(number * part for number, part, _ in branches) / number
+            if (switch := branches[0][2]) is None:
+                return number, kept, None
+            node = switch
+        elif isinstance(node, Switch):
+            return node.num_sent[node.outlets.index(inlet)], kept, node
+        kept *= part_of(node.name)
+        inlet = node
+    return node.counters.outputs, kept, None
 
 
 def _describe_call(slot: Slot, where: str = "") -> str:

@@ -281,6 +281,7 @@ class Node(Inlet):
         held: Number of items and results in the node.
         capacity: Maximum of ``held``.
         slack: Additional capacity while items pass quickly.
+        depth: Number of aggregates that its results have passed.
         out: The results that wait for the next node.
         next: The next node; the last one if there are several.
         upstream: The node before, whose ``retry`` is called when there is room again.
@@ -294,6 +295,7 @@ class Node(Inlet):
         self.held = 0
         self.capacity = concurrency
         self.slack = 0
+        self.depth = 0
         self.out: deque[Any] = deque()
         self.counters = StageCounters(concurrency)
         self.outlets: list[Inlet] = []

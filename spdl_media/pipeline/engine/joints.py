@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, SupportsIndex
 
@@ -193,21 +193,26 @@ class Join:
     """Passes on the items of several inlets, in the order of arrival.
 
     An inlet whose epoch has ended has no room until the epochs of all inlets have ended.
+
+    Args:
+        nodes: The nodes whose results arrive. Each is linked before the next one is made, because the order
+            of a switch's links is that of its paths.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[Node | Join]) -> None:
         self.next: Inlet
+        self.depth = 0
         self.inlets: list[_JoinInlet] = []
+        for node in nodes:
+            self.inlets.append(inlet := _JoinInlet(self))
+            node.connect(inlet)
+            # Items of any node may be groups, so the deepest nesting counts.
+            self.depth = max(self.depth, node.depth)
 
     def connect(self, inlet: Inlet) -> None:
         """Link the next node."""
         self.next = inlet
         inlet.upstream = self
-
-    def add_inlet(self) -> Inlet:
-        """Add an inlet and return it."""
-        self.inlets.append(inlet := _JoinInlet(self))
-        return inlet
 
     def retry(self) -> None:
         """Have the nodes before retry, each time in another order, so that none is starved."""
