@@ -106,9 +106,12 @@ def _fsspec_errors(name: str) -> Iterator[None]:
             name=error.name,
         ) from error
     except Exception as error:  # each fsspec backend raises its own exception classes
+        # fsspec takes a file for a missing one if the server fails; the cause is what the server said.
+        causes = filter(None, (error, error.__cause__))
+        reason = ": ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
         raise SourceError(
-            f"cannot be opened: {type(error).__name__}: {error}. Check the address, the access "
-            "rights and options, and that the server can be reached.",
+            f"cannot be opened: {reason}. Check the address, the access rights and options, and that the "
+            "server can be reached.",
             source=name,
             errno=error.errno if isinstance(error, OSError) else None,
         ) from error
@@ -137,10 +140,18 @@ def retried(call: Callable[[], T]) -> T:
         try:
             return call()
         except SourceError as error:
-            if isinstance(error.__cause__, FileNotFoundError | PermissionError):
+            if _is_refusal(error.__cause__):
                 raise
             time.sleep(seconds)
     return call()
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether a file does not exist or may not be read, rather than that a server fails."""
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        return False
+    cause = error.__cause__
+    return _is_refusal(cause) if isinstance(cause, OSError) else getattr(cause, "status", 404) < 500
 
 
 def _can_seek(file: Any) -> bool:

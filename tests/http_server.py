@@ -13,12 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class HTTPFiles:
-    """Files to serve; per path, the bytes of bodies sent and the number of GET requests."""
+    """Files to serve; per path, the bytes of bodies sent and the number of GET requests.
+
+    The next ``busy`` requests are answered by 503.
+    """
 
     files: dict[str, bytes]
     ranges: bool = True
     sizes: bool = True
     url: str = ""
+    busy: int = 0
     bytes_sent: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
 
@@ -39,8 +43,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.lstrip("/")
-        if path not in self.served.files:
-            self.send_response(404)
+        is_busy = self.served.busy > 0
+        self.served.busy -= is_busy
+        if is_busy or path not in self.served.files:
+            self.send_response(503 if is_busy else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -397,6 +397,18 @@ class TestRemote:
             assert numbers(source) == list(range(12))
             assert not server.requests
 
+    def test_a_busy_server_is_asked_again(self) -> None:
+        # fsspec asks twice for the size, and then takes the file for a missing one.
+        with serve(self.FILES) as server:
+            server.busy = 4
+            assert numbers(sm.Shards(f"{server.url}/a-1.tar", **ALONE)) == [8, 9, 10, 11]
+            server.busy = 6
+            with pytest.raises(sm.SourceError, match=r"FileNotFoundError: .*Error: 503, message"):
+                sm.Shards(f"{server.url}/a-1.tar", **ALONE)
+            server.busy = 2
+            with pytest.raises(sm.SourceError, match="Error: 404, message"):
+                sm.Shards(f"{server.url}/b.tar", **ALONE)
+
     def test_what_fails_is_tried_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
