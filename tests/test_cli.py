@@ -309,6 +309,20 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "sheet.nothing" in refusal(capfd, "contact-sheet", clip, "-o", wrong)
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
+    assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
+    address = "http://127.0.0.1:1/clip.mp4"
+    assert f"spdl-media: {address}: cannot" in refusal(capfd, "contact-sheet", address)
+
+
+def test_check_without_stdout_writes_its_report(
+    odd_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon has none. The suffix of the report is in capitals."""
+    report = tmp_path / "REPORT.CSV"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["check", str(odd_folder / "data"), "-o", str(report)]) == 1
+    sys.stdout.close()  # what main has opened instead
+    assert report.read_bytes().startswith(b"kind,path,reason\n")
 
 
 def test_help_has_examples_and_fits(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -135,6 +135,9 @@ def run(arguments: Sequence[str] | None) -> int:
     # --debug is not a click option, because click would accept it only before the name of the command.
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     others = [argument for argument in given if argument != "--debug"] or ["--help"]
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # a daemon has none
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # stays open
     for stream in (sys.stdout, sys.stderr):
         # File names may have any bytes, and not every terminal can show every character.
         if reconfigure := getattr(stream, "reconfigure", None):

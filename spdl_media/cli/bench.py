@@ -54,6 +54,7 @@ _TO_DEVICE = {
 _TIMEOUT = 120
 """Seconds without a batch after which a measurement fails."""
 
+_SECONDS = click.FloatRange(0, 3600, min_open=True)
 _MOST_THREADS = 64
 # A gain below this factor is within the noise of a measurement, and not worth more threads.
 _GAIN = 1.04
@@ -104,7 +105,7 @@ class _Plan:
 @click.option("--size", **NUMBER, default=224, help="Side of images and frames.")
 @click.option("--batch-size", **NUMBER, help="Else 32, and of videos 8.")
 @click.option("--preprocessor", metavar="M:F", help="Module and function, from path to sample.")
-@click.option("--seconds", type=float, metavar="S", default=1.0, help="Time of each run.")
+@click.option("--seconds", type=_SECONDS, metavar="S", default=1.0, help="Time of each run.")
 @click.option("--chart", **FILE, default="spdl-media-bench.svg", help="SVG to write.")
 def bench_command(
     *, folder: Path, kind: str | None, seconds: float, chart: Path, **options: Any

@@ -77,7 +77,7 @@ def check_command(
     if output is not None:
         # Fail now rather than after hours of work. Appending keeps an existing file unchanged until the end.
         output.open("a", encoding="utf-8").close()
-        form = form or output.suffix[1:]
+        form = form or output.suffix[1:].lower()
     start, is_complete = time.monotonic(), False
     with open_state(state, folder) as files:
         with suppress(KeyboardInterrupt), _make_progress() as progress:

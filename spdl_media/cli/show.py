@@ -119,12 +119,12 @@ _GLYPHS = {
 
 
 @click.command("contact-sheet", short_help="Put frames of a video into one image.")
-@click.argument("video", type=Path)
+@click.argument("video")
 @click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
 @click.option("--columns", type=click.IntRange(1, 12), metavar="N", default=4)
 @click.option("--rows", type=click.IntRange(1, 12), metavar="N", default=4)
 @click.option("--width", type=click.IntRange(48, 960), metavar="N", default=320, help="Of a frame.")
-def contact_sheet_command(*, video: Path, output: Path, columns: int, rows: int, width: int) -> int:
+def contact_sheet_command(*, video: str, output: Path, columns: int, rows: int, width: int) -> int:
     """Put frames of a video at regular times, with their times, into one image.
 
     \b
