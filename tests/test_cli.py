@@ -310,6 +310,9 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
+    chart = tmp_path / "chart.svg"
+    assert "no media files in" in refusal(capfd, "bench", empty, "--chart", chart)
+    assert not chart.exists()
     address = "http://127.0.0.1:1/clip.mp4"
     assert f"spdl-media: {address}: cannot" in refusal(capfd, "contact-sheet", address)
 

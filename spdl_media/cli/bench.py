@@ -124,9 +124,9 @@ def bench_command(
             cannot be imported.
         OSError: The folder cannot be read, or the chart cannot be written.
     """
+    kind, paths = _sample(folder, kind)
     # Fail now rather than after minutes of work.
     chart.open("a", encoding="utf-8").close()
-    kind, paths = _sample(folder, kind)
     plan = _make_plan(kind, **options)
     console = make_console()
     console.print(f"{len(paths)} files of {printable(folder)}, by {plan.arguments['preprocessor']}")
