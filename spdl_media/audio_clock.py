@@ -95,6 +95,8 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
         pts: Timestamp of the packet.
         duration: Duration of the packet in ticks; 0: unknown.
     """
+    if codec.name == "vorbis":
+        return False  # its decoder gives no frame for the first packet, and the next timestamp is rounded
     step, tick = _packet_samples(codec), _samples_per_tick(codec)
     if codec.name == "eac3" and duration and step % (duration * tick) == 0:
         step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256

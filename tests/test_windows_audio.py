@@ -81,6 +81,7 @@ def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.G
         (Fraction(0), end),
         (Fraction(0), sample),
         (Fraction(3, 10), Fraction(1, 2)),  # before half a second: read from the start
+        (Fraction(3, 20), Fraction(3, 100)),  # where a seek may land behind the first packet
         (end - sample, sample),
         (end - Fraction(1, 3), Fraction(1)),
         (end, Fraction(1)),
