@@ -24,7 +24,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
     unheard_log,
 )
-from spdl_media.audio_clock import completed, counted_starts, without_jitter
+from spdl_media.audio_clock import completed, counted_starts, with_hidden_samples, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_units import display_matrix, exact_start, image_head, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
@@ -160,7 +160,7 @@ class Container:
         """
         stream = self._stream("audio", index)
         if stream.index not in self._audio:
-            codec = read_audio_codec(stream)
+            codec = with_hidden_samples(read_audio_codec(stream), stream.index_entries)
             self._audio[stream.index] = completed(codec) if self.tried == NO_DECODERS else codec
         return stream.index, self._audio[stream.index]
 

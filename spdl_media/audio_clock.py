@@ -110,6 +110,19 @@ def even_samples(codec: AudioCodec) -> int:
     return _packet_samples(codec) if codec.name in _EVEN_CODECS else 0
 
 
+def with_hidden_samples(codec: AudioCodec, entries: Any) -> AudioCodec:
+    """Add as delay what the edit list of an MP4 hides before the stream's start: packets begin that early.
+
+    Args:
+        codec: Codec of the stream.
+        entries: Entries of its packets in the container's index, as PyAV gives them.
+    """
+    counts_samples = codec.time_base == Fraction(1, codec.sample_rate)
+    if codec.delay or not entries or codec.start_pts is None or not counts_samples:
+        return codec
+    return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
+
+
 def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
     """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
 

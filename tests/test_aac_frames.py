@@ -80,6 +80,7 @@ FILES = {
     "edit list": movie,
     "no edit list": lambda: replaced(b"edts", b"free"),
     "longer delay": lambda: edited(movie(), media_time=2112),
+    "delay of a packet and a sample": lambda: edited(movie(), media_time=1025),
     "iTunes": lambda: by_itunes(movie()),
     "mono": lambda: movie(channels=1),
     "with video": lambda: movie(video=True),
