@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline.engine.ends import END_OF_EPOCH, Sink
+from spdl_media.pipeline.engine.ends import END_OF_EPOCH, NOTHING, Sink
 from spdl_media.pipeline.failures import PipelineStopped
 
 WAIT = 20
@@ -111,6 +111,22 @@ def test_a_task_that_is_cancelled_leaves_the_item_to_the_next(is_woken: bool) ->
         return [task.cancelled() or task.result() for task in tasks]
 
     assert asyncio.run(take_twice()) == [True, 0]
+
+
+def test_what_makes_consumers_look_again_takes_no_room_from_items() -> None:
+    """Several consumers that got the end of an epoch at once may each leave a mark for the others."""
+
+    async def take_once() -> tuple[int, object]:
+        sink = make_sink(buffer_size=1, slack=0)
+        for _ in range(2):
+            sink._put(NOTHING)
+        task = asyncio.create_task(sink.take_async())
+        await asyncio.sleep(0)  # it waits now
+        room = sink.room()
+        sink.accept(0)
+        return room, await asyncio.wait_for(task, WAIT)
+
+    assert asyncio.run(take_once()) == (1, 0)
 
 
 def test_the_end_of_an_epoch_is_seen_by_all() -> None:

@@ -260,9 +260,13 @@ class Sink:
         # Check first: a Ctrl-C while Empty is handled would print both. get_nowait() may still raise when
         # another consumer is quicker.
         try:
-            return NOTHING if self._ready.empty() else self._ready.get_nowait()
+            while not self._ready.empty():
+                # A NOTHING that was left in the queue would take the room of an item.
+                if (item := self._ready.get_nowait()) is not NOTHING:
+                    return item
         except Empty:
-            return NOTHING
+            pass
+        return NOTHING
 
     def _taken(self, item: Any) -> Any:
         """Return what a consumer that took ``item`` gets; ``NOTHING``: it has to wait. Raises when closed."""
