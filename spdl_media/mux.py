@@ -395,10 +395,13 @@ class Muxer:
         if self._loses(codec) or (self._format == "mov" and codec in _MP4_ONLY):
             return False
         names = self._container.supported_codecs
-        return not names or codec in names
+        return self._format == "mpegts" or not names or codec in names
 
     def _loses(self, codec: str) -> bool:
-        return self._format == "mpegts" and codec not in _IN_MPEGTS
+        if codec == "pillow" or self._format == "mpegts":  # "pillow" stands for a whole animation
+            return codec not in _IN_MPEGTS
+        # FFmpeg would write packets of other codecs as raw video.
+        return self._format in ("avi", "asf") and codec not in self._container.supported_codecs
 
     def _refused(self, codec: str, remedy: str) -> EncodeError:
         text = f"format {self._format!r} does not take {codec}; give another {remedy}"
@@ -443,6 +446,7 @@ class Muxer:
                     # The message of x264 and x265 for odd sides in 4:2:0.
                     odd = "divisible by 2" in text
                     remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
-                    text = f"cannot be encoded: {text}{remedy}"
-                    self._failure = EncodeError(text, source=self._name)
+                    self._failure = EncodeError(
+                        f"cannot be encoded: {text}{remedy}", source=self._name
+                    )
                 raise self._failure from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import os
@@ -441,6 +442,18 @@ def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
         muxer.write(index, sm.frames_from_array(frames))
     assert not sm.cut(source, target, 0, None)
     assert len(sm.demux_video(target)) == 60
+
+
+def test_avi_takes_no_packets_that_are_read_back_as_raw_video() -> None:
+    packets = sm.demux_video(make_video(FRAMES[:3], codec="libx265", format="mov"))
+    animation = dataclasses.replace(packets.codec, name="pillow", decoder="pillow")
+    with sm.Muxer(io.BytesIO(), format="avi") as muxer:
+        with pytest.raises(sm.EncodeError, match="'avi' does not take hevc"):
+            muxer.add_remux_stream(packets)
+        with pytest.raises(sm.EncodeError, match="'avi' does not take pillow"):
+            muxer.add_remux_stream(animation)
+        index = muxer.add_encode_stream(sm.video_encode_config(**CONFIG))
+        muxer.write(index, sm.frames_from_array(FRAMES[:2]))
 
 
 def _real_time_threads() -> list[str]:

@@ -327,6 +327,19 @@ def test_a_cut_is_exact_in_a_lossless_mode(long: bytes) -> None:
     assert np.array_equal(loaded, sm.load_video(long, timestamp=(2.35, 5.05)).array)
 
 
+def test_a_cut_of_mpegts_copies_packets(tmp_path: Path) -> None:
+    source, piece = tmp_path / "long.ts", tmp_path / "piece.ts"
+    frames = index_planes(100, 64, 48)
+    source.write_bytes(
+        make_video(frames, codec="libx264", gop_size=10, frame_rate=10, format="mpegts")
+    )
+    whole = sm.load_video(source).array
+    assert sm.cut(source, piece, 2, 5)
+    assert np.array_equal(sm.load_video(piece).array, whole[20:50])
+    assert not sm.cut(source, piece, 2.5, 5)
+    assert sm.probe(piece).streams[0].codec == "h264"
+
+
 def test_b_frames_across_an_end_are_not_lost() -> None:
     frames = index_planes(60, 64, 48)
     for options in ({"max_b_frames": 3}, {"max_b_frames": 3, "open_gop": True}):
