@@ -234,10 +234,9 @@ class SampleDecoder(OpenDecoder):
         """Set the values that depend on the sample rate, which may change within a stream."""
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
         window = self.metadata.window
-        first, stop = window.samples(rate)
+        first, self._stop = window.sample_range(rate)
         # Without a window, samples before second 0 are kept, too.
         self._first = first if window else _BEFORE_ALL
-        self._stop = sys.maxsize if stop is None else stop
 
     def _judge(self, packet: AvPacket | None, error: av.FFmpegError, text: str) -> None:
         """Handle a packet that cannot be decoded: raise the error, count the packet, or ignore it."""

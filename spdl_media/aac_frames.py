@@ -24,7 +24,6 @@ from spdl_media.frame_scan import (
     PADDING,
     CodedFrames,
     frame_codec,
-    sample_bounds,
 )
 from spdl_media.inputs import Input
 from spdl_media.mp4_tables import Samples, boxes_at, table_at, track_samples
@@ -47,27 +46,28 @@ _LONGEST_DELAY = 16384
 _LONGEST_EDIT = 1 << 50
 
 
-def find_aac(input: Input, window: Window, num_samples: int | None) -> CodedFrames | None:
+def find_aac(
+    input: Input, _head: bytes, window: Window, num_samples: int | None
+) -> CodedFrames | None:
     """Find the frames of an MP4 that decode to the samples of a window.
 
-    Arguments and result are those of :func:`~spdl_media.frame_scan.find_frames`.
+    Arguments and result are those of :func:`~spdl_media.frame_scan.find_mp3`.
 
     Raises:
         SourceError: The file cannot be read.
+        StopIteration: A box is missing.
+        struct.error: A box is too short.
+        ValueError: A value is one that only FFmpeg handles, as with LookupError and ArithmeticError.
     """
-    try:
-        moov = _read_index(input)
-        tracks = list(boxes_at(moov, "trak"))
-        track = _only_audio(tracks)
-        codec = _read_codec(track)
-        samples = track_samples(track, input.size())
-        _check_samples(track, samples)
-        end = _end_before_edits(samples)
-        hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
-    # A box is missing, too short, or has a value that only FFmpeg handles.
-    except (StopIteration, ValueError, LookupError, ArithmeticError, struct.error):
-        return None
-    start, stop = sample_bounds(window, codec.sample_rate, num_samples)
+    moov = _read_index(input)
+    tracks = list(boxes_at(moov, "trak"))
+    track = _only_audio(tracks)
+    codec = _read_codec(track)
+    samples = track_samples(track, input.size())
+    _check_samples(track, samples)
+    end = _end_before_edits(samples)
+    hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
+    start, stop = window.sample_range(codec.sample_rate, num_samples)
     stop = min(stop, end - hidden)
     if (delay and len(tracks) > 1) or start >= stop:
         return None

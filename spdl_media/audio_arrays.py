@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import struct
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
-from spdl_media.frame_scan import FRAME_SIGNATURES, CodedFrames, find_frames
+from spdl_media.frame_scan import CodedFrames, find_flac, find_mp3
 from spdl_media.frames import silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
@@ -47,6 +49,7 @@ class AudioRequest:
         config: Options of decoding.
         num_samples: Maximum number of samples per channel.
         on_short: How to fill up to ``num_samples``; ``None``: the result may be shorter.
+        ops: Operations of ``desc``; ``None``: a graph whose result may depend on where frames begin.
     """
 
     desc: SoundOps | str | None
@@ -54,34 +57,25 @@ class AudioRequest:
     config: DecodeConfig
     num_samples: int | None = None
     on_short: OnShort | None = None
+    ops: SoundOps | None = field(init=False)
 
-    @property
-    def ops(self) -> SoundOps | None:
-        """Operations of the graph; ``None`` for a graph that the caller wrote."""
-        if self.desc is None:
-            return SoundOps(sample_fmt=None)
-        return self.desc if isinstance(self.desc, SoundOps) else sound_ops(self.desc)
+    def __post_init__(self) -> None:
+        desc = SoundOps(sample_fmt=None) if self.desc is None else self.desc
+        ops = desc if isinstance(desc, SoundOps) else sound_ops(desc)
+        if ops is not None and (ops.window or ops.num_frames or ops.filter_desc):
+            ops = None
+        object.__setattr__(self, "ops", ops)
 
-    def rows(
-        self, zero: Fraction = Fraction(0), end: Fraction | float | None = None
-    ) -> SampleRows | None:
-        """Return a sink for the result; ``None`` if the decoded frames must pass through a filter graph.
+    def rows(self, zero: Fraction, end: Fraction | float | None) -> SampleRows:
+        """Return a sink for the result, if there are :attr:`ops`.
 
         Args:
             zero: Second 0 of the container on the stream's own clock.
             end: Expected time of the last sample, in seconds on the container's clock, if known.
         """
-        ops = self.ops
-        # A filter graph of the caller's may depend on where frames begin.
-        if ops is None or (ops.window, ops.num_frames, ops.filter_desc) != (Window(), None, None):
-            return None
-        return SampleRows(
-            ops,
-            lambda size: lease_memory(size, None),
-            zero=zero,
-            end=end,
-            limit=self.num_samples,
-        )
+        ops, limit = self.ops, self.num_samples
+        assert ops is not None, "other graphs filter frames"
+        return SampleRows(ops, partial(lease_memory, storage=None), zero=zero, end=end, limit=limit)
 
     def result(
         self, array: Array, sample_fmt: str, metadata: PacketMetadata, sample_rate: int, first: int
@@ -144,11 +138,11 @@ def load_audio_array(
     config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         # These readers choose the stream themselves, and take none of FFmpeg's options.
-        if stream_index is None and demux_config is None:
-            array = _load_without_container(input, window, request)
+        if request.ops is not None and stream_index is None and demux_config is None:
+            array = _load_without_container(input, window, request.ops, request)
             if array is not None:
                 return array
-        if input.seekable:
+        if request.ops is not None and input.seekable:
             array = _decode_while_reading(input, config, stream_index, window, request)
             if array is not None:
                 return array
@@ -203,8 +197,8 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
     keep_freed_memory()
     metadata = metadata_of(packets)
     # Decode into the array if possible, so that frames are not kept.
-    rows = request.rows(metadata.zero, metadata.window.end)
-    if rows is not None:
+    if request.ops is not None:
+        rows = request.rows(metadata.zero, metadata.window.end)
         decode_audio_into(rows, packets, request.config, request.num_samples)
         if not rows.mixed:
             return _finished(rows, request, metadata, packets.codec)
@@ -242,8 +236,6 @@ def _decode_while_reading(
             with container.reading():
                 index, codec, packets = audio_packets(container, stream_index, window, keep=False)
                 rows = request.rows(container.zero, _stated_end(container, index, codec, window))
-                if rows is None:
-                    return None
                 metadata = PacketMetadata(container.name, container.zero, window)
                 decoder = SampleDecoder(codec, metadata, request.config)
                 decoder.run(packets, rows, in_memory=input.in_memory)
@@ -273,65 +265,57 @@ def _stated_end(
     return stated if end is None else min(stated, end)
 
 
+_ZERO = Fraction(0)
+
 # Samples of its output that a resampler may hold back.
 _MOST_DELAYED = 32
 
 
 def _load_without_container(
-    input: Input, window: Window, request: AudioRequest
+    input: Input, window: Window, ops: SoundOps, request: AudioRequest
 ) -> AudioArray | None:
     """Load WAV, MP3, FLAC or AAC without FFmpeg's demuxers; ``None`` if one is needed or an error is due."""
-    ops, config, most = request.ops, request.config, request.num_samples
-    is_plain = config.decoder is None and not config.decoder_options and input.has_size
-    if ops is None or not is_plain:
+    config, most, rate, asked = request.config, request.num_samples, ops.sample_rate, window
+    if config.decoder is not None or config.decoder_options or not input.has_size:
         return None
-    rate, asked = ops.sample_rate, window
     if rate is not None and most is not None:
         # More than needed, because the resampler delays some samples.
-        begin = max(window.start or Fraction(0), Fraction(0))
+        begin = max(window.start or _ZERO, _ZERO)
         end = begin + Fraction(most + _MOST_DELAYED, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
     most = most if rate is None else None
+    head = bytes(input.read_at(0, WAV_HEAD_SIZE))
+    is_wav, is_mp4 = head[:4] == b"RIFF", head[4:8] == b"ftyp"
+    find = find_aac if is_mp4 else _FINDERS.get(head[:1])
+    if find is None or (config.gaps == "fill" and not is_wav) or (is_mp4 and not input.is_local):
+        return None
     try:
-        head = bytes(input.read_at(0, WAV_HEAD_SIZE))
-        if head[:4] == b"RIFF":
-            wav = _read_wav(input, head, window, most)
-            return None if wav is None else _load_wav(input.name, wav, asked, request)
-        if config.gaps == "fill":
-            return None
-        if head[4:8] == b"ftyp" and input.is_local:
-            found = find_aac(input, window, most)
-        elif head.startswith(FRAME_SIGNATURES):
-            found = find_frames(input, window, most)
+        found = find(input, head, window, most)
+    # A header is truncated, or states what only FFmpeg handles.
+    except (StopIteration, LookupError, ValueError, ArithmeticError, struct.error):
+        found = None
+    return None if found is None else _load_found(input.name, found, asked, request)
+
+
+def _load_found(
+    name: str, found: CodedFrames | _WAVSamples, window: Window, request: AudioRequest
+) -> AudioArray | None:
+    """Return the samples; ``None`` if a frame does not give the expected ones, or a filter fails."""
+    codec, rate = found.codec, found.codec.sample_rate
+    zero = Fraction(found.delay, rate) if found.delay else _ZERO
+    metadata = PacketMetadata(name, zero, window)
+    rows = request.rows(metadata.zero, found.window[1] / rate)
+    try:
+        if isinstance(found, CodedFrames):
+            # Decode many frames per packet.
+            if not decode_frames(found, request.config, rows, name):
+                return None
         else:
-            return None
-        return None if found is None else _load_frames(input.name, found, asked, request)
+            format = codec.sample_fmt or "", codec.channel_layout, rate
+            rows.put_array(found.array, format, found.window[0])
+        rows.flush()
     except FilterError:
         return None
-
-
-def _load_wav(
-    name: str, found: tuple[AudioCodec, Array, int], window: Window, request: AudioRequest
-) -> AudioArray | None:
-    rows = request.rows()
-    if rows is None:
-        return None
-    codec, array, first = found
-    rows.put_array(array, (codec.sample_fmt or "", codec.channel_layout, codec.sample_rate), first)
-    rows.flush()
-    return _finished(rows, request, PacketMetadata(name, window=window), codec)
-
-
-def _load_frames(
-    name: str, found: CodedFrames, window: Window, request: AudioRequest
-) -> AudioArray | None:
-    """Decode many frames per packet; ``None`` if a frame does not give the expected samples."""
-    codec, rate = found.codec, found.codec.sample_rate
-    metadata = PacketMetadata(name, Fraction(found.delay, rate), window)
-    rows = request.rows(metadata.zero, Fraction(found.window[1], rate))
-    if rows is None or not decode_frames(found, request.config, rows, name):
-        return None
-    rows.flush()
     # Without a sample, the sample format is unknown here. FFmpeg's demuxer states it.
     return _finished(rows, request, metadata, codec) if rows.count else None
 
@@ -343,8 +327,9 @@ def _finished(
     if array is not None:
         return request.result(array, rows.sample_fmt, metadata, rows.sample_rate, rows.first)
     ops = request.ops
-    sample_fmt = ops and (ops.sample_fmt or codec.sample_fmt)
-    if request.on_short != "zeros" or ops is None or not sample_fmt:
+    assert ops is not None, "rows were made"
+    sample_fmt = ops.sample_fmt or codec.sample_fmt
+    if request.on_short != "zeros" or not sample_fmt:
         raise no_samples(metadata.window, metadata.source)
     channels, rate = ops.num_channels or codec.num_channels, ops.sample_rate or codec.sample_rate
     shape = (channels, 0) if sample_fmt.endswith("p") else (0, channels)
@@ -364,6 +349,14 @@ _SYNC_WORDS = tuple(
 )
 
 
+class _WAVSamples(NamedTuple):
+    codec: AudioCodec
+    # All samples of the window, and the number of samples before second 0, as in CodedFrames.
+    array: Array
+    window: tuple[int, int]
+    delay: int = 0
+
+
 class WAVInfo(NamedTuple):
     """Header and stream of a WAV file, as FFmpeg describes them.
 
@@ -378,7 +371,7 @@ class WAVInfo(NamedTuple):
 
 def _read_wav(
     input: Input, head: bytes, window: Window, num_samples: int | None
-) -> tuple[AudioCodec, Array, int] | None:
+) -> _WAVSamples | None:
     """Read the samples of a window of a WAV file, and no more of the file.
 
     Args:
@@ -388,17 +381,14 @@ def _read_wav(
         num_samples: Maximum number of samples.
 
     Returns:
-        The stream, the samples as ``(samples, channels)``, and the position of the first one. ``None`` if
-        the file must be read by FFmpeg, or the window contains no sample.
+        The samples; ``None`` if the file must be read by FFmpeg, or the window contains no sample.
     """
     info = read_wav_info(input, head)
     if info is None:
         return None
     header = info.header
-    start, stop = window.samples(header.sample_rate)
-    stop = min(header.num_samples, sys.maxsize if stop is None else stop)
-    if num_samples is not None:
-        stop = min(stop, start + num_samples)
+    start, stop = window.sample_range(header.sample_rate, num_samples)
+    stop = min(stop, header.num_samples)
     size = (stop - start) * header.block_align
     sample_size = header.block_align // header.num_channels
     before = int(sample_size == 3)  # the reader of 24-bit samples needs the byte before each
@@ -407,7 +397,17 @@ def _read_wav(
     if size <= 0 or len(content) < size + before:
         return None
     read = KINDS[header.sample_format, sample_size].read
-    return info.codec, read(content, before, (stop - start, header.num_channels)), start
+    array = read(content, before, (stop - start, header.num_channels))
+    return _WAVSamples(info.codec, array, (start, stop))
+
+
+# By the first byte: that of RIFF, fLaC, ID3 and of an MP3 frame.
+_FINDERS: dict[bytes, Callable[..., CodedFrames | _WAVSamples | None]] = {
+    b"R": _read_wav,
+    b"f": find_flac,
+    b"I": find_mp3,
+    b"\xff": find_mp3,
+}
 
 
 def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:

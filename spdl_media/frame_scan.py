@@ -2,7 +2,8 @@
 
 To seek, FFmpeg's demuxers parse such a file from its start or probe it in a dozen places, and they return
 one packet per frame, which takes longer than decoding it. This module replaces them for regular files: each
-frame must begin where the previous one ends, and no sample may be missing. FFmpeg reads all other files.
+frame must begin where the previous one ends, and no sample may be missing. FFmpeg reads all other files: for
+them, the functions return ``None`` or raise a ``LookupError``, ``struct.error`` or ``ValueError``.
 
 See:
     RFC 9639, sections 8 and 9.1: the metadata and the frame headers of FLAC
@@ -37,10 +38,6 @@ PADDING = bytes(64)
 """FFmpeg's bit readers may read so many bytes after the last one."""
 
 
-FRAME_SIGNATURES = (b"\xff", b"ID3", b"fLaC")
-"""First bytes of the files in which :func:`find_frames` may find frames."""
-
-
 class CodedFrames(NamedTuple):
     """Consecutive frames of a file.
 
@@ -73,35 +70,6 @@ class CodedFrames(NamedTuple):
             left -= self.packet_samples
 
 
-def find_frames(input: Input, window: Window, num_samples: int | None) -> CodedFrames | None:
-    """Find the frames that decode to the samples of a window.
-
-    Args:
-        input: The open file; it can be read at any offset.
-        window: The window.
-        num_samples: Maximum number of samples.
-
-    Returns:
-        The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
-
-    Raises:
-        SourceError: The file cannot be read.
-    """
-    head = bytes(input.read_at(0, _INFO_TAG_SIZE))
-    find = _find_flac if head[:4] == b"fLaC" else _find_mp3
-    try:
-        return find(input, head, window, num_samples)
-    except (LookupError, struct.error):  # a header is truncated
-        return None
-
-
-def sample_bounds(window: Window, rate: int, num_samples: int | None) -> tuple[int, int]:
-    """Return the first sample of a window, and the one after its last of at most ``num_samples``."""
-    start, stop = window.samples(rate)
-    most = sys.maxsize if num_samples is None else start + num_samples
-    return start, most if stop is None else min(stop, most)
-
-
 def frame_codec(name: str, rate: int, channels: int, extradata: bytes | None = None) -> AudioCodec:
     """Return the codec of a stream of one or two channels, whose timestamps count samples.
 
@@ -121,9 +89,23 @@ _DECODER_DELAY = 529
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
-def _find_mp3(
+def find_mp3(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
+    """Find the frames of an MP3 file that decode to the samples of a window.
+
+    Args:
+        input: The open file; it can be read at any offset.
+        head: Its first bytes.
+        window: The window.
+        num_samples: Maximum number of samples.
+
+    Returns:
+        The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
     begin = _id3_size(head)
     size = input.size() - begin
     top = bytes(input.read_at(begin, _INFO_TAG_SIZE)) if begin else head
@@ -134,7 +116,7 @@ def _find_mp3(
     if frame_size is None or tag is None:
         return None
     rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
-    start, stop = sample_bounds(window, rate, num_samples)
+    start, stop = window.sample_range(rate, num_samples)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
@@ -310,17 +292,24 @@ _MOST_PROBES, _MOST_HEADERS = 24, 32
 _LARGE = 32 * 1024
 
 
-def _find_flac(
+def find_flac(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
-    _, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
+    """Find the frames of a FLAC file that decode to the samples of a window; see :func:`find_mp3`."""
+    signature, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
     # With variable block sizes, headers number samples, not frames. FFmpeg reads those files, and those with
     # more than two channels, whose layouts it knows.
-    if kind & 0x7F or length != b"\0\0\x22" or not 0 < smallest == block or channels > 2:
+    if (
+        signature != b"fLaC"
+        or kind & 0x7F
+        or length != b"\0\0\x22"
+        or not 0 < smallest == block
+        or channels > 2
+    ):
         return None
     begin = _first_flac_frame(input)
-    start, stop = sample_bounds(window, rate, num_samples)
+    start, stop = window.sample_range(rate, num_samples)
     stop = min(stop, total)
     if begin is None or not rate or start >= stop:
         return None

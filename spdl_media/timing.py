@@ -7,6 +7,7 @@ aligned. FFmpeg counts in ticks of a stream's time base, from a zero of its own.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -99,6 +100,12 @@ class Window:
         """
         first = 0 if self.start is None else _first_sample(self.start, sample_rate)
         return first, None if self.end is None else _first_sample(self.end, sample_rate)
+
+    def sample_range(self, sample_rate: int, most: int | None = None) -> tuple[int, int]:
+        """Return :meth:`samples`, of at most ``most`` samples; ``sys.maxsize`` is an open end."""
+        first, stop = self.samples(sample_rate)
+        limit = sys.maxsize if most is None else first + most
+        return first, limit if stop is None else min(stop, limit)
 
 
 WHOLE = Window()
