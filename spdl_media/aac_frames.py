@@ -26,7 +26,7 @@ from spdl_media.frame_scan import (
     frame_codec,
 )
 from spdl_media.inputs import Input
-from spdl_media.mp4_tables import Samples, boxes_at, table_at, track_samples
+from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
 from spdl_media.timing import Window
 

@@ -130,14 +130,15 @@ class VideoSource:
                 last.append(packet)
                 yield packet
 
-        read, size = self._input.read_at, self._input.size()
-        table = mp4_table(container, self._stream, codec, read, size)
+        stream, read = container.av.streams[self._stream], self._input.read_at
+        table = mp4_table(stream, container.format, codec, read, self._input.size())
         with container.reading():
             table = table or read_table(codec, restart())
             missing = container.missing_end(last) if last else None
             found = VideoPackets((), codec, replace(self.metadata, incomplete=missing))
             if error := cut_short_error(found, self._config):
                 raise error
+            # Not the stream from above: a rewind may have opened the source again.
             stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
             if checks and not len(table) and (stream.duration or stream.frames):
                 raise DecodeError(

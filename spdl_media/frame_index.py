@@ -22,8 +22,7 @@ from spdl_media.coded_units import may_have_fields
 from spdl_media.config import DecodeConfig
 from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.mp4_tables import Ticks
-from spdl_media.packet_table import NO_TIME, PacketTable
+from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds
 

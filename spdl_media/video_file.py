@@ -24,7 +24,7 @@ from spdl_media.geometry import swaps_sides
 from spdl_media.image_frames import ImageFrames, VideoFrames, frame_numbers, is_many
 from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, frame_request
-from spdl_media.mp4_tables import Ticks
+from spdl_media.packet_table import Ticks
 from spdl_media.packets import AudioPackets
 from spdl_media.rows import FrameRows
 from spdl_media.timing import Seconds, Timestamp, Window, parse_window

@@ -27,7 +27,7 @@ from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
 from test_windows_video import packed_avi
 
 import spdl_media as sm
-from spdl_media import codec, filters, frame_decoder, inputs, mp4_tables, video_arrays
+from spdl_media import codec, filters, frame_decoder, inputs, packet_table, video_arrays
 from spdl_media import frame_index as _frame_index
 from spdl_media import window as _window
 from spdl_media._picture_decoder import PictureDecoder
@@ -604,7 +604,7 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
             read.append((start, size))
             return data[start : start + size]
 
-        samples = mp4_tables.read_samples(read_at, len(data), 1)
+        samples = packet_table.read_samples(read_at, len(data), 1)
         assert samples is not None
         assert len(samples.dts) == NUM_FRAMES
         # 16 bytes are read of each other box, whose header has 8 or 16 bytes.
@@ -639,7 +639,7 @@ def test_damaged_tables_of_an_mp4_ask_for_no_memory() -> None:
         read = functools.partial(part_of, bytes(data))
         tracemalloc.start()
         try:
-            assert mp4_tables.read_samples(read, len(data), 1) is None
+            assert packet_table.read_samples(read, len(data), 1) is None
             assert tracemalloc.get_traced_memory()[1] < 1 << 24
         finally:
             tracemalloc.stop()
@@ -651,7 +651,7 @@ def test_tables_that_an_mp4_lacks_are_no_table() -> None:
         ("mp4/libx264/2/fragments", b"tfhd"),
     ):
         data = clip(kind).replace(box, b"free")
-        assert mp4_tables.read_samples(functools.partial(part_of, data), len(data), 1) is None
+        assert packet_table.read_samples(functools.partial(part_of, data), len(data), 1) is None
 
 
 def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
@@ -659,7 +659,7 @@ def test_key_frames_beyond_the_last_sample_are_no_table() -> None:
     first = data.index(b"stss") + 12
     assert data[first : first + 4] == b"\0\0\0\1"
     data[first + 3] = NUM_FRAMES + 1
-    assert mp4_tables.read_samples(functools.partial(part_of, bytes(data)), len(data), 1) is None
+    assert packet_table.read_samples(functools.partial(part_of, bytes(data)), len(data), 1) is None
     with sm.VideoFile(bytes(data), filter_desc=None) as video:
         assert frame_index(video[0].planes[0]) == 0
 
