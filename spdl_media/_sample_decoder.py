@@ -173,6 +173,17 @@ class SampleDecoder(OpenDecoder):
                     return True
         return False
 
+    def push(self, packet: AvPacket | None, sink: SampleChunks) -> None:
+        """Put the samples of this packet into a sink; ``None`` flushes the decoder and the sink's filters.
+
+        Raises:
+            DecodeError: As for :meth:`decode`.
+            FilterError: The filters do not accept the samples.
+        """
+        self.decode((packet,), sink.put)
+        if packet is None:
+            sink.flush()
+
     def run(
         self,
         packets: Iterable[AvPacket],

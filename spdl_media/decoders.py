@@ -159,10 +159,10 @@ class _Decoder(Generic[P, F]):
 
     def _accept(self, packets: P) -> None:
         """Use the metadata of the next packets."""
-        raise NotImplementedError
+        self._decoder.follow(metadata_of(packets), discarded_pts(packets), self._ready)
 
     def _push(self, packet: AvPacket | None) -> None:
-        raise NotImplementedError
+        self._decoder.push(packet, self._ready)
 
     def _cut(self, size: int) -> F:
         return self._frames_type(self._ready.take(size), self._decoder.take_metadata())
@@ -221,17 +221,8 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
             raise DecodeError(
                 "Pillow decodes an animation whole: take decode_packets or load_video"
             )
-        self._decoder = self._new_path()
-        self._ready = FrameList()
-
-    def _new_path(self) -> PicturePath:
-        return PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
-
-    def _accept(self, packets: VideoPackets) -> None:
-        self._decoder.follow(metadata_of(packets), discarded_pts(packets), self._ready)
-
-    def _push(self, packet: AvPacket | None) -> None:
-        self._decoder.push(packet, self._ready)
+        path = PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
+        self._decoder, self._ready = path, FrameList()
 
 
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
@@ -272,11 +263,6 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
             self._ready.chunks, self._ready.count = ready.chunks, ready.count
         self._decoder.follow(metadata, discarded_pts(packets))
         self._ready.zero = metadata.zero
-
-    def _push(self, packet: AvPacket | None) -> None:
-        self._decoder.decode((packet,), self._ready.put)
-        if packet is None:
-            self._ready.flush()
 
 
 def sample_decode_video(
