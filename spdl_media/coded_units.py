@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.audio_clock import with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
-from spdl_media.parts import Bytes, boxes, describing_boxes, read_boxes
+from spdl_media.parts import Bytes, boxes, describing_boxes, read_moov
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ()
@@ -276,17 +276,10 @@ def _is_straight(input: Input) -> bool:
         tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
         # An index at the start may contain the ID of clusters. Then the part before it has no codec ("V_").
         return bool(cluster) and b"V_" in tracks and not _PROJECTION.search(tracks)
-    boxes: dict[bytes, tuple[int, int]] = {}
-    with suppress(struct.error):  # the file may be truncated
-        for kind, start, end in read_boxes(input.read_at, 0, input.size(), 8):
-            boxes[kind] = start, end - start
-            if kind == b"moov":
-                break
-    start, size = boxes.get(b"moov", (0, 0))
+    kinds, moov = read_moov(input.read_at, input.size(), HEAD_SIZE, 8)
     # "meta" may contain an image, which may be rotated.
-    if b"meta" in boxes or size > HEAD_SIZE:
+    if b"meta" in kinds:
         return False
-    moov = bytes(input.read_at(start, size))
     # In version 1, the times before the matrix have 64 bits.
     headers = [
         header.startswith(_STRAIGHT, place + 12 * (header[:1] == b"\1"))

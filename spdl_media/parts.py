@@ -294,6 +294,29 @@ def tiff_value(view: memoryview, wanted: int) -> int | None:
     return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
 
 
+def read_moov(
+    read: Read, size: int, most_bytes: int, most_boxes: int = MAX_PARTS
+) -> tuple[set[bytes], bytes]:
+    """Read the index of an MP4, the box moov, if it is not too long.
+
+    Args:
+        read: Reads the file.
+        size: Size of the file.
+        most_bytes: Limit of the size of the index.
+        most_boxes: Limit of the boxes up to the index.
+
+    Returns:
+        The kinds of the boxes before it, and its content; empty if it is missing or too long.
+    """
+    kinds: set[bytes] = set()
+    with suppress(struct.error):  # the file may be truncated
+        for kind, start, end in read_boxes(read, 0, size, most_boxes):
+            if kind == b"moov":
+                return kinds, bytes(read(start, end - start)) if end - start <= most_bytes else b""
+            kinds.add(kind)
+    return kinds, b""
+
+
 _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})
 
 
@@ -317,12 +340,7 @@ def has_equal_audio(read: Read, size: int) -> bool:
     Raises:
         SourceError: ``read`` cannot read the file.
     """
-    moov = b""
-    with suppress(struct.error):
-        for kind, start, end in read_boxes(read, 0, size):
-            if kind == b"moov":
-                moov = bytes(read(start, end - start)) if end - start <= _LONGEST_INDEX else b""
-                break
+    _, moov = read_moov(read, size, _LONGEST_INDEX)
     tracks = [track for track in moov.split(b"trak") if b"soun" in track]
     # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".
     flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
