@@ -32,7 +32,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.parts import seeks_astray, signed_format
+from spdl_media.parts import is_open_ended, missing_packets, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -43,7 +43,6 @@ from spdl_media.stills import (
     pillow_video_reason,
     still_codec,
 )
-from spdl_media.truncation import is_open_ended, missing_packets
 
 Kind: TypeAlias = Literal["video", "audio"]
 

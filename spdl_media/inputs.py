@@ -22,10 +22,9 @@ from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.parts import index_is_last
+from spdl_media.parts import index_is_last, missing_end
 from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
 from spdl_media.stills import unread_kind
-from spdl_media.truncation import missing_end
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

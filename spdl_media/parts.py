@@ -1,4 +1,4 @@
-"""Walk the parts of files: boxes, chunks, segments, directories.
+"""Walk the parts of containers, boxes and chunks, and tell whether a file is truncated.
 
 Readers yield the start and end of each part's payload as declared in the file; the end may lie past the data.
 A truncated header raises ``struct.error``. Nothing is copied.
@@ -6,11 +6,11 @@ A truncated header raises ``struct.error``. Nothing is copied.
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 # Data of a still image: any contiguous memory of bytes.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -137,34 +137,6 @@ def describing_boxes(read: Read, size: int) -> bytes:
     )
 
 
-JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-
-# Markers that begin a segment or end the image. Inside coded data, 0xFF is followed by 0x00 or a restart
-# marker (0xD0-0xD7), in JPEG-LS by anything below 0x80.
-_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
-
-
-def jpeg_segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield the markers of a JPEG with their payloads, skipping coded data and stray bytes.
-
-    Raises:
-        struct.error: The data ends inside the length of a segment.
-    """
-    position = 0
-    for _ in range(MAX_PARTS):
-        match = _JPEG_MARKER.search(view, position)
-        if match is None:
-            return
-        marker, position = view[match.end() - 1], match.end()
-        if marker in (JPEG_START, JPEG_END):
-            yield marker, position, position
-            continue
-        (length,) = struct.unpack_from(">H", view, position)
-        # The length includes its own two bytes. A smaller one is invalid, but the walk must advance.
-        yield marker, position + 2, position + max(2, length)
-        position += max(2, length)
-
-
 # In concatenated images (mjpeg, webp_anim, and all formats called "..._pipe") FFmpeg lands inside an image,
 # or takes a later one for the first. H.263 has other timestamps after a seek, and H.261 packets do not tell
 # whether they are key frames. In an MPEG program stream only some packets have a timestamp; after a seek,
@@ -191,107 +163,6 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
 
 
 _NEAR = 1 << 18
-
-
-def png_head(view: memoryview) -> set[bytes]:
-    """Return the kinds of a PNG's chunks up to the first IDAT, or up to the end of the data."""
-    kinds: set[bytes] = set()
-    with suppress(struct.error):  # the data may end inside a header
-        for kind, _, _ in PNG.of(view):
-            kinds.add(kind)
-            if kind == b"IDAT":
-                break
-    return kinds
-
-
-def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
-    """Return a BMP's pixel offset, width, height, bits per pixel, compression and size of the pixel data.
-
-    Raises:
-        struct.error: The data ends inside the header.
-    """
-    pixels, size = struct.unpack_from("<II", view, 10)
-    # The OS/2 header has 16-bit sizes and no compression.
-    if size == 12:
-        return pixels, *struct.unpack_from("<HH2xH", view, 18), 0, 0
-    return pixels, *struct.unpack_from("<ii2xHII", view, 18)
-
-
-GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
-
-
-def gif_blocks(view: memoryview) -> Iterator[int]:
-    """Yield the kinds of a GIF's complete blocks, skipping stray bytes as FFmpeg does.
-
-    Raises:
-        struct.error: The data ends inside the header of the file or of an image.
-    """
-    position, size = 13 + _gif_colors(view, 10), len(view)
-    for _ in range(MAX_PARTS):
-        if position >= size:
-            return
-        kind = view[position]
-        position += 1
-        if kind in (GIF_EXTENSION, GIF_IMAGE):
-            # An image has nine bytes of position and size, a colour table, and the code size.
-            position += 1 if kind == GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
-            while position < size and view[position]:  # data sub-blocks; the last one is empty
-                position += view[position] + 1
-            position += 1
-            if position > size:
-                return
-        yield kind
-        if kind == GIF_TRAILER:
-            return
-
-
-def _gif_colors(view: memoryview, flags: int) -> int:
-    """Return the size in bytes of the colour table, from the flag byte at this position."""
-    (bits,) = struct.unpack_from("B", view, flags)
-    return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
-
-
-_TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-# struct codes by type: BYTE, SHORT, LONG and UNDEFINED.
-_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 7: "B"}
-
-
-def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:
-    """Return byte order, type and values of a tag in a TIFF file or an Exif block, if it is present.
-
-    Raises:
-        struct.error: The data ends before the directory does.
-    """
-    # Only the first directory: others describe thumbnails and further pages.
-    order = _TIFF_ORDERS.get(bytes(view[:4]))
-    if order is None:
-        return None
-    (position,) = struct.unpack_from(f"{order}I", view, 4)
-    (count,) = struct.unpack_from(f"{order}H", view, position)
-    entries = view[position + 2 : position + 2 + 12 * count]
-    if len(entries) < 12 * count:
-        raise struct.error("the directory is cut short")
-    for number, (tag, kind, length) in enumerate(struct.iter_unpack(f"{order}HHI4x", entries)):
-        if tag == wanted and kind in _TIFF_TYPES and length:
-            size = struct.calcsize(_TIFF_TYPES[kind]) * length
-            # Values of more than four bytes are stored at an offset.
-            place = position + 2 + 12 * number + 8
-            if size > 4:
-                (place,) = struct.unpack_from(f"{order}I", view, place)
-            return order, kind, view[place : place + size]
-    return None
-
-
-def tiff_value(view: memoryview, wanted: int) -> int | None:
-    """Return the first number of a tag; ``None`` if the tag is missing.
-
-    Raises:
-        struct.error: The data ends before the directory or the value does.
-    """
-    if (entry := tiff_entry(view, wanted)) is None:
-        return None
-    order, kind, values = entry
-    return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
 
 
 def read_moov(
@@ -345,3 +216,188 @@ def has_equal_audio(read: Read, size: int) -> bool:
     # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".
     flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
     return len(tracks) > 1 and sum(flag > b"" and flag[0] & 1 for flag in flags) != 1
+
+
+# Truncated files, by the sizes that they state.
+
+_Check: TypeAlias = Callable[[Read, int], str | None]
+
+
+def missing_after(size: int, before: str) -> str:
+    """Return the clause that the data of a file ends too early."""
+    return f"the data ends after {size} bytes, {before}"
+
+
+def short_of(size: int, needed: int, what: str) -> str | None:
+    """Return the clause that the data ends before ``what`` does; ``None`` if there are enough bytes."""
+    if size >= needed:
+        return None
+    return missing_after(size, f"but {what} should end at byte {needed}")
+
+
+# Limit of steps, each a small read. A fragmented MP4 of many hours takes some thousand.
+_MAX_STEPS = 1 << 14
+
+# Writers that cannot seek back put placeholders for sizes: FFmpeg 2**32 - 1, SoX numbers from 0x7ffff000 up,
+# others 0.
+_UNKNOWN_SIZE = 0x7FFFF000
+_UNKNOWN_CAF_SIZE = 1 << 62  # FFmpeg writes -1
+
+_TS_PACKET = 188
+
+
+def missing_end(read: Read, size: int) -> str | None:
+    """Describe what is missing at the end of a container file of ``size`` bytes.
+
+    WAV, AVI, AIFF, AU, CAF, MP4, MOV, Matroska and WebM are detected wherever they are truncated; Ogg and
+    MPEG-TS only if they end inside a page or packet.
+
+    Returns:
+        A clause such as ``"the data ends after 512 bytes, but the chunk data should end at byte 1024"``, or
+        ``None`` if the file is complete or its format does not tell.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
+    """
+    head = read(0, 2 * _TS_PACKET + 1)
+    try:
+        for position, signature, check in _CONTAINER_CHECKS:
+            if head[position : position + len(signature)] == signature:
+                return check(read, size)
+    except struct.error:
+        return missing_after(size, "inside a header")
+    rest = size % _TS_PACKET
+    if rest and head[::_TS_PACKET] == b"GGG":  # an MPEG transport stream
+        return short_of(size, size - rest + _TS_PACKET, "the last packet")
+    return None
+
+
+# Formats whose chunk "data" has no size if it was written to a pipe.
+_OPEN_ENDED = {b"RIFF": (RIFF, _UNKNOWN_SIZE), b"caff": (CAF, _UNKNOWN_CAF_SIZE)}
+
+
+def is_open_ended(head: Bytes) -> bool:
+    """Whether an audio file does not state the size of its samples, which then reach to its end."""
+    form, unknown = _OPEN_ENDED.get(bytes(head[:4]), (None, 0))
+    if form is None:
+        return False
+    with suppress(struct.error):
+        for kind, start, end in form.of(memoryview(head)):
+            if kind == b"data":
+                return not 0 < end - start < unknown
+    return False
+
+
+def missing_packets(streams: Iterable[Any], size: int) -> str | None:
+    """Describe what is missing from an MP4 whose boxes are complete, from FFmpeg's index of its packets."""
+    last = [stream.index_entries[-1] for stream in streams if stream.index_entries]
+    end = max((entry.pos + entry.size for entry in last), default=0)
+    return short_of(size, end, "the last packet")
+
+
+def _chunk(
+    form: Callable[[Read, int], Iterable[Part]], wanted: bytes, unknown: int = _UNKNOWN_SIZE
+) -> _Check:
+    """Make a check that the chunk with the samples is complete."""
+
+    def check(read: Read, size: int) -> str | None:
+        end = size
+        for kind, start, end in islice(form(read, size), _MAX_STEPS):
+            if kind == wanted:
+                is_known = 0 < end - start < unknown
+                return short_of(size, end, f"the chunk {wanted.decode()}") if is_known else None
+        return short_of(size, end + end % 2, "the last chunk")
+
+    return check
+
+
+def _avi(read: Read, size: int) -> str | None:
+    """Check an AVI: one or more RIFF forms, each with one list ``movi``, which an index may follow."""
+    steps = iter(range(_MAX_STEPS))  # one limit for all forms together
+    for form, position, end in RIFF._replace(start=0).read(read, size - 11):
+        if form != b"RIFF":
+            return None  # padding, an index or other data after the last form
+        if not 0 < end - position < _UNKNOWN_SIZE:
+            return None
+        start = position + 4
+        for _ in steps:
+            if start + 12 > size:
+                return short_of(size, start + 12, "the header of the list movi")
+            kind, length, name = struct.unpack("<4sI4s", read(start, 12))
+            if kind == b"LIST" and name == b"movi":
+                if 0 < length < _UNKNOWN_SIZE and start + 8 + length > size:
+                    return short_of(size, start + 8 + length, "the list movi")
+                break
+            start += 8 + length + length % 2
+    return None
+
+
+def _mp4(read: Read, size: int) -> str | None:
+    found, end = False, 0
+    for kind, _, end in islice(read_boxes(read, 0, size), _MAX_STEPS):
+        if not kind.isascii():
+            return None  # not a box
+        found |= kind == b"mdat"
+        # Some writers count the header of mdat twice. missing_packets() checks the packets themselves.
+        slack = 8 if kind == b"mdat" else 0
+        if kind in (b"moov", b"mdat", b"moof") and end > size + slack:
+            return short_of(size, end, f"the box {kind.decode()}")
+    is_cut = end + 8 > size  # otherwise the walk stopped at something that is not a box
+    return missing_after(size, "before the box mdat") if is_cut and not found else None
+
+
+def _au(read: Read, size: int) -> str | None:
+    start, length = struct.unpack_from(">II", read(0, 12), 4)
+    return short_of(size, start + length, "the audio data") if 0 < length < _UNKNOWN_SIZE else None
+
+
+def _matroska(read: Read, size: int) -> str | None:
+    head = read(0, 4096)
+    position, length = _ebml_size(head, 4)
+    position += length or 0
+    if head[position : position + 4] != b"\x18\x53\x80\x67":
+        return None  # the segment, which holds everything else, does not follow the header
+    start, length = _ebml_size(head, position + 4)
+    return None if length is None else short_of(size, start + length, "the segment")
+
+
+def _ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
+    """Return the start of an element's payload, and its size; ``None``: unknown, as in live streams."""
+    (first,) = struct.unpack_from("B", data, position)
+    # The number of zero bits before the first 1 is the number of bytes that follow; all ones after it mean
+    # "unknown".
+    width = 9 - first.bit_length()
+    (value,) = struct.unpack_from(f"{width}s", data, position)
+    number = int.from_bytes(value, "big") - (1 << 7 * width)
+    return position + width, None if number == (1 << 7 * width) - 1 else number
+
+
+# The largest page: header, table of segments, 255 segments of 255 bytes.
+_OGG_PAGE = 27 + 255 + 255 * 255
+
+
+def _ogg(read: Read, size: int) -> str | None:
+    """Check that the last page is complete. Missing pages go unnoticed: live recordings have no last page."""
+    start = max(0, size - _OGG_PAGE)
+    tail = bytes(read(start, _OGG_PAGE))
+    # With the version byte 0, because the four letters may occur in coded data.
+    position = tail.rfind(b"OggS\0")
+    if position < 0:
+        return None
+    (segments,) = struct.unpack_from("B", tail, position + 26)
+    lengths = struct.unpack_from(f"{segments}B", tail, position + 27)
+    return short_of(size, start + position + 27 + segments + sum(lengths), "the last page")
+
+
+_CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
+    # The size of the RIFF form is not checked: it is wrong in many complete files.
+    (8, b"WAVE", _chunk(RIFF.read, b"data")),
+    (8, b"AVI ", _avi),
+    (0, b"FORM", _chunk(IFF.read, b"SSND")),
+    (0, b".snd", _au),
+    (0, b"caff", _chunk(CAF.read, b"data", unknown=_UNKNOWN_CAF_SIZE)),
+    (4, b"ftyp", _mp4),
+    (4, b"moov", _mp4),
+    (0, b"\x1a\x45\xdf\xa3", _matroska),
+    (0, b"OggS", _ogg),
+)

@@ -13,9 +13,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from operator import add
 
-from spdl_media import parts
-from spdl_media.parts import Bytes
-from spdl_media.truncation import missing_after, short_of
+from spdl_media import parts, still_parts
+from spdl_media.parts import Bytes, missing_after, short_of
 
 __all__ = ()
 
@@ -51,8 +50,8 @@ def _jpeg(view: memoryview, size: int) -> str | None:
     # The end-of-image marker. It never occurs in coded data, so most files need no further check.
     if bytes(view[-2:]) == b"\xff\xd9":
         return None
-    for marker, _, end in parts.jpeg_segments(view):
-        if marker == parts.JPEG_END:
+    for marker, _, end in still_parts.jpeg_segments(view):
+        if marker == still_parts.JPEG_END:
             return None
         if end > size:
             return short_of(size, end, f"a segment with marker 0xFF{marker:02X}")
@@ -98,7 +97,7 @@ _BMP_ROWS = (0, 3, 6)
 
 
 def _bmp(view: memoryview, size: int) -> str | None:
-    pixels, width, height, depth, compression, length = parts.bmp_header(view)
+    pixels, width, height, depth, compression, length = still_parts.bmp_header(view)
     if compression in (1, 2):
         # The end-of-bitmap code takes precedence over the size field, which is often wrong.
         if bytes(view[-2:]) == b"\0\1" or (length and size >= pixels + length):
@@ -143,7 +142,7 @@ def _targa(view: memoryview, size: int) -> str | None:
 
 
 def _gif(view: memoryview, size: int) -> str | None:
-    if parts.GIF_TRAILER in parts.gif_blocks(view):
+    if still_parts.GIF_TRAILER in still_parts.gif_blocks(view):
         return None
     return missing_after(size, "before the trailer of a GIF")
 
@@ -265,7 +264,7 @@ def tiff_reason(view: memoryview) -> str | None:
     """
 
     def tag(number: int, default: int) -> int:
-        value = parts.tiff_value(view, number)
+        value = still_parts.tiff_value(view, number)
         return default if value is None else value
 
     photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
@@ -289,7 +288,7 @@ def tiff_reason(view: memoryview) -> str | None:
 
 
 def png_reason(view: memoryview) -> str | None:
-    kinds = parts.png_head(view)
+    kinds = still_parts.png_head(view)
     if b"acTL" in kinds:
         return "an animated PNG"
     is_bitmap = (view[24], view[25]) == (1, 0)
@@ -356,12 +355,12 @@ def jpeg_reason(view: memoryview) -> str | None:
         struct.error: The data ends inside the length of a segment.
         IndexError: The data ends inside the frame header.
     """
-    for marker, start, end in parts.jpeg_segments(view):
+    for marker, start, end in still_parts.jpeg_segments(view):
         if marker in _SOF:
             samplings = set(bytes(view[start + 7 : end : 3]))
             many = view[start + 5] == 4 and len(samplings) > 1
             return "a CMYK JPEG with subsampled colours" if many else None
-        if marker == parts.JPEG_SCAN:
+        if marker == still_parts.JPEG_SCAN:
             break
     return None
 

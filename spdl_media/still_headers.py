@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from spdl_media import parts, stills
+from spdl_media import parts, still_parts, stills
 from spdl_media.parts import Bytes, Read
 from spdl_media.still_faults import check_complete
 
@@ -121,7 +121,7 @@ _PNG_FORMATS = {
 
 def _png(view: memoryview) -> StillHeader | None:
     width, height, depth, color = struct.unpack_from(">IIBB", view, 16)
-    kinds = parts.png_head(view)
+    kinds = still_parts.png_head(view)
     is_srgb = b"sRGB" in kinds
     # Only FFmpeg interprets cICP, gAMA and cHRM; sRGB takes precedence over the last two.
     strange = b"cICP" in kinds or (not is_srgb and not kinds.isdisjoint((b"gAMA", b"cHRM")))
@@ -164,7 +164,7 @@ _BMP_FORMATS = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 
 
 def _bmp(view: memoryview) -> StillHeader | None:
-    _, width, height, depth, compression, _ = parts.bmp_header(view)
+    _, width, height, depth, compression, _ = still_parts.bmp_header(view)
     # Not with colour masks, which may be anything.
     pix_fmt = _BMP_FORMATS.get(depth) if compression in (0, 1, 2) else None
     return StillHeader(width, abs(height), pix_fmt)
@@ -196,12 +196,16 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
         return found.orientation if found and bytes(read(size - 2, 2)) == b"\xff\xd9" else None
     if codec == "bmp":
         # A run-length coded file can be checked only as a whole.
-        runs = parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
+        runs = still_parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
         return None if runs or check_complete(codec, head, size) else 1
     if codec == "gif":
         view = memoryview(head if size <= len(head) else read(0, 4 * stills.HEAD_SIZE)).cast("B")
-        blocks = list(parts.gif_blocks(view))
-        return 1 if blocks.count(parts.GIF_IMAGE) == 1 and blocks[-1] == parts.GIF_TRAILER else None
+        blocks = list(still_parts.gif_blocks(view))
+        return (
+            1
+            if blocks.count(still_parts.GIF_IMAGE) == 1 and blocks[-1] == still_parts.GIF_TRAILER
+            else None
+        )
     form = parts.PNG if codec == "png" else parts.RIFF
     kept = [head[: form.start]]
     # All chunks, because metadata may follow the pixels.
@@ -268,15 +272,15 @@ _XMP_TAG = 700
 
 def _tiff_tags(view: memoryview) -> _Blocks:
     yield False, view
-    if (entry := parts.tiff_entry(view, _XMP_TAG)) is not None:
+    if (entry := still_parts.tiff_entry(view, _XMP_TAG)) is not None:
         yield True, entry[2]
 
 
 def _jpeg_segments(view: memoryview) -> _Blocks:
-    for marker, start, end in parts.jpeg_segments(view):
-        if marker in (parts.JPEG_SCAN, parts.JPEG_END):
+    for marker, start, end in still_parts.jpeg_segments(view):
+        if marker in (still_parts.JPEG_SCAN, still_parts.JPEG_END):
             return
-        if marker == parts.JPEG_APP1:
+        if marker == still_parts.JPEG_APP1:
             yield from stills.jpeg_metadata(view[start:end])
 
 

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from spdl_media import still_faults
-from spdl_media.parts import JPEG_APP1, JPEG_SCAN, Bytes, png_head, tiff_value
+from spdl_media.parts import Bytes
+from spdl_media.still_parts import JPEG_APP1, JPEG_SCAN, png_head, tiff_value
 
 __all__ = ()
 

@@ -29,6 +29,7 @@ from heif_grid import make_in_idat
 import spdl_media as sm
 from spdl_media.frame_scan import mp3_frame_size
 from spdl_media.packets import av_packets
+from spdl_media.parts import missing_end
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -39,7 +40,6 @@ from spdl_media.testing import (
     make_media,
     make_video,
 )
-from spdl_media.truncation import missing_end
 
 # The truncations that are detected in each container, as in the table of docs/damage.md.
 ALWAYS = [
