@@ -272,8 +272,7 @@ class Muxer:
                 with self._errors():
                     self._container.start_encoding()
                 self._started = True
-            coder = track.coder
-            self._mux(coder.encode(data) if coder else self._moved(data, track.stream))
+            self._mux(track.coder.encode(data) if track.coder else self._moved(data, track.stream))
 
     def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
         """Yield copies of packets for an output stream, shifted so that the container's second 0 is at 0."""
@@ -446,7 +445,6 @@ class Muxer:
                     # The message of x264 and x265 for odd sides in 4:2:0.
                     odd = "divisible by 2" in text
                     remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
-                    self._failure = EncodeError(
-                        f"cannot be encoded: {text}{remedy}", source=self._name
-                    )
+                    text = f"cannot be encoded: {text}{remedy}"
+                    self._failure = EncodeError(text, source=self._name)
                 raise self._failure from error
