@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
@@ -189,7 +190,7 @@ def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
     strings = {}
     for key, value in options.items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
+        if not isinstance(key, str) or not isinstance(value, str | Real):
             raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
         # FFmpeg accepts 0 and 1 for flags, but not "True".
         strings[key] = str(int(value) if isinstance(value, bool) else value)

@@ -6,6 +6,7 @@ import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 
 from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
@@ -30,7 +31,8 @@ def test_factories_fill_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [("8k", "8k"), (8000, "8000"), (0.5, "0.5"), (True, "1"), (False, "0")]
+    ("value", "text"),
+    [("8k", "8k"), (8000, "8000"), (0.5, "0.5"), (True, "1"), (False, "0"), (np.int64(3), "3")],
 )
 def test_option_values_become_text(value: Any, text: str) -> None:
     assert demux_config(format_options={"name": value}).format_options["name"] == text
