@@ -97,8 +97,17 @@ def _word(parts: Sequence[str]) -> str:
     return ".".join(parts[:2]) if is_helper else parts[0]
 
 
+@cache
+def _files() -> dict[str, list[Path]]:
+    """Return the files of each module."""
+    files: dict[str, list[Path]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        files.setdefault(_module_of(path), []).append(path)
+    return files
+
+
 def _modules() -> list[str]:
-    return sorted({_module_of(path) for path in PACKAGE.rglob("*.py")} - {"__init__", *HELPERS})
+    return sorted(_files().keys() - {"__init__", *HELPERS})
 
 
 # Cached, because several tests use each file, and parsing all files takes seconds.
@@ -118,13 +127,9 @@ def _imports(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _files(module: str) -> list[Path]:
-    return [path for path in PACKAGE.rglob("*.py") if _module_of(path) == module]
-
-
 def _own_imports(module: str) -> set[str]:
     """Return the modules of the package that a module imports."""
-    names = {name for path in _files(module) for name in _imports(path)}
+    names = {name for path in _files()[module] for name in _imports(path)}
     own = {_word(name.split(".")[1:]) for name in names if name.startswith("spdl_media.")}
     assert "spdl_media" not in names, f"{module} imports the package as a whole"
     return own - {module}
@@ -163,7 +168,7 @@ def test_outside_packages_come_in_by_their_own_door(package: str) -> None:
     importers = {
         module
         for module in [*_modules(), "__init__"]
-        for path in _files(module)
+        for path in _files()[module]
         if any(name.split(".")[0] == package for name in _imports(path))
     }
     strangers = importers - MAY_IMPORT[package]

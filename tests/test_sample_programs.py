@@ -110,7 +110,7 @@ def test_prints_what_its_docstring_shows(
         # They set up logging, count the threads and measure the memory of their process.
         ("failures", None),
         ("interrupted", None),
-        ("long_video", None),
+        pytest.param("long_video", None, marks=pytest.mark.long),  # of ten minutes
         pytest.param("async_downloads", "aiohttp", marks=pytest.mark.long),  # one takes 5 s to fail
         pytest.param("spdl_steps", "torch", marks=pytest.mark.long),
         # Slow: many processes, or imports of many packages besides PyTorch.
