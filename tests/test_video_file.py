@@ -365,7 +365,8 @@ def test_times_show_the_frame_that_began_last() -> None:
     # Sums of floats differ slightly from the exact time.
     assert opened("mp4/libx265/2/closed").numbers_at([0.1 + 0.2]) == [3]
     assert video.at([1.42]).timestamps == (1.401,)
-    # Up to the end of the last frame.
+    # Up to the end of the last frame, whose duration the file states; it is not the last in the file.
+    assert video.end == pytest.approx(UNEVEN[-1] / 1000 + 0.032)
     assert video.numbers_at([video.end]) == [len(UNEVEN) - 1]
     for one in (0.5, "01", None):
         with pytest.raises(TypeError, match=r"times must be a sequence of seconds, .* not "):
