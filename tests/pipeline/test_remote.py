@@ -214,7 +214,9 @@ def test_wrong_arguments_are_refused_here() -> None:
         iterate_in_subprocess([1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="buffer_size must be at least 1"):
         iterate_in_subprocess(one, buffer_size=0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="initializer must be a function .*, not int"):
+    with pytest.raises(
+        TypeError, match="initializer must be a function or another callable, not int"
+    ):
         iterate_in_subprocess(Batches, initializer=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"mp_context .*'spawn'"):
         iterate_in_subprocess(one, mp_context="spwan")  # type: ignore[arg-type]
