@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.progress import Progress
+from still_metadata import gray_tiff
 from terminal import Terminal
 
 import spdl_media as sm
@@ -162,6 +164,20 @@ def test_check_reports_all_that_is_wrong_in_each_form(
     assert lines[0].startswith(
         "damaged: data/[red]\\xff\\n\\x1b[2J.jpg: the mjpeg data is cut short"
     )
+
+
+def test_check_leaves_out_warnings_of_pillow_which_name_no_file(
+    tmp_path: Path,
+    run_here: Callable[..., tuple[bytes, str]],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    # Pillow reads TIFFs without rows per strip. The value of a tag is missing.
+    image = gray_tiff(index_frames(1, 64, 48)[0, ..., 0], rows_per_strip=48)
+    image = image.replace(struct.pack("<HHII", 278, 4, 1, 48), struct.pack("<HHII", 278, 4, 1, 0))
+    tag = struct.pack("<HHII", 285, 2, 400, len(image))
+    (tmp_path / "page.tif").write_bytes(image.replace(struct.pack("<HHII", 274, 4, 1, 1), tag))
+    run_here("check", tmp_path)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -79,6 +80,8 @@ def check_command(
         output.open("a", encoding="utf-8").close()
         form = form or output.suffix[1:].lower()
     start, is_complete = time.monotonic(), False
+    # Pillow's warnings name no file, and would disturb the progress bar.
+    warnings.filterwarnings("ignore", module="PIL")
     with open_state(state, folder) as files:
         with suppress(KeyboardInterrupt), _make_progress() as progress:
             check_folder(folder, files, threads, progress)
