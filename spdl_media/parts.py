@@ -140,8 +140,8 @@ def describing_boxes(read: Read, size: int) -> bytes:
 # In concatenated images (mjpeg, webp_anim, and all formats called "..._pipe") FFmpeg lands inside an image,
 # or takes a later one for the first. H.263 has other timestamps after a seek, and H.261 packets do not tell
 # whether they are key frames. In an MPEG program stream only some packets have a timestamp; after a seek,
-# those of the packets in between are extrapolated from the wrong one.
-_SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "rm"})
+# those of the packets in between are extrapolated from the wrong one. Short OBU files lose their last packet.
+_SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "obu", "rm"})
 
 # Key of an index table in an MXF file (SMPTE ST 377-1). Most writers put one near the start or the end.
 _MXF_INDEX = bytes.fromhex("060e2b34025301010d01020101100100")

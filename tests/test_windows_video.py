@@ -458,6 +458,14 @@ def test_files_that_begin_before_second_0_of_their_clock(kind: str) -> None:
             assert frame_index(video[number].planes[0]) == number
 
 
+def test_windows_of_two_frames_in_obus() -> None:
+    frames = index_planes(2, 64, 48)
+    data = make_video(frames, codec="libsvtav1", format="obu", frame_rate=25)
+    for start in (0, 0.04):
+        window = sm.decode_packets(sm.demux_video(data, timestamp=(start, start + 0.02)))
+        assert window.timestamps == pytest.approx((start,))
+
+
 MXF_INDEX = bytes.fromhex("060e2b34025301010d01020101100100")
 
 
