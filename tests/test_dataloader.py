@@ -394,7 +394,7 @@ class TestStopping:
         pipeline: Any = loader._pipeline
 
         def interrupt() -> None:
-            wait_until(lambda: bool(pipeline._run.graph.sink._waiting_since))
+            wait_until(lambda: bool(pipeline._run.graph.sink._waiters))
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
         def close(*_: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spdl_media.pipeline.engine.ends import END_OF_EPOCH, NOTHING, Sink
+from spdl_media.pipeline.engine.ends import END_OF_EPOCH, Sink
 from spdl_media.pipeline.failures import PipelineStopped
 
 WAIT = 20
@@ -96,37 +95,26 @@ def test_a_buffer_of_one_without_slack_wakes_the_loop_when_it_is_empty() -> None
     assert posted(sink) == 1
 
 
-@pytest.mark.parametrize("is_woken", [False, True])
-def test_a_task_that_is_cancelled_leaves_the_item_to_the_next(is_woken: bool) -> None:
-    async def take_twice() -> list[object]:
-        sink = make_sink()
-        tasks = [asyncio.create_task(sink.take_async()) for _ in range(2)]
-        await asyncio.sleep(0)  # both wait now
-        if is_woken:
-            sink.accept(0)
-        tasks[0].cancel()
-        if not is_woken:
-            sink.accept(0)
-        await asyncio.wait(tasks, timeout=WAIT)
-        return [task.cancelled() or task.result() for task in tasks]
-
-    assert asyncio.run(take_twice()) == [True, 0]
+def test_a_consumer_that_was_woken_in_vain_wakes_the_next() -> None:
+    """The first waiting consumer is woken for an item, and gives up at the same moment."""
+    sink = make_sink()
+    woken: list[str] = []
+    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink.accept(0)
+    assert woken == ["first"]
+    sink._leave(first)
+    assert woken == ["first", "second"]
 
 
-def test_what_makes_consumers_look_again_takes_no_room_from_items() -> None:
-    """Several consumers that got the end of an epoch at once may each leave a mark for the others."""
-
-    async def take_once() -> tuple[int, object]:
-        sink = make_sink(buffer_size=1, slack=0)
-        for _ in range(2):
-            sink._put(NOTHING)
-        task = asyncio.create_task(sink.take_async())
-        await asyncio.sleep(0)  # it waits now
-        room = sink.room()
-        sink.accept(0)
-        return room, await asyncio.wait_for(task, WAIT)
-
-    assert asyncio.run(take_once()) == (1, 0)
+def test_a_consumer_that_was_not_woken_just_leaves() -> None:
+    sink = make_sink()
+    woken: list[str] = []
+    first, second = (lambda: woken.append("first")), (lambda: woken.append("second"))
+    sink._waiters.extend([first, second])
+    sink._leave(first)
+    sink.accept(0)
+    assert woken == ["second"]
 
 
 def test_the_end_of_an_epoch_is_seen_by_all() -> None:
@@ -163,7 +151,7 @@ def test_closing_ends_all_waits(keep: bool) -> None:
     threads = [threading.Thread(target=consume) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while len(sink._waiting_since) < 3:
+    while len(sink._waiters) < 3:
         pass
     sink.close(lambda: PipelineStopped("over"), keep=keep)
     for thread in threads:

@@ -102,8 +102,7 @@ class Sink:
     """The last node, a buffer. The engine fills it; any number of threads and tasks may take from it.
 
     A consumer that finds an item takes it without waking the loop, unless the pipeline has stalled because
-    this buffer was full. A thread that finds none waits in the queue itself; a task adds a function to
-    ``_waiters`` that wakes it. ``NOTHING`` in the queue makes a waiting thread look at the state again.
+    this buffer was full. A consumer that finds none adds a function to ``_waiters`` that wakes it.
 
     Each item goes to one consumer, and so does the end of an epoch. If the source is not continuous, all
     other consumers that ask before the next epoch get the end of the epoch, too.
@@ -130,7 +129,7 @@ class Sink:
         self._occupied = 0
         self._waited = 0.0
         self._waiting_since: list[float] = []
-        self._ready: SimpleQueue[Any] = SimpleQueue()
+        self._ready: deque[Any] = deque()
         self._waiters: deque[Callable[[], object]] = deque()
         self._buffer_size = buffer_size
         self._pace = Pace(hub)
@@ -142,7 +141,7 @@ class Sink:
 
     def is_awaited(self) -> bool:
         """Whether the buffer is empty and the epoch has not ended."""
-        return self._ready.empty() and not self.has_ended
+        return not self._ready and not self.has_ended
 
     def room(self) -> int:
         """Return how many more items fit; 0 if two ends of epochs are in the buffer already."""
@@ -152,20 +151,22 @@ class Sink:
             return 0
         self._pace.look(self._delivered, perf_counter())
         capacity = self._buffer_size + (self.slack if self.hub.is_quick else 0)
-        room = capacity - self._ready.qsize()
+        room = capacity - len(self._ready)
         if room <= 0:
             self._stalled = True
             # Look again: a consumer may have taken an item before it could see _stalled.
-            room = capacity - self._ready.qsize()
+            room = capacity - len(self._ready)
         return max(room, 0)
 
     def accept(self, item: Any) -> None:
-        """Add an item, and wake consumers that wait."""
+        """Add an item, and wake a consumer that waits."""
         # The sum over all deliveries gives the mean number of items in the buffer.
-        self._occupied += self._ready.qsize()
+        self._occupied += len(self._ready)
+        self._ready.append(item)
         self._delivered += 1
         self.quiet_since = perf_counter()
-        self._put(item)
+        if self._waiters:
+            self._wake_one()
 
     def accept_all(self) -> None:
         """Lift the limit of the buffer, and take all results that the nodes before hold already."""
@@ -177,16 +178,16 @@ class Sink:
         self.hub.events.epoch_ended()
         if not self.hub.closed:
             self._ends_waiting += 1
-            self._put(END_OF_EPOCH)
+            self._ready.append(END_OF_EPOCH)
+            self._wake_one()
 
     def close(self, reason: Callable[[], BaseException], *, keep: bool) -> None:
         """Have ``take`` raise ``reason()``, with ``keep`` only after the items in the buffer were taken."""
         if not keep:
-            with contextlib.suppress(Empty):
-                while True:
-                    self._ready.get_nowait()
+            self._ready.clear()
         self._closed = reason
-        self._put(NOTHING)
+        while self._waiters:
+            self._wake_one()
 
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
         """Return the statistics of the last ``elapsed`` seconds. ``before`` are the totals at their begin."""
@@ -214,7 +215,7 @@ class Sink:
         if item is NOTHING:
             return self._wait(timeout)
         if self._stalled or item is END_OF_EPOCH:
-            self._taken(item)
+            self._note_taken(item)
         return item
 
     async def take_async(self) -> Any:
@@ -229,50 +230,70 @@ class Sink:
         self._waiting_since.append(start)
         try:
             while True:
-                # Before looking, so that no item is missed. If there is one, it is called in vain.
                 woken: asyncio.Future[None] = loop.create_future()
-                self._waiters.append(functools.partial(loop.call_soon_threadsafe, wake, woken))
-                if (item := self._taken(self._pop())) is not NOTHING:
-                    return item
-                await woken
+                call = functools.partial(loop.call_soon_threadsafe, wake, woken)
+                self._waiters.append(call)
+                try:
+                    if (item := self._try_take()) is not NOTHING:
+                        return item
+                    await woken
+                finally:
+                    self._leave(call)
         finally:
             self._end_wait(start)
 
     def _wait(self, timeout: float | None) -> Any:
+        tokens: SimpleQueue[None] = SimpleQueue()
+        call = functools.partial(tokens.put, None)
         start = perf_counter()
         self._waiting_since.append(start)
-        item = NOTHING
         try:
-            while (item := self._taken(item)) is NOTHING:
-                left = math.inf if timeout is None else start + float(timeout) - perf_counter()
-                if left <= 0:
-                    raise TimeoutError(f"the pipeline gave no item within {timeout} s")
-                with contextlib.suppress(Empty):
-                    # get() raises OverflowError for a timeout above TIMEOUT_MAX.
-                    item = self._ready.get(
-                        timeout=min(left, self.look_out(), threading.TIMEOUT_MAX)
-                    )
-            return item
+            while True:
+                self._waiters.append(call)
+                try:
+                    if (item := self._try_take()) is not NOTHING:
+                        return item
+                    left = math.inf if timeout is None else start + float(timeout) - perf_counter()
+                    if left <= 0:
+                        raise TimeoutError(f"the pipeline gave no item within {timeout} s")
+                    with contextlib.suppress(Empty):
+                        # get() raises OverflowError for a timeout above TIMEOUT_MAX.
+                        tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
+                finally:
+                    self._leave(call)
         finally:
             self._end_wait(start)
 
-    def _pop(self) -> Any:
-        # Check first: a Ctrl-C while Empty is handled would print both. get_nowait() may still raise when
-        # another consumer is quicker.
-        try:
-            while not self._ready.empty():
-                # A NOTHING that was left in the queue would take the room of an item.
-                if (item := self._ready.get_nowait()) is not NOTHING:
-                    return item
-        except Empty:
-            pass
+    def _try_take(self) -> Any:
+        """Take an item, or return ``NOTHING`` if the buffer is empty. Raises when the sink was closed."""
+        if (item := self._pop()) is not NOTHING:
+            self._note_taken(item)
+            return item
+        if self.has_ended:
+            return END_OF_EPOCH
+        if self._closed is not None:
+            raise self._closed()
         return NOTHING
 
-    def _taken(self, item: Any) -> Any:
-        """Return what a consumer that took ``item`` gets; ``NOTHING``: it has to wait. Raises when closed."""
+    def _pop(self) -> Any:
+        # Check first: a Ctrl-C while an IndexError is handled would print both. popleft() may still raise
+        # when another consumer is quicker.
+        try:
+            return self._ready.popleft() if self._ready else NOTHING
+        except IndexError:
+            return NOTHING
+
+    def _note_taken(self, item: Any) -> None:
+        if item is END_OF_EPOCH:
+            # Only the consumer that took the end from the buffer does this: others that get it by has_ended
+            # must not end the next epoch.
+            self.hub.post(self._make_room, 1)
+            if not self._continuous:
+                self.has_ended = True
+                self._wake_one()
         # With slack, wake the loop when only buffer_size items are left, otherwise for each item.
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
-        if self._stalled and self._ready.qsize() <= low:
+        if self._stalled and len(self._ready) <= low:
             self._stalled = False
             try:
                 self.hub.post(self._make_room, 0)
@@ -280,19 +301,6 @@ class Sink:
                 # A Ctrl-C before the message was there. The consumer may go on, and would wait for ever.
                 self.hub.post(self._make_room, 0)
                 raise
-        if item is END_OF_EPOCH:
-            self.hub.post(self._make_room, 1)
-            self.has_ended = not self._continuous
-        elif item is not NOTHING:
-            return item
-        if self.has_ended:
-            # Other consumers wait for the end, too.
-            self._put(NOTHING)
-            return END_OF_EPOCH
-        if item is NOTHING and self._closed is not None:
-            self._put(NOTHING)
-            raise self._closed()
-        return item
 
     def _make_room(self, num_ends: int) -> None:
         self._ends_waiting -= num_ends
@@ -302,9 +310,23 @@ class Sink:
         self._waiting_since.remove(start)
         self._waited += perf_counter() - start
 
-    def _put(self, item: Any) -> None:
-        self._ready.put(item)
-        while self._waiters:
-            # Another thread may have called it, or the event loop of the task has been closed.
-            with contextlib.suppress(IndexError, RuntimeError):
-                self._waiters.popleft()()
+    def _leave(self, call: Callable[[], object]) -> None:
+        # Check first, as in _pop.
+        if call in self._waiters:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(call)
+                return
+        # This consumer was woken and leaves: if there is something to take, wake another one.
+        if self._ready or self.has_ended or self._closed is not None:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while True:
+            try:
+                call = self._waiters.popleft()
+            except IndexError:
+                return
+            # The consumer's event loop may have been closed while one of its tasks waited.
+            with contextlib.suppress(RuntimeError):
+                call()
+                return
