@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import av
 import numpy as np
+from av.audio.plane import AudioPlane
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
@@ -191,13 +192,14 @@ def sample_planes(frame: av.AudioFrame) -> list[Array]:
     """Return views of samples: one ``(samples,)`` per channel, or one ``(samples, channels)`` if packed."""
     if _hides_planes(frame):
         return list(sample_planes(_interleaved(frame))[0].T)
-    name, count = frame.format.name, frame.samples
-    planes, dtype = cast("tuple[Any, ...]", frame.planes), SAMPLE_DTYPES[name.removesuffix("p")]
-    channels = frame.layout.nb_channels
+    count, channels = frame.samples, frame.layout.nb_channels
+    dtype = SAMPLE_DTYPES[frame.format.name.removesuffix("p")]
+    # Not frame.planes: a frame of "channelsplit" has planes of other channels, at which PyAV 19 raises.
+    plane: Any = AudioPlane
     if not frame.format.is_planar:
-        return [np.frombuffer(planes[0], dtype, count * channels).reshape(count, channels)]
-    # FFmpeg pads planes after the last sample, and frames of "channelsplit" list planes of other channels.
-    return [np.frombuffer(plane, dtype, count) for plane in planes[:channels]]
+        return [np.frombuffer(plane(frame, 0), dtype, count * channels).reshape(count, channels)]
+    # With a count, because FFmpeg pads planes after the last sample.
+    return [np.frombuffer(plane(frame, index), dtype, count) for index in range(channels)]
 
 
 def _hides_planes(frame: av.AudioFrame) -> bool:
