@@ -51,8 +51,8 @@ class DemuxConfig(_Config):
     """Options of opening a source. ``demux_config`` is another name of this class.
 
     Args:
-        format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``, ``"tga"``), for data without a
-            signature. The default lets FFmpeg detect the format.
+        format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``), for data without a signature.
+            The default lets FFmpeg detect the format.
         format_options: Options of the demuxer, such as ``{"sample_rate": 8000}`` for raw audio.
             Names that the demuxer does not support raise an error when the source is opened.
         buffer_size: Number of bytes that FFmpeg reads at a time from bytes, file-like objects and URLs.

@@ -111,7 +111,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         reason = "an image that FFmpeg does not know"
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
     with closing(opened) as container:
-        # FFmpeg has detected a still by the file name alone (TGA, PCX ...): the packet is the whole file.
+        # FFmpeg has detected a still by the file name alone (PCX, XBM ...): the packet is the whole file.
         decoder = container.named_still()
         if decoder is None:
             packets = first_image(container)

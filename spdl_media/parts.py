@@ -1,4 +1,4 @@
-"""Walk the parts of containers, boxes and chunks, and tell whether a file is truncated.
+"""Walk the parts of containers, boxes and chunks; tell what is truncated, and where FFmpeg seeks wrongly.
 
 Readers yield the start and end of each part's payload as declared in the file; the end may lie past the data.
 A truncated header raises ``struct.error``. Nothing is copied.
@@ -158,11 +158,8 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
     if format != "mxf":
         return format in _SEEKS_ASTRAY or format.endswith("_pipe")
     # Without an index, FFmpeg seeks by the average size of a packet, and counts on from a wrong timestamp.
-    end = max(0, size() - _NEAR)
-    return all(_MXF_INDEX not in bytes(read(at, min(_NEAR, size() - at))) for at in (0, end))
-
-
-_NEAR = 1 << 18
+    near = min(1 << 18, size())
+    return all(_MXF_INDEX not in bytes(read(at, near)) for at in (0, size() - near))
 
 
 def read_moov(

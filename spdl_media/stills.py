@@ -29,7 +29,7 @@ the first 32."""
 WITHOUT_SIGNATURE = frozenset(
     {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
 )
-"""Decoders of images that can be identified only by the name of their file."""
+"""Decoders of images that only the name of their file identifies; of TGA, only those with odd headers."""
 
 # Decoders with the same name as FFmpeg's demuxer of such files, which appends "_pipe".
 _NAMED_ALIKE = (
