@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import effort
+import fake_cuda
 import hypothesis
 import left_behind
 import numpy as np
@@ -22,6 +23,8 @@ from spdl_media.testing import index_planes, make_video
 
 # The AV1 encoder writes to stderr, not to FFmpeg's log, unless this is set before its first use.
 os.environ.setdefault("SVT_LOG", "1")
+# JAX allocates three quarters of a device's memory at its first use, unless this is set.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -68,12 +71,23 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Run tests on a real GPU one at a time, also those of other workers: some look at all of its memory."""
+    # Around the plugin of timeouts, which does not count the time until its turn.
+    if item.get_closest_marker("cuda") is None or real_cuda.why_not():
+        return (yield)
+    with real_cuda.turn():
+        return (yield)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip long tests without ``--long``, and ``@pytest.mark.cuda("torch")`` without a GPU."""
     if not effort.LONG and item.get_closest_marker("long"):
         pytest.skip("a long test; --long runs it")
     for mark in item.iter_markers("cuda"):
         real_cuda.check(*mark.args)
+        fake_cuda.forget_devices()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -185,13 +185,17 @@ class CupyRig:
 
     @contextlib.contextmanager
     def limited(self, nbytes: int) -> Iterator[None]:
-        pool = self.cupy.get_default_memory_pool()
-        pool.free_all_blocks()
-        pool.set_limit(size=pool.total_bytes() + nbytes)
+        # Without PyTorch, the package allocates from the driver's pool, which has no limit to set.
+        runtime = self.cupy.cuda.runtime
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        runtime.deviceSynchronize()
+        runtime.memPoolTrimTo(runtime.deviceGetDefaultMemPool(0), 0)
+        free, _ = runtime.memGetInfo()
+        held = self.cupy.cuda.Memory(free - nbytes)
         try:
             yield
         finally:
-            pool.set_limit(size=0)
+            del held
 
 
 @contextlib.contextmanager

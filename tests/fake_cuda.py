@@ -46,17 +46,26 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The driver is that of the card of the last stand-in library; before that, there is none.
     """
+    forget_devices()
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
     monkeypatch.setattr(devices, "_THREAD", devices._Thread())
-    devices._Streams.idle = defaultdict(deque)  # not put back: threads of this test may end later
-    KEEPER._start()
     transfer = importlib.import_module("spdl_media.transfer")  # the package exports functions only
     monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())
     monkeypatch.setattr(cuda_driver, "driver", _driver_of_card)
-    cuda_driver._primary_context.cache_clear()
-    cuda_driver._function.cache_clear()
-    color._tables.cache_clear()
+
+
+def forget_devices() -> None:
+    """Forget what the package keeps of devices, since stand-ins and real ones have the same numbers."""
+    devices._Streams.idle = defaultdict(deque)  # not put back: threads of this test may end later
+    KEEPER._start()
+    for cached in (
+        cuda_driver._primary_context,
+        cuda_driver._keep_memory,
+        cuda_driver._function,
+        color._tables,
+    ):
+        cached.cache_clear()
     _CARDS.clear()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +21,16 @@ def check(*packages: str) -> None:
         pytest.fail(f"{REQUIRE}=1, and {reason}", pytrace=False)
     if reason:
         pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Wait until no other process is in such a block."""
+    import fcntl  # Windows has none
+
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def why_not(*packages: str) -> str | None:

@@ -95,7 +95,7 @@ def test_with_a_gpu_every_cell_of_ours_is_measured(
 ) -> None:
     result = tmp_path / "gpu.json"
     command = [sys.executable, BENCHMARKS / "gpu.py", "--images", folder, "--video", video, *TINY]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     subprocess.run([*command, "--json", result], env=environment, check=True, timeout=100)
     document = json.loads(result.read_text())
     assert {"CPU + transfer", "video: CPU + transfer", *COPIES} <= set(document["results"])

@@ -29,7 +29,8 @@ RIGS = [
 
 @pytest.fixture(params=RIGS)
 def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    fresh_process(monkeypatch)
+    if "fake" in request.param:
+        fresh_process(monkeypatch)
     with rig_of(request.param, monkeypatch) as found:
         yield found
         gc.collect()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard
 from dali_oracle import CLOSE, differences, jpeg
-from fake_cuda import fresh_process
 
 import spdl_media as sm
 from spdl_media.cuda import images
@@ -38,7 +37,6 @@ def new_stream(
     """Use CuPy only; return a function that makes a stream on the first device and returns its address."""
     for name in ("torch", "nvidia.dali"):
         monkeypatch.setitem(sys.modules, name, None)
-    fresh_process(monkeypatch)
     monkeypatch.setattr(images, "_has_dali", lambda: False)
     kept: list[Any] = []
     if request.param == "gpu":
