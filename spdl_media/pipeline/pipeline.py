@@ -295,7 +295,7 @@ class Pipeline(Generic[T_co]):
                 self.start()
                 return self._running(), True
             # Otherwise the last iteration was left early, and this one continues its epoch.
-            if run.graph.sink.has_ended:
+            if run.graph.sink.has_ended():
                 run.request_epoch()
             return run, False
 

@@ -399,6 +399,20 @@ def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_items_that_follo
             return
 
 
+def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_end_of_the_epoch() -> None:
+    for moment in itertools.count(1):
+        pipeline = PipelineBuilder().add_source([]).build()
+        with pipeline.auto_stop():
+            assert pipeline._run is not None
+            while pipeline._run.graph.sink.is_awaited():
+                time.sleep(0.001)
+            with contextlib.suppress(KeyboardInterrupt), Interrupt(moment) as interrupt:
+                list(pipeline)
+            assert list(pipeline.get_iterator(timeout=20)) == [], interrupt.place
+        if not interrupt.place:
+            return
+
+
 def test_one_while_a_dropped_pipeline_is_finalized_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

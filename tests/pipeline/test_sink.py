@@ -122,7 +122,7 @@ def test_the_end_of_an_epoch_is_seen_by_all() -> None:
     sink.end_epoch()
 
     assert [sink.take(), sink.take()] == [END_OF_EPOCH, END_OF_EPOCH]
-    sink.has_ended = False
+    sink.begin_epoch()
     with pytest.raises(TimeoutError):
         sink.take(timeout=0)
 

@@ -114,7 +114,6 @@ class Sink:
 
     Attributes:
         slack: Additional capacity while items pass quickly, so that not each item wakes the loop.
-        has_ended: Whether a consumer has got the end of the epoch and no other epoch was requested.
         quiet_since: Time of the last item, or of the begin of the epoch.
         look_out: Called by a waiting consumer from time to time; returns the seconds until the next call.
     """
@@ -122,7 +121,6 @@ class Sink:
     def __init__(self, hub: Hub, buffer_size: int, *, continuous: bool) -> None:
         self.hub = hub
         self.upstream: Any
-        self.has_ended = False
         self.quiet_since = perf_counter()
         self.look_out: Callable[[], float] = lambda: math.inf
         self._delivered = 0
@@ -136,12 +134,24 @@ class Sink:
         self.slack = 0
         self._stalled = self._has_no_limit = False
         self._ends_waiting = 0
+        # If the source is not continuous: an object per end, because a consumer may note it as taken when
+        # another one has requested the next epoch already.
+        self._end: object = None
+        self._taken_end: object = None
         self._continuous = continuous
         self._closed: Callable[[], BaseException] | None = None
 
     def is_awaited(self) -> bool:
         """Whether the buffer is empty and the epoch has not ended."""
-        return not self._ready and not self.has_ended
+        return not self._ready and self._end is None
+
+    def has_ended(self) -> bool:
+        """Whether a consumer has got the end of the epoch and no other epoch was requested."""
+        return self._end is not None and self._end is self._taken_end
+
+    def begin_epoch(self) -> None:
+        """Note that another epoch is requested."""
+        self._end = None
 
     def room(self) -> int:
         """Return how many more items fit; 0 if two ends of epochs are in the buffer already."""
@@ -176,15 +186,21 @@ class Sink:
     def end_epoch(self) -> None:
         """Report the end of the epoch to the run and to the consumers."""
         self.hub.events.epoch_ended()
-        if not self.hub.closed:
+        if self.hub.closed:
+            return
+        if self._continuous:
             self._ends_waiting += 1
             self._ready.append(END_OF_EPOCH)
-            self._wake_one()
+        else:
+            # It stays if a Ctrl-C interrupts the consumer that takes it, unlike an item.
+            self._end = object()
+        self._wake_one()
 
     def close(self, reason: Callable[[], BaseException], *, keep: bool) -> None:
         """Have ``take`` raise ``reason()``, with ``keep`` only after the items in the buffer were taken."""
         if not keep:
             self._ready.clear()
+            self._end = self._end if self.has_ended() else None
         self._closed = reason
         while self._waiters:
             self._wake_one()
@@ -266,10 +282,13 @@ class Sink:
 
     def _try_take(self) -> Any:
         """Take an item, or return ``NOTHING`` if the buffer is empty. Raises when the sink was closed."""
+        # Look first: the last item may arrive after _pop, and the end directly after it.
+        end = self._end
         if (item := self._pop()) is not NOTHING:
             self._note_taken(item)
             return item
-        if self.has_ended:
+        if end is not None:
+            self._taken_end = end
             return END_OF_EPOCH
         if self._closed is not None:
             raise self._closed()
@@ -285,12 +304,7 @@ class Sink:
 
     def _note_taken(self, item: Any) -> None:
         if item is END_OF_EPOCH:
-            # Only the consumer that took the end from the buffer does this: others that get it by has_ended
-            # must not end the next epoch.
             self.hub.post(self._make_room, 1)
-            if not self._continuous:
-                self.has_ended = True
-                self._wake_one()
         # With slack, wake the loop when only buffer_size items are left, otherwise for each item.
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
         if self._stalled and len(self._ready) <= low:
@@ -317,7 +331,7 @@ class Sink:
                 self._waiters.remove(call)
                 return
         # This consumer was woken and leaves: if there is something to take, wake another one.
-        if self._ready or self.has_ended or self._closed is not None:
+        if self._ready or self._end is not None or self._closed is not None:
             self._wake_one()
 
     def _wake_one(self) -> None:

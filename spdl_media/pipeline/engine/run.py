@@ -142,7 +142,7 @@ class Run:
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
-        self.graph.sink.has_ended = False
+        self.graph.sink.begin_epoch()
         self._hub.post(self._begin_epoch, None)
 
     def request_stop(self) -> None:
