@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,14 +118,20 @@ class Draft:
         """
         with write_errors(self.name):
             if self._final is not None:
+                if self._final.exists():
+                    shutil.copymode(self._final, self.path)
                 self.path.replace(self._final)
                 return
             with self.path.open("rb") as file:
                 while rest := memoryview(file.read(_CHUNK)):
-                    # Raw files may write a part, and return its size; other objects may return None.
                     while rest:
                         count = self._dst.write(rest)
-                        rest = rest[len(rest) if count is None else count :]
+                        # A raw file that is not ready returns None; other objects may always return None.
+                        if count is None and not isinstance(self._dst, io.RawIOBase):
+                            count = len(rest)
+                        if not count or count < 0:
+                            raise BlockingIOError(errno.EAGAIN, f"write() returned {count}")
+                        rest = rest[count:]
 
     def remove(self) -> None:
         """Remove the file; without effect after :meth:`complete`."""

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import signal
+import stat
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
@@ -276,6 +277,25 @@ def test_a_failing_file_object(after: int, tmp_path: Path, monkeypatch: pytest.M
     write(raw, format="matroska")
     assert indices(raw.getvalue()) == indices(file.getvalue()) == list(range(30))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("base", "count"), [(object, 0), (object, -1), (io.RawIOBase, None)])
+def test_a_file_object_that_writes_nothing(base: type, count: int | None) -> None:
+    """It was asked for ever, or its data was lost: a raw file that is not ready returns None."""
+    file = type("File", (base,), {"write": lambda *_: count})()
+    with pytest.raises(
+        sm.WriteError, match=rf"<File>: cannot be written: write\(\) returned {count}"
+    ):
+        sm.save_image(file, FRAMES[0], format="png")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_that_is_overwritten_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "out.png"
+    path.touch()
+    path.chmod(mode)
+    sm.save_image(path, FRAMES[0])
+    assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_names_of_file_objects_may_be_long() -> None:
