@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import effort
-import fake_cuda
 import hypothesis
 import left_behind
 import numpy as np
@@ -87,7 +86,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("a long test; --long runs it")
     for mark in item.iter_markers("cuda"):
         real_cuda.check(*mark.args)
-        fake_cuda.forget_devices()
 
 
 @pytest.fixture(autouse=True, scope="module")

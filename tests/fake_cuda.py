@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import importlib.machinery
 import itertools
 import math
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -46,27 +47,28 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     The driver is that of the card of the last stand-in library; before that, there is none.
     """
-    forget_devices()
     monkeypatch.setattr(HISTORY, "used", False)
     monkeypatch.setattr(HISTORY, "lost", False)
+    # A class with streams of its own, which threads of this test give back, even if they end later.
+    streams = type("_Streams", (devices._Streams,), {"idle": {}})
+    monkeypatch.setattr(devices, "_Streams", streams)
     monkeypatch.setattr(devices, "_THREAD", devices._Thread())
+    KEEPER._start()
     transfer = importlib.import_module("spdl_media.transfer")  # the package exports functions only
     monkeypatch.setattr(transfer, "_WINDOW", transfer._Window())
     monkeypatch.setattr(cuda_driver, "driver", _driver_of_card)
-
-
-def forget_devices() -> None:
-    """Forget what the package keeps of devices, since stand-ins and real ones have the same numbers."""
-    devices._Streams.idle = defaultdict(deque)  # not put back: threads of this test may end later
-    KEEPER._start()
-    for cached in (
-        cuda_driver._primary_context,
-        cuda_driver._keep_memory,
-        cuda_driver._function,
-        color._tables,
-    ):
-        cached.cache_clear()
+    # After the driver, so that they are put back before it, and what they keep is freed by this driver.
+    for module, name in _CACHED:
+        cached = getattr(module, name)
+        fresh = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
+        monkeypatch.setattr(module, name, fresh)
     _CARDS.clear()
+
+
+_CACHED = (
+    *((cuda_driver, name) for name in ("_primary_context", "_keep_memory", "_function")),
+    (color, "_tables"),
+)
 
 
 _CARDS: list[Card] = []
