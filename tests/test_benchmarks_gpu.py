@@ -232,13 +232,21 @@ def test_what_fails_is_left_out_and_the_others_are_measured(
     def broken(job: Any) -> Any:
         raise RuntimeError("no such library\nand more")
 
-    cells = {"CPU + transfer": gpu.cpu_and_transfer, "broken": broken, VIDEO[0]: broken}
+    cells = {
+        "CPU + transfer": gpu.cpu_and_transfer,
+        "broken": broken,
+        VIDEO[0]: broken,
+        "2": broken,
+    }
     monkeypatch.setattr(gpu, "CELLS", cells)
-    run(gpu, monkeypatch, "--images", folder, *TINY, "--markdown")
+    monkeypatch.setattr(gpu, "rate_of", lambda cell, seconds: 1234.56)
+    run(gpu, monkeypatch, "--images", folder, *TINY, "--markdown", "--cells", "r")
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [
         "broken is left out: no such library",
         "video: CPU + transfer is left out: no --video is given",
+        "round 1, CPU + transfer: 1235 images/s",
+        "round 2, CPU + transfer: 1235 images/s",
     ]
     assert printed.out.startswith("| images | difference | images/s | Python |")
 
@@ -249,10 +257,15 @@ def test_misuse(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(gpu, monkeypatch, "--images", tmp_path)
-    assert caught.value.code == 2
-    assert "there is no .jpg or .jpeg file in" in capsys.readouterr().err
+    for options, message in (
+        ([], "there is no .jpg or .jpeg file in"),
+        (["--cells", "NVDEX"], "--cells: 'NVDEX' is in none of CPU + transfer; nvJPEG"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            run(gpu, monkeypatch, "--images", tmp_path, *options)
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+        (tmp_path / "one.jpg").touch()
 
 
 # --- parts of it

@@ -6,7 +6,8 @@ Every way to load images takes the same JPEGs in memory and leaves the same resu
 uint8 in RGB, ``size`` x ``size``, stretched with an antialiased bicubic kernel. Every way to load videos
 takes the same files and leaves their first frames on the device, at their own size. One round measures all
 cells in turn; the next round runs in reverse order, so that a change of the machine's speed favours none. The
-output shows the median of the rounds with the minimum and the maximum.
+output shows the median of the rounds with the minimum and the maximum; each measured rate is also printed at
+once, to stderr. ``--cells NVDEC`` measures only the ways with this in their names.
 
     difference  mean absolute difference, in levels of 255, from this library's result on the CPU
     x NAME      ratio to the way of this name, in the same round
@@ -498,10 +499,12 @@ BASES: Mapping[Kind, Sequence[str]] = {
 TITLES: Mapping[Kind, str] = {"images": "images/s", "frames": "frames/s", "bytes": "GB/s"}
 
 
-def make_cells(job: Job) -> tuple[dict[str, Cell], dict[str, str]]:
+def make_cells(
+    job: Job, makers: Mapping[str, Callable[[Job], Cell]]
+) -> tuple[dict[str, Cell], dict[str, str]]:
     """Return the available cells, each tried once, and the reasons of the others."""
     cells, left_out = {}, {}
-    for name, make in CELLS.items():
+    for name, make in makers.items():
         if name.startswith("video: ") and not job.videos:
             left_out[name] = "no --video is given"
             continue
@@ -604,6 +607,8 @@ def measure(
             try:
                 cell = cells[name]
                 cell.rates.append(rate_of(cell, seconds))
+                rate = f"{cell.rates[-1]:.4g} {cell.kind}/s"
+                print(f"round {number + 1}, {name}: {rate}", file=sys.stderr, flush=True)
                 if counting:
                     alone = counted(partial(time.sleep, seconds / 2))
                     cell.counted.append(counted(partial(rate_of, cell, seconds)) / alone)
@@ -669,6 +674,9 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=Path, required=True, help="folder of JPEGs")
     parser.add_argument("--video", action="append", default=[], help="a video; may be given again")
+    parser.add_argument(
+        "--cells", metavar="PART", default="", help="only ways with this in the name"
+    )
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
@@ -690,6 +698,9 @@ def main() -> None:
     paths = sorted(p for p in options.images.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         parser.error(f"there is no .jpg or .jpeg file in {options.images}")
+    makers = {name: make for name, make in CELLS.items() if options.cells in name}
+    if not makers:
+        parser.error(f"--cells: {options.cells!r} is in none of {'; '.join(CELLS)}")
     capabilities = sm.cuda_capabilities(options.device)
     if not capabilities.transfer:
         print(f"no GPU can be used, so nothing is measured\n{capabilities}", file=sys.stderr)
@@ -705,7 +716,7 @@ def main() -> None:
         options.copy,
         f"cuda:{options.device}",
     )
-    cells, left_out = make_cells(job)
+    cells, left_out = make_cells(job, makers)
     say(left_out)
     failed = measure(cells, options.rounds, options.seconds, counting=options.counting)
     say(failed)
