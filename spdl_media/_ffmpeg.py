@@ -21,7 +21,7 @@ import av.logging
 import numpy as np
 from av.codec.context import CodecContext
 
-from spdl_media._checks import check_choice, did_you_mean
+from spdl_media._checks import check_choice, did_you_mean, listed
 from spdl_media.errors import MediaError
 
 __all__ = ("set_log_level",)
@@ -313,13 +313,20 @@ def check_format(format: str) -> None:
         ValueError: FFmpeg has no demuxer of this name.
     """
     if not _is_demuxer(format):
-        # FFmpeg joins the names of one format by commas: "mov,mp4,m4a".
-        names = {part for name in av.format.formats_available for part in name.split(",")}
-        hint = did_you_mean(format, sorted(filter(_is_demuxer, names)))
+        hint = format_hint(format, "r")
         raise ValueError(
             f"this FFmpeg cannot read a format named {format!r}. {hint and hint + ' '}"
             "See https://ffmpeg.org/ffmpeg-formats.html#Demuxers"
         )
+
+
+def format_hint(name: str, mode: Literal["r", "w"]) -> str:
+    """Return "Did you mean ...?" with the formats of this file extension, else of similar names."""
+    # FFmpeg joins the names of one format by commas: "mov,mp4,m4a".
+    names = {part for joined in av.format.formats_available for part in joined.split(",")}
+    known = sorted(one for one in names if _can_make(av.format.ContainerFormat, one, mode))
+    same = [one for one in known if name in av.format.ContainerFormat(one).extensions]
+    return f"Did you mean {listed(same)}?" if same else did_you_mean(name, known)
 
 
 def check_format_options(format: str, options: Mapping[str, str]) -> None:

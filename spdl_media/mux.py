@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import av
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._checks import OneThread, check_int, did_you_mean
-from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, is_native_layout
+from spdl_media._checks import OneThread, check_int
+from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, format_hint, is_native_layout
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import Draft, Target
@@ -124,10 +124,11 @@ class Muxer:
             self._container = av.open(str(self._draft.path), "w", format=format, options=options)
         except ValueError as error:
             self._draft.remove()
-            hint = did_you_mean(format or "", av.format.formats_available)
-            what = f"this FFmpeg writes no format named {format!r}. {hint}".rstrip()
-            lacks = f"{self._name}: no format follows from the name; give format='mp4'"
-            raise ValueError(what if format else lacks) from error
+            if format:
+                what = f"this FFmpeg writes no format named {format!r}. {format_hint(format, 'w')}"
+            else:
+                what = f"{self._name}: no format follows from the name; give format='mp4'"
+            raise ValueError(what.rstrip()) from error
         if self._format in _EDITED:
             # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"

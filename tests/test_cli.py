@@ -326,6 +326,7 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
+    assert "above 0, not nan" in refusal(capfd, "bench", empty, "--seconds", "nan")
     chart = tmp_path / "chart.svg"
     assert "no media files in" in refusal(capfd, "bench", empty, "--chart", chart)
     assert not chart.exists()

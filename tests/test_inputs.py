@@ -630,12 +630,13 @@ def test_unknown_format(clip: bytes, format: str) -> None:
         source.open(DemuxConfig(format=format))
 
 
-def test_unknown_format_is_told_of_close_ones(clip: bytes) -> None:
+@pytest.mark.parametrize("format", ["matrosca", "mkv"])
+def test_unknown_format_is_told_of_close_ones(format: str, clip: bytes) -> None:
     with (
         open_input(clip) as source,
         pytest.raises(ValueError, match=r"Did you mean.*'matroska'"),
     ):
-        source.open(DemuxConfig(format="matrosca"))
+        source.open(DemuxConfig(format=format))
 
 
 @pytest.mark.parametrize("format", [None, "matroska"])
