@@ -325,7 +325,11 @@ def format_hint(name: str, mode: Literal["r", "w"]) -> str:
     # FFmpeg joins the names of one format by commas: "mov,mp4,m4a".
     names = {part for joined in av.format.formats_available for part in joined.split(",")}
     known = sorted(one for one in names if _can_make(av.format.ContainerFormat, one, mode))
-    same = [one for one in known if name in av.format.ContainerFormat(one).extensions]
+    # To read, muxers' extensions help, too: many demuxers have none.
+    extensions = (
+        av.format.ContainerFormat(one, "w" if mode == "w" else None).extensions for one in known
+    )
+    same = [one for one, own in zip(known, extensions, strict=True) if name in own]
     return f"Did you mean {listed(same)}?" if same else did_you_mean(name, known)
 
 

@@ -369,7 +369,7 @@ def refused(config: Any, frames: Any = None, format: str = "mp4") -> None:
 
 def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
     make = sm.video_encode_config
-    with pytest.raises(ValueError, match=r"no format named 'mkv'\. Did you mean 'matroska'"):
+    with pytest.raises(ValueError, match=r"no format named 'mkv'\. Did you mean 'matroska'\?"):
         refused(make(**CONFIG), format="mkv")
     with pytest.raises(ValueError, match=r"no encoder 'libx26'\. Did you mean 'libx26"):
         refused(make(**CONFIG, encoder="libx26"))
