@@ -33,8 +33,10 @@ from spdl_media.packets import (
     cut_short_error,
     discarded_pts,
     metadata_of,
+    with_data,
 )
 from spdl_media.pillow_frames import PILLOW, decode_animation
+from spdl_media.still_headers import without_exif
 
 
 class Sink(Protocol):
@@ -174,6 +176,8 @@ class PictureDecoder(OpenDecoder):
         log = current_log()
         assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
         start = len(log)
+        if packet is not None and self._codec.decoder == "png":
+            packet = with_data(packet, without_exif(memoryview(packet)))
         try:
             frames: list[av.VideoFrame] = self._context.decode(packet)
         except av.FFmpegError as error:

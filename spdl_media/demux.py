@@ -35,7 +35,7 @@ from spdl_media.packets import (
     make_packet,
 )
 from spdl_media.still_faults import check_complete
-from spdl_media.still_headers import exif_orientation, without_exif
+from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
     HEAD_SIZE,
     STILL_FORMATS,
@@ -153,8 +153,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         jpeg=head,
     )
     # The packet refers to the caller's memory. Decoding copies it, because decoders need padding behind it.
-    packet = make_packet(without_exif(data) if decoder == "png" else data, codec.time_base)
-    return ImagePackets([packet], codec, metadata, frozenset())
+    return ImagePackets([make_packet(data, codec.time_base)], codec, metadata, frozenset())
 
 
 @cache

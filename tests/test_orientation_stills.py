@@ -107,6 +107,7 @@ def test_exif_that_ffmpeg_cannot_read_is_no_reason_to_refuse_a_png(
     png = png_with_exif(stored("png"), exif, after_pixels=after_pixels)
     want = upright(RGB, turn)
     np.testing.assert_array_equal(sm.load_image(png).array, want)
+    np.testing.assert_array_equal(sm.load_video(png).array, want[None])
     assert (sm.probe(png).video.height, sm.probe(png).video.width) == want.shape[:2]  # type: ignore[union-attr]
 
 
