@@ -77,8 +77,10 @@ class SampleDecoder(OpenDecoder):
         discarded: frozenset[int] = frozenset(),
     ) -> None:
         # A decoder of Opus in MP4 skips the encoder's delay itself, but only once, even if the header states
-        # none. In Ogg and Matroska (which have no codec_tag) the packets state what to skip.
+        # none. In Ogg and Matroska (which have no codec_tag) the packets state what to skip, if the container
+        # states a delay.
         is_flushed = codec.name in _FRESH_WHEN_FLUSHED and not codec.codec_tag
+        is_flushed = is_flushed and (codec.name != "opus" or codec.delay > 0)
         self._is_reusable = is_flushed and config == DEFAULT_DECODE_CONFIG
         context = _spare.take(codec, config, metadata.source) if self._is_reusable else None
         super().__init__(codec, metadata, config, context)

@@ -309,3 +309,13 @@ def test_a_decoder_that_is_used_again_is_as_fresh(codec: str, rng: np.random.Gen
         with ThreadPoolExecutor(1) as pool:  # a thread has its own
             fresh = pool.submit(sm.load_audio, file, (start, start + 0.25)).result().array
         np.testing.assert_array_equal(again, fresh)
+
+
+def test_opus_without_a_stated_delay_has_one_length() -> None:
+    """The decoder skips the delay that the header of Opus states, once. IAMF files are of this kind."""
+    data = bytearray(clip("libopus", "matroska", 48000, 1))
+    # See: RFC 9559, 5.1.4.1.28 (CodecDelay).
+    size = data.index(b"\x56\xaa") + 2
+    data[size + 1 : size + 1 + (data[size] & 0x7F)] = bytes(data[size] & 0x7F)
+    assert sm.demux_audio(data).codec.delay == 0
+    assert len({sm.load_audio(data).array.shape for _ in range(2)}) == 1
