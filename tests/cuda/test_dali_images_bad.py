@@ -33,6 +33,11 @@ BAD: dict[str, tuple[bytes, type[sm.MediaError], str]] = {
     "text": (b"no picture at all", sm.DemuxError, "FFmpeg"),
     "cut short": (GOOD[0][: len(GOOD[0]) // 2], sm.DecodeError, "cut short"),
     "header only": (GOOD[0][:200] + bytes(400) + b"\xff\xd9", sm.DecodeError, "damaged mjpeg data"),
+    "no height": (
+        GOOD[0].replace(b"\x08\x00\x32\x00\x3c", b"\x08\x00\x00\x00\x3c"),
+        sm.DecodeError,
+        "damaged mjpeg data",
+    ),
     "pixels": (png_with_wrong_data(photo(40, 30)), sm.DecodeError, "damaged png data"),
     "too large": (
         png_header(make_image(photo(20, 20)), 100_000),
@@ -113,8 +118,8 @@ def test_all_kinds_at_once_in_the_order_of_the_inputs() -> None:
         for source in (pair[0], pair[1][0])
     ]
     batch = decode_image_batch(srcs, on_error="fill", **OPTIONS)
-    assert [failure.index for failure in batch.failures] == [1, 3, 5, 7, 9, 11]
-    np.testing.assert_array_equal(host(batch.array)[::2], WANT[:6])
+    assert [failure.index for failure in batch.failures] == [1, 3, 5, 7, 9, 11, 13]
+    np.testing.assert_array_equal(host(batch.array)[::2], WANT[:7])
     assert not host(batch.array)[1::2].any()
 
 
