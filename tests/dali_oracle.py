@@ -71,8 +71,12 @@ def _chunk(body: bytes) -> bytes:
 
 def png_with_orientation(picture: np.ndarray, orientation: int) -> bytes:
     """Make a PNG with an Exif orientation."""
-    data, head = make_image(picture), 33
-    return data[:head] + _chunk(b"eXIf" + _exif(orientation)) + data[head:]
+    return png_with(make_image(picture), b"eXIf" + _exif(orientation))
+
+
+def png_with(data: bytes, body: bytes) -> bytes:
+    """Insert a chunk behind the header of a PNG."""
+    return data[:33] + _chunk(body) + data[33:]
 
 
 def png_with_wrong_data(picture: np.ndarray) -> bytes:

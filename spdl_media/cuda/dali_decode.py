@@ -64,7 +64,8 @@ FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
 """DALI's names of pixel formats and scaling algorithms."""
 
 # FFmpeg decoders with which DALI agrees within 1 level of 255 on average, at the original size, in every
-# variant tried. Not TIFF: gray with alpha, and JPEG or YCbCr inside, differ by 7 to 99 levels.
+# variant tried but those of _differs_in_dali. Not TIFF: gray with alpha, and JPEG or YCbCr inside, differ by
+# 7 to 99 levels.
 _DALI_DECODERS = frozenset({"bmp", "jpeg2000", "mjpeg", "png", "webp"})
 
 # Limits of FFmpeg's av_image_check_size. DALI has none, and would try to allocate memory for any size.
@@ -153,6 +154,7 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         or facts.incomplete is not None
         or (facts.orientation != 1 and not _is_turned_by_dali(decoder, content))
         or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a video or an animation
+        or _differs_in_dali(decoder, content, ops.pix_fmt)
     ):
         raise NotForDaliError(
             f"{facts.source}: DALI does not decode this {decoder} file as FFmpeg does"
@@ -180,6 +182,17 @@ def _size(data: npt.NDArray[np.uint8]) -> Size | None:
         return None
     too_large = (width + _FFMPEG_MARGIN) * (height + _FFMPEG_MARGIN) >= _FFMPEG_LIMIT
     return (width, height) if width and height and not too_large else None
+
+
+def _differs_in_dali(decoder: str, content: memoryview, pix_fmt: str | None) -> bool:
+    """Whether DALI decodes a file of these formats to another image than FFmpeg, as its header tells."""
+    if decoder == "png":
+        # On a GPU, samples of 2 and 4 bits come out wrong. Gray of colours depends on chunks such as sRGB.
+        return content[24] < 8 or (pix_fmt == "gray" and bool(content[25] & 2))
+    if decoder == "jpeg2000":  # YCbCr, which DALI converts by another matrix
+        return b"colr\1\0\0\0\0\0\x12" in bytes(content[:HEAD_SIZE])
+    # Run lengths, in which DALI does not notice damage.
+    return decoder == "bmp" and bytes(content[30:31]) in (b"\1", b"\2")
 
 
 def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
