@@ -49,6 +49,7 @@ from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
+    coded_image,
     copy_packet,
     cut_short_error,
     discarded_pts,
@@ -146,7 +147,7 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         raise
     inputs[position] = packets
     facts, decoder, ops = metadata_of(packets), packets.codec.decoder, request.ops
-    content = memoryview(av_packets(packets)[0])
+    content = coded_image(packets)
     data = np.frombuffer(content, np.uint8)
     size = _size(data) if decoder in _DALI_DECODERS else None
     if (
