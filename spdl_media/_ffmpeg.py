@@ -228,6 +228,8 @@ def describe(error: BaseException, lines: list[LogLine]) -> str:
     if items := list(takewhile(lambda line: line.startswith("  "), reversed(said[2:]))):
         cause, heading = said[-len(items) - 2 : -len(items)]
         said = [f"{cause}. {heading} {', '.join(map(str.strip, items[::-1]))}"]
+    if said and said[-1].startswith(("Invalid image size", "Picture size ")):
+        said[-1] += "; FFmpeg takes less than 2**28 pixels"
     return f"{text} ({said[-1].strip()})" if said else str(text)
 
 

@@ -129,10 +129,11 @@ def test_colours_of_png_are_those_of_the_decoder() -> None:
         assert getattr(video, name) == told
 
 
-def test_sizes_that_cannot_be_are_reported_by_the_decoder() -> None:
-    header = struct.pack(">2I5B", 2**31 - 1, 5, 8, 2, 0, 0, 0)
+@pytest.mark.parametrize("size", [(2**31 - 1, 5), (2**14, 2**14)])
+def test_sizes_that_cannot_be_are_reported_by_the_decoder(size: tuple[int, int]) -> None:
+    header = struct.pack(">2I5B", *size, 8, 2, 0, 0, 0)
     png = _saved("PNG", "RGB")
-    with pytest.raises(sm.DecodeError):
+    with pytest.raises(sm.DecodeError, match=r"FFmpeg takes less than 2\*\*28 pixels"):
         sm.probe(png[:8] + png_chunk(b"IHDR", header) + png[33:])
 
 
