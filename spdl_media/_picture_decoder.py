@@ -165,6 +165,17 @@ class PictureDecoder(OpenDecoder):
         self._leading.clear()
         self._packet_index = packet - 1
 
+    def keyless_error(self) -> DecodeError | None:
+        """Return the error of packets none of which was decoded, because none is a key frame."""
+        count = self._packet_index + 1
+        if not (count and self.needs_key):
+            return None
+        return DecodeError(
+            f"none of the {count} packets is marked as a key frame, at which decoding begins. decode_packets "
+            "decodes such packets from the first one on",
+            source=self.metadata.source,
+        )
+
     def skip_unreferenced(self, *, skip: bool) -> None:
         """Set whether the decoder skips the frames of the next packets that no other frame refers to."""
         # Not with decoder threads, which may still be at earlier packets.

@@ -121,7 +121,8 @@ class _Decoder(Generic[P, F]):
         Afterwards another stream can be decoded.
 
         Raises:
-            DecodeError: The data is damaged, or, after all frames, the file is truncated.
+            DecodeError: The data is damaged, or, after all frames, the file is truncated or no packet of a
+                video is a key frame.
             FilterError: The filter graph cannot be used.
             RuntimeError: Another thread is using the decoder.
         """
@@ -223,6 +224,11 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
             )
         path = PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
         self._decoder, self._ready = path, FrameList()
+
+    def _push(self, packet: AvPacket | None) -> None:
+        super()._push(packet)
+        if packet is None:
+            self._cut_short = self._cut_short or self._decoder.decoder.keyless_error()
 
 
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):

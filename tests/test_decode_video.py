@@ -210,6 +210,17 @@ def test_a_decoder_serves_another_stream_after_flush(clip: bytes) -> None:
         assert list(decoder.flush()) == []
 
 
+def test_a_stream_in_which_no_packet_is_a_key_frame_is_reported(clip: bytes) -> None:
+    packets = sm.demux_video(clip)
+    decoder = sm.VideoDecoder(packets.codec)
+    deltas = packets.with_packets(packets._packets[1:5], packets.codec)
+    assert not any(packet.is_keyframe for packet in deltas._packets)
+    assert list(decoder.decode(deltas)) == []
+    with pytest.raises(sm.DecodeError, match="none of the 4 packets is marked as a key frame"):
+        list(decoder.flush())
+    assert joined([*decoder.decode(packets), *decoder.flush()]) == list(range(40))
+
+
 def test_windows_one_after_the_other_do_not_cut_each_other(clip: bytes) -> None:
     """Frames that the decoder still holds belong to the window before and are cut at its end."""
     with sm.Demuxer(clip) as demuxer:
