@@ -124,11 +124,10 @@ class Muxer:
             self._container = av.open(str(self._draft.path), "w", format=format, options=options)
         except ValueError as error:
             self._draft.remove()
-            if format:
-                what = f"this FFmpeg writes no format named {format!r}. {format_hint(format, 'w')}"
-            else:
-                what = f"{self._name}: no format follows from the name; give format='mp4'"
-            raise ValueError(what.rstrip()) from error
+            hint = format_hint(format or "", "w")
+            what = f"this FFmpeg writes no format named {format!r}. {hint}".rstrip()
+            lacks = f"{self._name}: no format follows from the name; give format='mp4'"
+            raise ValueError(what if format else lacks) from error
         if self._format in _EDITED:
             # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
@@ -213,8 +212,9 @@ class Muxer:
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
             if self._loses(codec.name):
                 raise self._refused(codec.name, "format=")
-            if not is_native_layout(getattr(codec, "channel_layout", "")):
-                raise EncodeError("the order of the channels crashes PyAV", source=self._name)
+            if not is_native_layout(layout := getattr(codec, "channel_layout", "")):
+                text = f"the audio has {layout} in an order at which PyAV crashes"
+                raise EncodeError(text, source=self._name)
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)
