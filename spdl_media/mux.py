@@ -213,8 +213,7 @@ class Muxer:
             if self._loses(codec.name):
                 raise self._refused(codec.name, "format=")
             if not is_native_layout(layout := getattr(codec, "channel_layout", "")):
-                text = f"the audio has {layout} in an order at which PyAV crashes"
-                raise EncodeError(text, source=self._name)
+                raise EncodeError(f"PyAV crashes at the order of {layout}", source=self._name)
             with self._errors():
                 stream = self._remux_stream(codec)
             turned: Any = orientation or getattr(source, "orientation", 1)

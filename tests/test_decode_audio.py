@@ -43,7 +43,7 @@ def test_an_order_of_channels_at_which_pyav_crashes_is_refused() -> None:
         with pytest.raises(sm.DecodeError, match=r"it has 6 channels \(FC\+FL.* PyAV crashes"):
             sm.load_audio(data)
         with (
-            pytest.raises(sm.EncodeError, match=r"audio has 6 channels \(FC\+FL.* PyAV crashes"),
+            pytest.raises(sm.EncodeError, match=r"PyAV crashes at the order of 6 channels \(FC"),
             sm.Muxer(io.BytesIO(), format="mov") as muxer,
         ):
             muxer.add_remux_stream(sm.demux_audio(data))
