@@ -65,8 +65,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use one worker more than cores, because tests of processes, servers and timeouts often wait."""
+    # Tests on a GPU run one at a time, and each worker would start CUDA and import its packages.
+    if config.getoption("markexpr") == "cuda":
+        return 0
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else 3
 
 
