@@ -103,7 +103,7 @@ def decode_image_batch(
     *,
     cuda: Any = "cpu",
     cuda_config: Any = None,
-    hw_decoder_load: float | None = None,
+    hw_decoder_load: float | None = 1.0,
     stopped: Any = lambda: False,
     **options: Any,
 ) -> Any:

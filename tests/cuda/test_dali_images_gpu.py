@@ -16,6 +16,7 @@ pytest.importorskip("nvidia.dali")
 
 import spdl_media as sm
 from spdl_media.cuda import dali
+from spdl_media.cuda.images import load_image_batch_nvjpeg
 
 SRCS = [jpeg(50 + 7 * index, 40, index) for index in range(5)]
 OPTIONS: dict[str, Any] = {"width": 24, "height": 20, "layout": "NCHW"}
@@ -153,10 +154,12 @@ def test_settings_of_the_gpu_reach_the_decoder(
 
     monkeypatch.setattr(dali.Slot, "run", spy)
     decode_image_batch(SRCS, cuda=0, hw_decoder_load=0.25, **OPTIONS)
-    decode_image_batch(SRCS, cuda=0, **OPTIONS)
-    first, second = (one for one in seen if "output_type" in one)
+    load_image_batch_nvjpeg(SRCS, cuda=0, hw_decoder_load=None, **OPTIONS)
+    sm.load_image_batch(SRCS, cuda=0, decoder="dali", **OPTIONS)
+    first, second, third = (one for one in seen if "output_type" in one)
     assert first["hw_decoder_load"] == 0.25
     assert "hw_decoder_load" not in second
+    assert third["hw_decoder_load"] == 1
     assert (first["affine"], first["jpeg_fancy_upsampling"]) == (False, True)
 
 
