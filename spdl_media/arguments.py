@@ -33,7 +33,7 @@ from spdl_media.values import DType, PerChannel
 
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
-VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "pyav"]
+VideoDecoder: TypeAlias = Literal["auto", "cpu", "dali", "nvdec"]
 DeviceLike: TypeAlias = CUDAConfig | SupportsIndex
 
 # None for results in host memory, DeviceLike for results on a device. Each has an overload.
@@ -280,7 +280,7 @@ class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], 
         frame_rate: Frames per second of the result. Frame ``k`` is the source frame that is shown at
             ``start + k / frame_rate``, where ``start`` is the window's start, or else the time of the first
             frame.
-        decoder: The decoder to use with ``cuda=``. ``"dali"`` (and ``"pyav"`` for video) decodes on the
+        decoder: The decoder to use with ``cuda=``. ``"dali"`` (and ``"nvdec"`` for video) decodes on the
             device. ``"cpu"`` decodes on the CPU and copies the result. ``"auto"`` uses the first of these
             that is installed and gives the right result; if that is the CPU although a decoder for the
             device is installed, a ``CPUFallbackWarning`` gives the reason.

@@ -286,7 +286,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     if name == "mjpeg" and isinstance(codec, VideoCodec) and codec.frame_rate is None:
         options |= _STILL_JPEG_OPTIONS
     if isinstance(codec, VideoCodec):
-        set_video(context, codec)
+        _set_video(context, codec)
         if name == "h264" and codec.x264_build:
             options["x264_build"] = str(codec.x264_build)
     else:
@@ -411,7 +411,7 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
     return config.decoder
 
 
-def set_video(context: Any, codec: VideoCodec) -> None:
+def _set_video(context: Any, codec: VideoCodec) -> None:
     """Set what the container states of a stream on a decoder that is not open yet."""
     # Without reorder_depth, the H.264 decoder guesses it frame by frame, and gives the first frames out of
     # order. The demuxer has already found it.
@@ -423,10 +423,10 @@ def set_video(context: Any, codec: VideoCodec) -> None:
             setattr(context, name, value)
     if codec.codec_tag:
         context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
-    set_colors(context, codec)
+    _set_colors(context, codec)
 
 
-def set_colors(context: Any, codec: VideoCodec) -> None:
+def _set_colors(context: Any, codec: VideoCodec) -> None:
     """Set the colours that the container states on a decoder, for frames that state none."""
     for name, number in zip(COLOR_TABLES, codec.color, strict=True):
         setattr(context, name, number)

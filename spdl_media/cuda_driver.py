@@ -154,17 +154,22 @@ def call(name: str, *arguments: Any) -> None:
         raise DriverError(_failure(name, status))
 
 
-def _failure(name: str, status: int) -> str:
+def error_name(status: int) -> str:
+    """Return the driver's name and text of an error."""
     words = []
     for ask in (driver().cuGetErrorName, driver().cuGetErrorString):
         # The text is static memory of the driver's, which must not be freed.
         text = c_char_p()
         ask(status, byref(text))
         words.append((text.value or b"unknown").decode())
+    return f"{words[0]} ({words[1]})"
+
+
+def _failure(name: str, status: int) -> str:
     hint = ""
     if status == _UNSUPPORTED_PTX:
         hint = f". The driver (CUDA {driver_version()}) is too old for this package's kernels (CUDA 11.8)"
-    return f"NVIDIA's driver refuses {name}: {words[0]} ({words[1]}){hint}"
+    return f"NVIDIA's driver refuses {name}: {error_name(status)}{hint}"
 
 
 def driver_version() -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import spdl_media as sm
+from spdl_media.cuda.nvdec import DECODERS
 from spdl_media.testing import index_planes, make_image, make_video
 
 SKIPPED, ENDINGS = 3, 5
@@ -170,7 +171,7 @@ def _status(script: str) -> int | str:
 
 def difference(data: bytes, **options: Any) -> tuple[int, float]:
     """Return the largest and the mean difference of values between GPU and CPU."""
-    found = sm.load_video(data, cuda=0, decoder="pyav", **options)
+    found = sm.load_video(data, cuda=0, decoder="nvdec", **options)
     want = sm.load_video(data, **options, quality="accurate").array.astype(np.int16)
     distance = np.abs(sm.transfer_buffer_cpu(found).array - want)  # type: ignore[arg-type]
     return int(distance.max()), round(float(distance.mean()), 3)
@@ -183,43 +184,43 @@ def clip(codec: str, format: str, size: tuple[int, int], count: int = 24, **opti
 
 GRAIN = {"svtav1-params": "film-grain=20"}
 DEEP = {"pix_fmt": "yuv420p10le"}
-VIDEOS: list[tuple[str, str, tuple[int, int], dict[str, Any], int]] = [
-    ("libx264", "mp4", (320, 240), {"max_b_frames": 2}, 2),
-    ("libx265", "mp4", (320, 240), {"max_b_frames": 2}, 2),
-    ("libx265", "mp4", (320, 240), DEEP, 2),
-    ("libx265", "mp4", (320, 240), {"pix_fmt": "yuv420p12le"}, 2),
-    ("libsvtav1", "mp4", (320, 240), {}, 2),
-    ("libsvtav1", "mp4", (320, 240), DEEP, 2),
-    ("libvpx-vp9", "webm", (320, 240), {}, 2),
-    ("libvpx", "webm", (320, 240), {}, 2),
-    ("mpeg2video", "mpegts", (320, 240), {}, 24),
-    ("mpeg4", "avi", (320, 240), {}, 24),
-    ("libvpx-vp9", "webm", (319, 240), {}, 2),
-    ("libvpx", "webm", (319, 240), {}, 2),
-    ("libsvtav1", "mp4", (319, 240), {}, 2),
-    ("mpeg2video", "mpegts", (319, 240), {}, 24),
-    ("mpeg4", "avi", (319, 240), {}, 24),
+VIDEOS: list[tuple[str, str, tuple[int, int], dict[str, Any]]] = [
+    ("libx264", "mp4", (320, 240), {"max_b_frames": 2}),
+    ("libx265", "mp4", (320, 240), {"max_b_frames": 2}),
+    ("libx265", "mp4", (320, 240), DEEP),
+    ("libx265", "mp4", (320, 240), {"pix_fmt": "yuv420p12le"}),
+    ("libsvtav1", "mp4", (320, 240), {}),
+    ("libsvtav1", "mp4", (320, 240), DEEP),
+    ("libsvtav1", "mp4", (319, 239), {}),
+    ("libvpx-vp9", "webm", (320, 240), {}),
+    ("libvpx-vp9", "webm", (319, 240), {}),
+    ("libvpx-vp9", "webm", (320, 239), {}),
 ]
+
+
+def no_hardware(found: Any) -> bool:
+    """Whether this device has no decoder for the codec, as those before Ampere have none for AV1."""
+    return isinstance(found, str) and "NVDEC of this device does not decode" in found
 
 
 def nvdec() -> None:
     need("nvdec")
     findings = Findings()
-    for codec, format, size, options, most in VIDEOS:
+    for codec, format, size, options in VIDEOS:
         what = f"{codec} {size[0]}x{size[1]} {options.get('pix_fmt', '')}"
         work = partial(difference, clip(codec, format, size, **options))
-        findings.check(what, work, lambda found, most=most: no_error(found) and found[0] <= most)
+        findings.check(
+            what, work, lambda found: no_hardware(found) or (no_error(found) and found[0] <= 2)
+        )
     grain = clip("libsvtav1", "mp4", (320, 240), options=GRAIN)
     findings.check(
         "AV1 with film grain, in the mean",
         partial(difference, grain),
-        lambda found: no_error(found) and found[1] <= 1,
+        lambda found: no_hardware(found) or (no_error(found) and found[1] <= 1),
     )
-    for codec, format in (("libvpx-vp9", "webm"), ("mpeg2video", "mpegts")):
-        tall = clip(codec, format, (320, 239))
-        findings.check(f"{codec} 320x239", partial(difference, tall), is_error("DecodeError"))
     film = clip("libx264", "mp4", (1280, 720), 60)
     findings.check("windows", partial(difference, film, timestamp=(0.5, 1.1)), no_error)
+    DECODERS.clear()  # the memory of idle ones would be freed and used
     with nearly_full():
         findings.check(
             "a device that is full", partial(difference, film), is_error("TransferError")
@@ -266,11 +267,10 @@ def timed(work: Callable[[], Any], rounds: int = 20) -> str:
 
 def clips(rounds: int = 20) -> None:
     need("nvdec")
-    from spdl_media.cuda.nvdec import DECODERS
-
-    for codec in ("libx264", "libx265", "libsvtav1"):
+    for codec in ("libx264", "libx265", "libvpx-vp9"):
         for size in ((320, 240), (1280, 720), (1920, 1080)):
-            load = partial(sm.load_video, clip(codec, "mp4", size, 16), cuda=0, decoder="pyav")
+            format = "webm" if codec == "libvpx-vp9" else "mp4"
+            load = partial(sm.load_video, clip(codec, format, size, 16), cuda=0, decoder="nvdec")
 
             def anew(load: Callable[[], Any] = load) -> Any:
                 DECODERS.clear()
@@ -290,7 +290,7 @@ def _beside_a_training(rounds: int) -> None:
     except (ImportError, RuntimeError, AssertionError) as error:
         say("no training can be put beside it:", error)
         return
-    load = partial(sm.load_video, clip("libx264", "mp4", (1280, 720), 16), cuda=0, decoder="pyav")
+    load = partial(sm.load_video, clip("libx264", "mp4", (1280, 720), 16), cuda=0, decoder="nvdec")
     streams = {"default stream": torch.cuda.default_stream(0), "own stream": torch.cuda.Stream(0)}
     for name, stream in streams.items():
 

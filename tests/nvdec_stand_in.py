@@ -1,35 +1,30 @@
 """Stand-in for NVDEC: software-decoded frames in NVDEC's memory layout, with PyAV's interface.
 
-Chroma is that of the software decoder, interleaved, in memory with padded rows as NVDEC's. Only the name of
-the frame's format says that it is on a device. When a frame is dropped, its memory is overwritten, because
-the decoder's surfaces are reused.
+Chroma is that of the software decoder, interleaved, in memory with padded rows as NVDEC's. When a frame is
+dropped, its memory is overwritten, because the decoder's surfaces are reused.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import av
 import numpy as np
-from av.codec.context import CodecContext
-from av.codec.hwaccel import HWAccel
 from color_reference import convert_on_host
 
 import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
-from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.cuda.nvdec import DecoderPool
+from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig, as_decode_config
+from spdl_media.cuda.nvdec import DecoderPool, has_lengths
+from spdl_media.cuda.surfaces import PixelFormat
 from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
 from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
-from spdl_media.packets import metadata_of
+from spdl_media.packets import metadata_of, with_data
 from spdl_media.rows import seconds_of
 
 PITCH = 256
@@ -37,13 +32,8 @@ STORED = {
     "yuv420p": ("nv12", "u1", 0),
     "yuvj420p": ("nv12", "u1", 0),
     "yuv420p10le": ("p010le", "<u2", 6),
-    "yuv420p12le": ("p016le", "<u2", 4),
+    "yuv420p12le": ("p012le", "<u2", 4),
 }
-
-
-@dataclass(frozen=True)
-class Format:
-    name: str
 
 
 class Surface:
@@ -65,8 +55,14 @@ class Plane:
         self.line_size = memory.shape[1]
 
 
+ATTRIBUTES = (
+    *("pts", "time_base", "duration", "is_corrupt", "width", "height", "side_data"),
+    *("colorspace", "color_range", "color_primaries", "color_trc"),
+)
+
+
 class HardwareFrame:
-    """A frame as PyAV returns it with ``is_hw_owned=True``: metadata, and only the addresses of planes."""
+    """A frame like ``cuda.surfaces.Surface``: metadata, and only the addresses of planes."""
 
     alive = 0
 
@@ -74,16 +70,15 @@ class HardwareFrame:
         HardwareFrame.alive += 1
         self._frame = frame
         self._surface = surface
-        self.format = Format("cuda")
-        self.sw_format = Format(stored)
+        self.format = PixelFormat(stored)
         self.planes = tuple(Plane(memory) for memory in surface.planes)
-        self.width, self.height = (side + side % 2 for side in (frame.width, frame.height))
 
     def __getattr__(self, name: str) -> Any:
+        assert name in ATTRIBUTES, f"a surface has no {name}"
         return getattr(self._frame, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("time_base", "pts"):
+        if name in ("time_base", "pts", "duration", "color_primaries", "color_trc"):
             setattr(self._frame, name, value)
         else:
             object.__setattr__(self, name, value)
@@ -103,67 +98,38 @@ def to_surface(frame: av.VideoFrame) -> HardwareFrame:
 
 
 class HardwareDecoder:
-    """A software decoder whose frames become surfaces; unsupported ones stay, as with FFmpeg's fallback."""
+    """A software decoder whose frames become surfaces, like ``cuda.session.Session``."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
+    nbytes = 0
 
-    @property
-    def width(self) -> int:
-        return int(self._context.width)
+    _context: Any
 
-    @property
-    def height(self) -> int:
-        return int(self._context.height)
+    def use(self, _: int, codec: VideoCodec) -> None:
+        # Headers stand in the packets.
+        coded = replace(codec, extradata=None) if has_lengths(codec) else codec
+        self._context = make_decoder(coded, DEFAULT_DECODE_CONFIG, "stand-in")
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_context":
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._context, name, value)
-
-    def decode(self, packet: Any) -> list[Any]:
-        frames: Any = self._context.decode(packet)
-        return [to_surface(f) if f.format.name in STORED else SoftwareFrame(f) for f in frames]
+    def decode(self, packet: Any, data: bytes) -> list[Any]:
+        frames: Any = self._context.decode(packet and with_data(packet, data))
+        return list(map(to_surface, frames))
 
     def flush_buffers(self) -> None:
         self._context.flush_buffers()
 
 
-class SoftwareFrame:
-    """A PyAV frame in host memory, whose ``sw_format`` is ``None``."""
-
-    sw_format = None
-
-    def __init__(self, frame: av.VideoFrame) -> None:
-        self.__dict__["_frame"] = frame
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._frame, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._frame, name, value)
-
-
 class StandIn(VideoDevice):
-    """A device in host memory that records its decoders, and counts waits and conversions."""
+    """A device in host memory that records its decoders and conversions."""
 
     def __init__(self) -> None:
-        self.index = 0
+        self.index, self.stream = 0, 1
         self.decoders = DecoderPool()
         self.opened: list[str] = []
         self.colors: list[Any] = []
-        self.waits = 0
         self.launches: list[int] = []
 
-    def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
+    def open_decoder(self, codec: VideoCodec) -> Any:
         self.opened.append(codec.name)
-        return HardwareDecoder(make_decoder(codec, config, source))
-
-    @contextmanager
-    def after_decoder(self) -> Iterator[None]:
-        self.waits += 1
-        yield
+        return HardwareDecoder()
 
     def memory(self, shape: Any, row: Any, *, fill: bool) -> Block:
         array = np.full(shape, row if fill else 0x77, row.dtype)
@@ -180,42 +146,6 @@ class StandIn(VideoDevice):
     def buffer(self, block: Block, colors: Any) -> Any:
         self.colors.append(colors)
         return in_place(block.array)
-
-
-class FakeFFmpeg:
-    """PyAV's CodecContext with a CPU decoder, and with the checks of FFmpeg's ``hwcontext_cuda.c``.
-
-    Args:
-        current: The device whose context is current in this thread, or ``None``.
-        active: Flags of the primary context if it is in use; PyTorch, CuPy and DALI use 0.
-    """
-
-    BLOCKING_SYNC = 4
-
-    def __init__(self, current: Callable[[], int | None], active: int | None = 0) -> None:
-        self._current, self._active = current, active
-
-    def create(self, name: str, mode: str, hwaccel: HWAccel) -> Any:
-        """Make a decoder with a CUDA device.
-
-        Raises:
-            av.FFmpegError: FFmpeg cannot make the device.
-        """
-        assert hwaccel.is_hw_owned
-        primary, current = (
-            int(hwaccel.options.get(option, "0")) for option in ("primary_ctx", "current_ctx")
-        )
-        if primary and current:
-            raise av.FFmpegError(errno.EINVAL, "Invalid argument")
-        if primary and self._active not in (None, self.BLOCKING_SYNC):
-            # "Primary context already active with incompatible flags."
-            raise av.FFmpegError(errno.EOPNOTSUPP, "Operation not supported")
-        assert primary or current, (
-            "frames would lie in a context of their own, which no kernel reads"
-        )
-        if current:
-            assert self._current() == hwaccel.device_id, "another context is current"
-        return CodecContext.create(name, mode)
 
 
 class DeviceClip(NamedTuple):

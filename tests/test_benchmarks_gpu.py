@@ -30,10 +30,10 @@ OURS = ["CPU + transfer", "nvJPEG through DALI"]
 VIDEO = [
     "video: CPU + transfer",
     "video: NVDEC through DALI",
-    "video: NVDEC through PyAV",
+    "video: NVDEC",
     "video: NVDEC, new decoders",
 ]
-TRAINING = [f"video: NVDEC, training on {stream} stream" for stream in ("the default", "its own")]
+TRAINING = ["video: NVDEC, beside training"]
 COPIES = ["transfer_buffer", "raw cudaMemcpyAsync"]
 TINY = ("--rounds", "2", "--seconds", "0.01", "--batch", "2", "--size", "32", "--threads", "2")
 
@@ -213,7 +213,7 @@ def test_all_cells_in_one_run(
         ("video", None, None),
         ("video", 0, "cpu"),
         ("video", 0, "dali"),
-        ("video", 0, "pyav"),
+        ("video", 0, "nvdec"),
     }
     printed = capsys.readouterr()
     tables = [text.splitlines() for text in printed.out.strip().split("\n\n")]
@@ -331,7 +331,7 @@ def test_a_counting_thread_is_set_beside_each_cell(gpu: ModuleType) -> None:
     assert gpu.summary(cells)["rest"]["counted"]["lowest"] == min(rested)
 
 
-def test_steps_of_a_training_go_to_the_stream_that_is_asked_for(
+def test_steps_of_a_training_are_queued_before_each_video(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[str] = []
@@ -347,7 +347,6 @@ def test_steps_of_a_training_go_to_the_stream_that_is_asked_for(
             pass
 
     cuda = SimpleNamespace(
-        Stream=lambda device: Stream("own"),
         default_stream=lambda device: Stream("default"),
         stream=lambda stream: stream,
     )
@@ -361,10 +360,8 @@ def test_steps_of_a_training_go_to_the_stream_that_is_asked_for(
     monkeypatch.setattr(
         gpu, "video_on", lambda *_: cell_of(gpu, load=lambda n: used.append("load"))
     )
-    for own_stream, name in ((False, "default"), (True, "own")):
-        used.clear()
-        gpu.beside_training(gpu.Job([], [], 8, 1, 1, 1), own_stream=own_stream).load(0)
-        assert used == [name, *["product"] * gpu.STEP, "load"]
+    gpu.beside_training(gpu.Job([], [], 8, 1, 1, 1)).load(0)
+    assert used == ["default", *["product"] * gpu.STEP, "load"]
 
 
 def test_rounds_go_forwards_and_backwards(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

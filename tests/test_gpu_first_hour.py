@@ -76,7 +76,7 @@ class Machine:
     def load_video(self, src: bytes, timestamp: Any = None, **options: Any) -> Any:
         if options.pop("cuda", None) is None:
             return self._load_video(src, timestamp, **options)
-        assert options.pop("decoder") == "pyav"
+        assert options.pop("decoder") == "nvdec"
         if self.is_full:
             raise sm.TransferError("NVDEC failed")
         array = self._load_video(src, timestamp, **options, quality="accurate").array

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import gc
 import importlib
 import importlib.util
@@ -18,20 +17,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import av
 import color_kernel
 import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard, host
 from dali_oracle import CLOSE, differences, jpeg
 from fake_cuda import HISTORY, FakeTorch, fresh_process
-from nvdec_stand_in import FakeFFmpeg, HardwareDecoder
+from nvdec_stand_in import HardwareDecoder
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
 import spdl_media as sm
 from spdl_media.batch import Stopped
 from spdl_media.cuda import images, video_rows
-from spdl_media.cuda import nvdec as nvdec_module
+from spdl_media.cuda.cuvid import NotOnDeviceError
+from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.load import _prepare_image_batch
 from spdl_media.testing import (
     AudioTrack,
@@ -507,39 +506,28 @@ CLIP = make_video(PLANES, codec="libx264", format="mp4", max_b_frames=2, gop_siz
 
 
 @pytest.fixture
-def ffmpeg(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> FakeFFmpeg:
-    """A stand-in driver with its video library, in a process that has used CUDA."""
-    monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: None)
-    monkeypatch.setattr(video_rows.VideoDevice, "decoders", nvdec_module.DecoderPool())
-    found = FakeFFmpeg(lambda: cupy.card.driver.contexts[-1])
-    monkeypatch.setattr(nvdec_module, "CodecContext", found)
-    return found
-
-
-@pytest.fixture
-def nvdec(
-    cupy: CupyWithKernels, ffmpeg: FakeFFmpeg, monkeypatch: pytest.MonkeyPatch
-) -> CupyWithKernels:
-    """The same, with frames of a software decoder."""
+def nvdec(cupy: CupyWithKernels, monkeypatch: pytest.MonkeyPatch) -> CupyWithKernels:
+    """A stand-in driver with its video library: a software decoder, with frames in NVDEC's layout."""
     cupy.card.is_eager = True
-    real = video_rows.open_on_device
-    monkeypatch.setattr(video_rows, "open_on_device", lambda *given: HardwareDecoder(real(*given)))
+    monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: None)
+    monkeypatch.setattr(video_rows.VideoDevice, "decoders", DecoderPool())
+    monkeypatch.setattr(video_rows.VideoDevice, "open_decoder", lambda *_: HardwareDecoder())
     return cupy
 
 
-def test_a_device_that_does_not_open_for_videos(
-    nvdec: CupyWithKernels, ffmpeg: FakeFFmpeg, monkeypatch: pytest.MonkeyPatch
+def test_a_video_that_turns_out_not_to_be_for_the_hardware(
+    nvdec: CupyWithKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def create(name: str, mode: str, hwaccel: Any) -> Any:
-        raise av.FFmpegError(errno.EOPNOTSUPP, "Operation not supported")
+    def decode(*_: object) -> Any:
+        raise NotOnDeviceError("NVDEC of this device does not decode it")
 
-    monkeypatch.setattr(ffmpeg, "create", create)
-    said = "NVDEC cannot be opened on device 1: Operation not supported"
+    monkeypatch.setattr(HardwareDecoder, "decode", decode)
+    said = "NVDEC of this device does not decode it"
     with pytest.warns(sm.CPUFallbackWarning, match=said):
         buffer = sm.load_video(CLIP, cuda=1)
     np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP, quality="accurate"))
     with pytest.raises(sm.DecodeError, match=rf"{said}.*decoder='auto'"):
-        sm.load_video(CLIP, cuda=1, decoder="pyav")
+        sm.load_video(CLIP, cuda=1, decoder="nvdec")
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265"])
@@ -571,8 +559,8 @@ def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
         nvdec.launches.clear()
     with pytest.raises(sm.ConvertError, match="18 frames are asked for, and there are 15"):
         sm.load_video(CLIP, (0.5, None), cuda=0, num_frames=18, on_short="error")
-    with pytest.raises(ValueError, match=r"decoder='pyav': on_short='wrap' is for the CPU"):
-        sm.load_video(CLIP, cuda=0, num_frames=18, on_short="wrap", decoder="pyav")
+    with pytest.raises(ValueError, match=r"decoder='nvdec': on_short='wrap' is for the CPU"):
+        sm.load_video(CLIP, cuda=0, num_frames=18, on_short="wrap", decoder="nvdec")
     sound = make_media([AudioTrack(samples=index_samples(500, 2), sample_rate=8000, codec="flac")])
     audio = sm.load_audio(sound, cuda=0, num_samples=800, on_short="wrap")
     want = sm.load_audio(sound, num_samples=800, on_short="wrap")
@@ -590,7 +578,7 @@ def test_videos_are_cut_mirrored_and_normalised_on_the_device(
     buffer = sm.load_video(CLIP, cuda=0, **options)
     assert np.abs(host(buffer).astype(int) - levels.array).max() <= 2
     numbers: Any = {"dtype": "float32", "mean": (0.5, 0.4, 0.3), "std": (0.25, 0.5, 1)}
-    buffer = sm.load_video(CLIP, cuda=0, decoder="pyav", **options, **numbers)
+    buffer = sm.load_video(CLIP, cuda=0, decoder="nvdec", **options, **numbers)
     want = sm.load_video(CLIP, **options, **numbers).array
     assert (buffer.boxes, buffer.flips) == (((3, 5, 21, 11),), (True,))
     assert buffer.dtype == np.float32
@@ -604,8 +592,8 @@ def test_videos_are_cut_mirrored_and_normalised_on_the_device(
         atol=1e-6,
     )
     assert nvdec.launches
-    with pytest.raises(ValueError, match=r"decoder='pyav': dtype='float16' is for the CPU"):
-        sm.load_video(CLIP, cuda=0, decoder="pyav", dtype="float16")
+    with pytest.raises(ValueError, match=r"decoder='nvdec': dtype='float16' is for the CPU"):
+        sm.load_video(CLIP, cuda=0, decoder="nvdec", dtype="float16")
 
 
 def test_planes_of_a_video_are_the_cpus_bit_for_bit(nvdec: CupyWithKernels) -> None:
@@ -656,7 +644,10 @@ def test_layouts_of_the_functions_that_spdl_has(nvdec: CupyWithKernels) -> None:
     ("options", "words"),
     [
         ({"codec": "libx264", "pix_fmt": "yuv444p"}, "yuv444p"),
-        ({"codec": "ffv1", "format": "matroska"}, "NVDEC has no decoder for ffv1"),
+        (
+            {"codec": "ffv1", "format": "matroska"},
+            "NVDEC is used for av1, h264, hevc, vp9, and this is ffv1",
+        ),
     ],
 )
 def test_what_nvdec_cannot_decode(
@@ -670,7 +661,7 @@ def test_what_nvdec_cannot_decode(
         buffer = sm.load_video(data, cuda=0)
     assert told[0].filename == __file__
     np.testing.assert_array_equal(host(buffer), sm.load_video(data, quality="accurate"))
-    for decoder in ("pyav", "dali"):
+    for decoder in ("nvdec", "dali"):
         with pytest.raises(sm.DecodeError, match=r"decoder='auto'"):
             sm.load_video(data, cuda=0, decoder=decoder)  # type: ignore[arg-type]
     with warnings.catch_warnings(action="error"):
@@ -702,6 +693,7 @@ def test_without_nvdec_a_warning_says_what_is_missing(
         {"pix_fmt": "gray"},
         {"scale_algo": "lanczos", "width": 16, "height": 16},
         {"decode_config": sm.decode_config(decoder="h264")},
+        {"decode_config": sm.decode_config(decoder_options={"threads": 2})},
     ],
 )
 def test_options_that_are_for_the_cpu(nvdec: CupyWithKernels, options: dict[str, Any]) -> None:
@@ -709,7 +701,7 @@ def test_options_that_are_for_the_cpu(nvdec: CupyWithKernels, options: dict[str,
     exact: Any = {} if "filter_desc" in options else {"quality": "accurate"}
     np.testing.assert_array_equal(host(buffer), sm.load_video(CLIP, **{**exact, **options}))
     assert not nvdec.launches
-    for decoder in ("pyav", "dali"):
+    for decoder in ("nvdec", "dali"):
         with pytest.raises(ValueError, match=rf"decoder='{decoder}': .* takes the CPU for it"):
             sm.load_video(CLIP, cuda=0, decoder=decoder, **options)
 
@@ -797,7 +789,7 @@ def test_invalid_decoders(name: str) -> None:
         CALLS[name](decoder="dali")
     if "image" in name:
         with pytest.raises(ValueError, match="decoder must be 'auto', 'cpu' or 'dali', not"):
-            CALLS[name](cuda=0, decoder="pyav")
+            CALLS[name](cuda=0, decoder="nvdec")
 
 
 @needs_dali

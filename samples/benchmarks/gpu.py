@@ -342,7 +342,7 @@ def new_decoders(job: Job) -> Cell:
     """Load videos without keeping NVDEC decoders for the next video."""
     from spdl_media.cuda.nvdec import DECODERS
 
-    cell = video_on("pyav", job)
+    cell = video_on("nvdec", job)
     load = cell.load
 
     def load_anew(number: int) -> Any:
@@ -353,22 +353,17 @@ def new_decoders(job: Job) -> Cell:
     return cell
 
 
-def beside_training(job: Job, *, own_stream: bool) -> Cell:
-    """Load videos, and start a training step on a PyTorch stream before each video.
-
-    NVDEC's frames wait for work on the device's default stream, which PyTorch also uses for training by
-    default.
-    """
+def beside_training(job: Job) -> Cell:
+    """Load videos, and start a training step on PyTorch's default stream before each video."""
     import torch
 
     device = torch.device(job.device)
-    stream = torch.cuda.Stream(device) if own_stream else torch.cuda.default_stream(device)
     square = torch.ones((4096, 4096), device=device)
-    cell = video_on("pyav", job)
+    cell = video_on("nvdec", job)
     load = cell.load
 
     def load_beside(number: int) -> Any:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.default_stream(device)):
             for _ in range(STEP):
                 torch.mm(square, square)
         return load(number)
@@ -482,10 +477,9 @@ CELLS: Mapping[str, Callable[[Job], Cell]] = {
     **IMAGE_PEERS,
     "video: CPU + transfer": partial(video_on, "cpu"),
     "video: NVDEC through DALI": partial(video_on, "dali"),
-    "video: NVDEC through PyAV": partial(video_on, "pyav"),
+    "video: NVDEC": partial(video_on, "nvdec"),
     "video: NVDEC, new decoders": new_decoders,
-    "video: NVDEC, training on the default stream": partial(beside_training, own_stream=False),
-    "video: NVDEC, training on its own stream": partial(beside_training, own_stream=True),
+    "video: NVDEC, beside training": beside_training,
     "transfer_buffer": transfer,
     RAW: raw_copies,
 }

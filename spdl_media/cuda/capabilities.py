@@ -10,8 +10,9 @@ from typing import Any, SupportsIndex
 
 from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
+from spdl_media.cuda.cuvid import VIDEO_LIBRARY
 from spdl_media.cuda.dali import check_device
-from spdl_media.cuda.nvdec import LIBRARIES, VIDEO_LIBRARY
+from spdl_media.cuda.nvdec import LIBRARIES
 from spdl_media.cuda_driver import HISTORY, LIBRARY
 from spdl_media.devices import WITHOUT_CUDA, open_device
 

@@ -363,7 +363,7 @@ def load_video_by_dali(
             kind = TransferError if is_out_of_memory(error) else DecodeError
             raise kind(
                 f"DALI cannot decode {len(numbers)} frames of this {codec.width}x{codec.height} {codec.name} "
-                f"video on {named(index)}: {error}. Load fewer frames at a time, or take decoder='pyav', "
+                f"video on {named(index)}: {error}. Load fewer frames at a time, or take decoder='nvdec', "
                 "another way to the same hardware",
                 source=source,
             ) from error

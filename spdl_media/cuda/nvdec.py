@@ -1,42 +1,32 @@
-"""NVDEC, the hardware decoder, through FFmpeg and PyAV: it decodes packets to frames on the device.
+"""NVDEC, the hardware decoder: it decodes packets of one clip after another to frames on the device.
 
-Opening an NVDEC decoder takes longer than decoding a short clip, so decoders are kept: after a flush, a
-decoder serves other clips of the same codec and size. H.264 and HEVC packets are converted to Annex B, with
-start codes and with the headers in the packets, because an open decoder reads no other headers.
+Opening an NVDEC decoder takes longer than decoding a short clip (0.3 s), so decoders are kept for other clips
+of the same codec and size. NVIDIA's parser reads headers in packets alone, and NAL units with start codes.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import os
-import re
 import threading
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 import av
-from av.codec.context import CodecContext
-from av.codec.hwaccel import HWAccel
 
-from spdl_media._ffmpeg import LogLine, check_codec_options, current_log, translated_errors
-from spdl_media.codec import VideoCodec, set_colors, set_video
+from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
-from spdl_media.cuda.color_plan import SEMI_PLANAR
-from spdl_media.cuda_driver import LIBRARY, driver_version
+from spdl_media.cuda.cuvid import CODECS, VIDEO_LIBRARY, NotOnDeviceError
+from spdl_media.cuda_driver import LIBRARY
 from spdl_media.demux import make_filter
-from spdl_media.errors import DecodeError, MediaError, MissingDependencyError, TransferError
-from spdl_media.packets import with_data
-
-NVDEC_CODECS = frozenset(
-    {"av1", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "vp8", "vp9"}
-)
-"""Codecs that NVDEC decodes. Motion JPEG is left to the CPU, which detects damage."""
+from spdl_media.errors import DecodeError, MissingDependencyError, TransferError
 
 NVDEC_FORMATS = frozenset({"yuv420p", "yuvj420p", "nv12", "yuv420p10le", "yuv420p12le"})
 """Coded pixel formats that NVDEC decodes."""
 
-VIDEO_LIBRARY = "nvcuvid.dll" if os.name == "nt" else "libnvcuvid.so.1"
 LIBRARIES = {
     LIBRARY: (
         "NVIDIA's driver is missing ({}). Install the driver; in a container, start it with the GPU "
@@ -51,72 +41,23 @@ LIBRARIES = {
 """Libraries of NVIDIA's driver that decoding needs, and the messages if they are missing."""
 
 
-class NotOnDeviceError(Exception):
-    """The hardware does not support this stream. The message says why."""
-
-
 def nvdec_refusal(codec: VideoCodec) -> str | None:
-    """Return why NVDEC does not decode a stream, judged by its parameters, or ``None`` if it may."""
-    if codec.name not in NVDEC_CODECS:
-        return f"NVDEC has no decoder for {codec.name}, but for {', '.join(sorted(NVDEC_CODECS))}"
+    """Return why NVDEC does not decode a stream, judged by its parameters, or ``None`` if it may.
+
+    It decodes MPEG-1, -2 and -4 with other rounding than the CPU, and VP8 and VC-1 are rare.
+    """
+    if codec.name not in CODECS:
+        return f"NVDEC is used for {', '.join(sorted(CODECS))}, and this is {codec.name}"
     if codec.pix_fmt is not None and codec.pix_fmt not in NVDEC_FORMATS:
         return f"NVDEC decodes 4:2:0 of 8, 10 and 12 bits, and this is {codec.pix_fmt}"
     return None
 
 
-def open_on_device(
-    codec: VideoCodec, config: DecodeConfig, source: str, device_index: int
-) -> CodecContext:
-    """Open the hardware decoder of a stream, in the current CUDA context of this thread.
-
-    Its frames are copies that hold no surfaces of the decoder. FFmpeg makes them unless the option
-    ``hwaccel_flags=unsafe_output`` is set.
-
-    Raises:
-        ValueError: A decoder option does not exist, or ``config`` names a CPU decoder.
-        TransferError: The driver is too old.
-        DecodeError: The device cannot be opened.
-    """
-    # Only FFmpeg's own decoders support hardware, not libraries such as dav1d.
-    name = codec.name
-    if config.decoder not in (None, name):
-        raise ValueError(
-            f"decode_config(decoder={config.decoder!r}) runs on the CPU alone; the decoder on the device is "
-            f"{name!r}. Leave it out, or decode with cuda=None"
-        )
-    check_codec_options(name, config.decoder_options)
-    accel = HWAccel(
-        "cuda",
-        str(device_index),
-        allow_software_fallback=True,
-        # Kernels run in the device's primary context, and cannot read memory of another context. FFmpeg fails
-        # to retain the primary context if its flags differ, which PyTorch, CuPy and DALI cause. So use the
-        # current context, which is the primary one. PyAV requests primary_ctx by default, and FFmpeg rejects
-        # both options together.
-        options={"primary_ctx": "0", "current_ctx": "1"},
-        is_hw_owned=True,
-    )
-    with translated_errors(lambda text: _open_error(device_index, text, source)):
-        context = CodecContext.create(name, "r", hwaccel=accel)
-        context.thread_count = 1
-        # This sets the pixel format, without which FFmpeg's AV1 decoder does not use the hardware.
-        set_video(context, codec)
-        context.options = dict(config.decoder_options)
-        context.open(strict=False)
-    return context
-
-
-def _open_error(index: int, text: str, source: str) -> MediaError:
-    """Return the error for a decoder that does not open, from FFmpeg's message."""
-    # FFmpeg's messages when dlsym does not find a function.
-    if "dynamically load" not in text and "Cannot load" not in text:
-        return DecodeError(f"NVDEC cannot be opened on device {index}: {text}", source=source)
-    return TransferError(
-        f"NVIDIA's driver, which is of CUDA {driver_version()}, lacks functions that FFmpeg "
-        f"{av.ffmpeg_version_info} in the wheel of PyAV {av.__version__} calls: {text}. Install a newer "
-        "driver, or decode with cuda=None",
-        source=source,
-    )
+def config_refusal(config: DecodeConfig) -> str | None:
+    """Return why NVDEC does not decode with these options, or ``None`` if it does."""
+    if config.decoder is None and not config.decoder_options:
+        return None
+    return "decode_config(decoder=, decoder_options=) are for FFmpeg's decoders, on the CPU"
 
 
 def missing_library(load: Callable[[str], Any] = ctypes.CDLL) -> MissingDependencyError | None:
@@ -134,152 +75,72 @@ def missing_library(load: Callable[[str], Any] = ctypes.CDLL) -> MissingDependen
 
 
 class DeviceDecoder:
-    """An FFmpeg decoder on a device, which decodes one clip after another.
+    """A decoder on a device, which decodes one clip after another.
 
     It has the interface of PyAV's decoder, with frames on the device. Its errors distinguish a failure of the
     device from damaged data.
 
     Args:
-        context: PyAV's codec context.
-        index: Number of the device.
+        session: A :class:`~spdl_media.cuda.session.Session`.
 
     Attributes:
         is_sound: Whether the decoder can be used for another clip.
-        nbytes: Estimated maximum of the device memory that it uses.
 
     Thread safety: one thread at a time.
     """
 
-    def __init__(self, context: Any, index: int) -> None:
-        self._context, self._index = context, index
-        self._filter: Any = None
-        self._headers: bytes | None = None
-        self.is_sound, self.nbytes = True, 0
+    def __init__(self, session: Any) -> None:
+        self._session, self.is_sound = session, True
 
-    def begin(self, codec: VideoCodec, source: str) -> None:
-        """Prepare for a clip, and reset properties of the clip before.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device memory that it uses, estimated."""
+        return int(self._session.nbytes)
+
+    def begin(self, codec: VideoCodec, source: str, stream: int) -> None:
+        """Prepare for a clip, whose frames are read on this stream of the device.
 
         Raises:
             DecodeError: The codec's headers are damaged.
         """
-        self._codec, self._source, self._is_first = codec, source, True
-        # FFmpeg determines the reorder depth from frames, and keeps it after a flush.
-        self._context.reorder_depth = codec.reorder_depth
-        set_colors(self._context, codec)
-        # Reference surfaces of H.264, surfaces that FFmpeg adds, and the frames of a launch.
-        self.nbytes = 40 * codec.width * codec.height * (3 if "p1" in str(codec.pix_fmt) else 2)
-        if has_lengths(codec) and codec.extradata != self._headers:
-            try:
-                self._filter, after = make_filter(f"{codec.name}_mp4toannexb", codec)
-            except ValueError as error:
-                raise DecodeError(
-                    f"damaged {codec.name} headers: {error}", source=source
-                ) from error
-            self._headers, self._sets = codec.extradata, after.extradata or b""
+        self._codec, self._is_first = codec, True
+        self._session.use(stream, codec)
+        try:
+            self._headers, self._size = stream_headers(codec)
+        except ValueError as error:
+            raise DecodeError(f"damaged {codec.name} headers: {error}", source=source) from error
 
     def decode(self, packet: Any) -> list[Any]:
         """Decode a packet, and return the frames that are ready.
 
         Raises:
             TransferError: The device failed: it has no memory or no decoder left, or is gone.
-            NotOnDeviceError: The frames are in host memory, or only a CPU decoder could make them.
+            NotOnDeviceError: The hardware does not decode this stream.
+            av.InvalidDataError: The data is damaged.
         """
-        log = current_log()
-        assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
-        start, frames = len(log), []
         try:
-            for part in self._parts(packet):
-                frames += self._context.decode(part)
-        except av.FFmpegError as error:
+            frames: list[Any] = self._session.decode(
+                packet, b"" if packet is None else self._data(packet)
+            )
+            return frames
+        except (TransferError, NotOnDeviceError):
             self.is_sound = False
-            self._check_device(log[start:], error)
-            if isinstance(error, av.error.NotImplementedError):  # no AV1 in software
-                raise NotOnDeviceError(self._found("no", log[start:])) from error
             raise
-        # FFmpeg logs a failure of the device, and continues in software without an error.
-        if len(log) > start:
-            self._check_device(log[start:])
-        for frame in frames:
-            self._check(frame, log[start:])
-        return frames
 
-    def _parts(self, packet: Any) -> list[Any]:
-        """Return the packets to decode for a packet of the clip: itself, or converted to Annex B."""
-        if not has_lengths(self._codec):
-            return [packet]
-        parts = list(self._filter.filter(packet and with_data(packet, memoryview(packet))))
-        if self._is_first and parts:
-            # The filter inserts headers before IDR pictures or the like, and a window may begin with others.
-            parts[0], self._is_first = with_data(parts[0], self._sets + bytes(parts[0])), False
-        return parts if packet is not None else [*parts, None]
-
-    def _check_device(self, lines: list[LogLine], cause: BaseException | None = None) -> None:
-        """Raise an error for a CUDA failure that FFmpeg has logged, unless the data caused it."""
-        text = _text(lines)
-        if old := re.search(r"Cannot load (\w+)", text):
-            self.is_sound = False
-            raise _open_error(self._index, old[0], self._source) from cause
-        failed = re.search(r"(\w+)\([^\n]* failed -> (CUDA_ERROR_\w+): ([^\n]*)", text)
-        if not failed or failed[2] in _DATA_ERRORS:
-            return
-        self.is_sound = False
-        remedy = (
-            "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, "
-            "or drop buffers earlier"
-            if failed[2] == "CUDA_ERROR_OUT_OF_MEMORY"
-            else "nvidia-smi shows whether the device is still there"
-        )
-        raise TransferError(
-            f"NVDEC failed on CUDA device {self._index}: {failed[1]} says {failed[2]} ({failed[3]}). "
-            f"{remedy}",
-            source=self._source,
-        ) from cause
-
-    def _check(self, frame: Any, lines: list[LogLine]) -> None:
-        """Raise :class:`NotOnDeviceError` for a frame that is not on the device, or not completely."""
-        # The decoder is not used again if one of the errors below is raised.
-        is_sound, self.is_sound = self.is_sound, False
-        if frame.format.name != "cuda" or getattr(frame.sw_format, "name", "") not in SEMI_PLANAR:
-            raise NotOnDeviceError(self._found(format_name(frame), lines))
-        # The decoder's size may already be that of later frames; these then have the codec's size.
-        size, codec = (frame.width, frame.height), self._codec
-        sizes = (self._context.width, self._context.height), (codec.width, codec.height)
-        for width, height in sizes:
-            if size == (width + width % 2, height + height % 2):
-                if height % 2:
-                    raise NotOnDeviceError(
-                        f"NVDEC's chroma of frames with an odd height, here {width}x{height}, lies where "
-                        "FFmpeg does not look for it"
-                    )
-                self.is_sound = is_sound
-                return
-        raise NotOnDeviceError(
-            f"NVDEC gives {size[0]}x{size[1]} for frames of {sizes[0][0]}x{sizes[0][1]}, which this "
-            f"{codec.name} stream cuts on the left or at the top"
-        )
-
-    def _found(self, what: str, lines: list[LogLine]) -> str:
-        said = re.search(r"Video .* not within [^\n]*|.*exceeds maximum[^\n]*", _text(lines))
-        return (
-            f"NVDEC does not decode this {self._codec.name} stream: FFmpeg gave {what} frames, not on the "
-            f"device{(said and f' ({said[0]})') or ''}"
-        )
+    def _data(self, packet: Any) -> bytes:
+        """Return the data of a packet with start codes, and at first with headers."""
+        data = bytes(packet)
+        if self._size:
+            data = with_start_codes(data, self._size)
+        if self._is_first:
+            # A window may begin with a packet that has none.
+            data, self._is_first = self._headers + data, False
+        return data
 
     def flush_buffers(self) -> None:
         """Drop all buffered data, for another clip or after a seek."""
-        self._context.flush_buffers()
+        self._session.flush_buffers()
         self._is_first = True
-        if self._filter is not None:
-            self._filter.flush()
-
-
-# CUDA errors that are caused by the stream: it is not supported by the hardware, or damaged.
-_DATA_ERRORS = frozenset({"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_VALUE"})
-
-
-def _text(lines: list[LogLine]) -> str:
-    """Join the messages of FFmpeg's log, because FFmpeg may write a line in pieces."""
-    return "".join(line for _, _, line in lines)
 
 
 def has_lengths(codec: VideoCodec) -> bool:
@@ -287,10 +148,37 @@ def has_lengths(codec: VideoCodec) -> bool:
     return codec.name in ("h264", "hevc") and (codec.extradata or b"")[:1] == b"\1"
 
 
-def format_name(frame: Any) -> str:
-    """Return the pixel format of a frame in host or device memory."""
-    name: str = frame.format.name if frame.sw_format is None else frame.sw_format.name
-    return name
+@lru_cache(maxsize=64)
+def stream_headers(codec: VideoCodec) -> tuple[bytes, int]:
+    """Return the headers that the container has, as they stand in packets, and the bytes of a NAL length.
+
+    Raises:
+        ValueError: The headers are damaged.
+    """
+    data = codec.extradata or b""
+    if has_lengths(codec):
+        at = 4 if codec.name == "h264" else 21
+        _, after = make_filter(f"{codec.name}_mp4toannexb", codec)
+        return after.extradata or b"", (data[at] & 3) + 1
+    if codec.name == "av1" and data[:1] == b"\x81":
+        return data[4:], 0  # the first 4 bytes of an av1C box are not part of the stream
+    return b"" if codec.name == "vp9" else data, 0
+
+
+def with_start_codes(data: bytes, size: int) -> bytes:
+    """Replace the lengths of NAL units, each of ``size`` bytes, by start codes.
+
+    Raises:
+        av.InvalidDataError: A length exceeds the data.
+    """
+    units, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + size], "big")
+        at += size + length
+        if at > len(data):
+            raise av.error.InvalidDataError(errno.EINVAL, "a NAL unit exceeds its packet")
+        units.append(data[at - length : at])
+    return b"".join(b"\0\0\1" + unit for unit in units)
 
 
 class DecoderPool:
@@ -338,19 +226,46 @@ class DecoderPool:
         return bool(idle)
 
 
-DECODERS = DecoderPool()
-# Free decoders at exit while the driver still exists.
+class Gate:
+    """Counts the threads that decode, and keeps others than the main thread out when the process ends.
+
+    Python ends a daemon thread wherever it next asks for the GIL, and a C++ library that stands on its stack
+    aborts the process then.
+
+    Thread safety: safe.
+    """
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._count, self._is_closed = 0, False
+
+    def __enter__(self) -> None:
+        with self._change:
+            while self._is_closed and threading.current_thread() is not threading.main_thread():
+                self._change.wait()  # until the process has ended
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._count -= 1
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Wait for the threads that decode, at most 10 seconds, and let no other in."""
+        with self._change:
+            self._is_closed = True
+            self._change.wait_for(lambda: not self._count, timeout=10)
+
+
+DECODERS, GATE = DecoderPool(), Gate()
+# Free decoders at exit while the driver still exists. The last function that is registered runs first.
 atexit.register(DECODERS.clear)
+atexit.register(GATE.close)
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=DECODERS.after_fork)
 
 
-def decoder_key(codec: VideoCodec, config: DecodeConfig, index: int) -> Hashable:
-    """Return the key of the decoders that can decode a clip."""
-    kind = codec.name, codec.width, codec.height, codec.pix_fmt
-    # If units have length prefixes, headers are sent with the packets.
-    headers = None if has_lengths(codec) else codec.extradata
-    # FFmpeg identifies the encoder by these, to work around its known bugs.
-    encoder = codec.x264_build, codec.codec_tag if codec.name == "mpeg4" else 0
-    return index, kind, headers, encoder, tuple(sorted(config.decoder_options.items()))
+def decoder_key(codec: VideoCodec, index: int) -> Hashable:
+    """Return the key of the decoders that can decode a clip without a new one of the hardware."""
+    return index, codec.name, codec.width, codec.height, codec.pix_fmt

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 from spdl_media._ffmpeg import ffmpeg_log
@@ -13,11 +11,11 @@ from spdl_media._picture_decoder import PictureDecoder, PicturePath, decode_into
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
+from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.nvdec import (
+    GATE,
     DeviceDecoder,
-    NotOnDeviceError,
     decoder_key,
-    has_lengths,
     nvdec_refusal,
 )
 from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
@@ -54,7 +52,7 @@ class DevicePath(PicturePath):
         makes_room: Whether to close idle decoders before a new one is opened.
 
     Raises:
-        NotOnDeviceError: The hardware does not support the stream, or the decoder cannot be opened.
+        NotOnDeviceError: The hardware does not support the stream.
     """
 
     def __init__(
@@ -69,30 +67,25 @@ class DevicePath(PicturePath):
     ) -> None:
         if refusal := nvdec_refusal(codec):
             raise NotOnDeviceError(refusal)
-        self._device, self._key = device, decoder_key(codec, config, device.index)
+        self._device, self._key = device, decoder_key(codec, device.index)
         found = device.decoders.take(self._key)
         if found is None:
             if makes_room:
                 device.decoders.clear()
-            # Headers are sent with the packets, so that the next clip may have other headers.
-            coded = replace(codec, extradata=None) if has_lengths(codec) else codec
-            try:
-                context = device.open_decoder(coded, config, metadata.source)
-            except DecodeError as error:
-                raise NotOnDeviceError(error.args[0]) from error
-            found = DeviceDecoder(context, device.index)
-        found.begin(codec, metadata.source)
-        self._lent: DeviceDecoder | None = found
+            found = DeviceDecoder(device.open_decoder(codec))
+        found.begin(codec, metadata.source, device.stream)
+        self._lent = found
         self.decoder = PictureDecoder(codec, metadata, config, found)
         self._filter = _DeviceFrames(codec, ops, config, metadata)
         # As in PicturePath.__init__, which is not called because it opens a CPU decoder.
         self.decoder.gives_lead_in = self._filter.has_rate
 
     def close(self) -> None:
-        """Return the decoder to the pool, for the next clip."""
-        lent, self._lent = self._lent, None
-        if lent is None:
-            return
+        """Keep the decoder, in whose memory frames lie that are not written yet."""
+
+    def give_back(self) -> None:
+        """Return the decoder to the pool, for the next clip. All frames must be written or dropped."""
+        lent = self._lent
         del self.decoder._context  # or it would flush a decoder that another clip uses
         if lent.is_sound:
             lent.flush_buffers()
@@ -100,13 +93,11 @@ class DevicePath(PicturePath):
 
 
 class _DeviceFrames(PictureFilter):
-    """Drops or repeats frames for a constant rate, and adds orientation and width to each frame."""
+    """Drops or repeats frames for a constant rate, and adds the orientation to each frame."""
 
     def _push(self, frame: Any, orientation: int) -> list[Any]:
-        # FFmpeg rounds the width of surfaces up to an even number.
-        width = self._codec.width if self._codec.width == frame.width - 1 else frame.width
         turned = orientation if self._orient else 1
-        return [Shown(frame, frame.pts, turned, width, self._time_base)]
+        return [Shown(frame, frame.pts, turned, self._time_base)]
 
 
 def decode_clip(
@@ -142,19 +133,31 @@ def decode_clip(
 
     def decoded() -> tuple[Buffer, list[int | None], Fraction]:
         rows: Any = DeviceRows(device, output, room, packets.source, num_frames)
-        decode_into(rows, packets, ops, config, num_frames, partial(DevicePath, device))
-        if not rows.pts:
-            raise no_frames(packets)
-        pts = rows.pts
-        return rows.take(), pts, rows.time_base
+        paths: list[DevicePath] = []
 
-    try:
+        def make_path(*arguments: Any) -> DevicePath:
+            paths.append(DevicePath(device, *arguments))
+            return paths[0]
+
+        try:
+            decode_into(rows, packets, ops, config, num_frames, make_path)
+            if not rows.pts:
+                raise no_frames(packets)
+            pts = rows.pts
+            return rows.take(), pts, rows.time_base
+        finally:
+            rows.drop()
+            for path in paths:
+                path.give_back()
+
+    with GATE:
+        try:
+            return decoded()
+        except TransferError:
+            # Idle decoders take memory, too: close them and try once more.
+            if not device.decoders.clear():
+                raise
         return decoded()
-    except TransferError:
-        # Idle decoders take memory, too: close them and try once more.
-        if not device.decoders.clear():
-            raise
-    return decoded()
 
 
 def not_on_nvdec(found: NotOnDeviceError, source: str) -> DecodeError:
@@ -225,7 +228,8 @@ def decode_batches(
         finally:
             if path is not None:
                 # Also when the consumer stops before the end.
-                path.close()
+                rows.drop()
+                path.give_back()
 
 
 def _full_batches(path: DevicePath, rows: _Batches, packets: Iterable[Any]) -> Iterator[Buffer]:
@@ -233,7 +237,7 @@ def _full_batches(path: DevicePath, rows: _Batches, packets: Iterable[Any]) -> I
     sink: Any = rows
     left, is_full = iter(packets), True
     while is_full:
-        with ffmpeg_log():  # one for all packets of a batch; see current_log
+        with GATE, ffmpeg_log():  # one for all packets of a batch; see current_log
             is_full = any(path.push(packet, sink) or rows.ready for packet in left)
         # Yield outside of the block: the consumer may wait long, or continue in another thread.
         ready, rows.ready = rows.ready, []

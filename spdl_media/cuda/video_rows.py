@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -14,11 +13,11 @@ import numpy as np
 
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
-from spdl_media.config import DecodeConfig
 from spdl_media.cuda.color import Planes, convert_on_device
 from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, make_plan, normalization, plane_plan
-from spdl_media.cuda.nvdec import DECODERS, DecoderPool, format_name, open_on_device
-from spdl_media.cuda_driver import LEGACY_DEFAULT, current, wait_for
+from spdl_media.cuda.nvdec import DECODERS, DecoderPool
+from spdl_media.cuda.session import Session
+from spdl_media.cuda.surfaces import frames_per_launch
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.formats import COLOR_RANGES, COLORSPACES, Array
@@ -28,9 +27,6 @@ from spdl_media.operations import PictureOps
 from spdl_media.rows import ArrayLayout, Colors, FrameKind, kinds_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
 from spdl_media.values import Values
-
-# Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
-_MOST, _LEAST, _BYTES = 16, 8, 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,40 +134,37 @@ def source_of(ops: PictureOps) -> PictureOps:
 
 
 class Shown(NamedTuple):
-    """A PyAV frame on a device, with its presentation time and orientation."""
+    """A frame on a device, with its presentation time and orientation."""
 
     frame: Any
     pts: int | None
     orientation: int
-    width: int
     time_base: Fraction
 
 
 def _kind_of(shown: Shown) -> Kind:
     frame = shown.frame
     colors = int(frame.colorspace), int(frame.color_range)
-    return Kind(format_name(frame), (shown.width, frame.height), shown.orientation, *colors)
+    return Kind(frame.format.name, (frame.width, frame.height), shown.orientation, *colors)
 
 
 def frame_planes(shown: Shown) -> Planes:
     """Return Y, U and V of an NVDEC frame as device views ``(1, rows, samples)``, as :func:`in_place` does.
 
-    The views keep the frame alive; otherwise FFmpeg would reuse its memory for a later frame. PyAV's own
-    DLPack export is not used, because it truncates the chroma of odd sizes and supports fewer formats.
-
-    Raises:
-        KeyError: The pixel format of the frame is none of :data:`SEMI_PLANAR`.
+    The views keep the frame alive; otherwise its decoder would reuse its memory for a later frame.
     """
-    dtype, *_ = SEMI_PLANAR[format_name(shown.frame)]
-    frame, wide, size = shown.frame, shown.width, np.dtype(dtype).itemsize
+    frame = shown.frame
+    dtype, *_ = SEMI_PLANAR[frame.format.name]
+    size = np.dtype(dtype).itemsize
 
     def view(plane: Any, shape: tuple[int, ...], *steps: int) -> Array:
         place = {"data": (plane.buffer_ptr, True), "strides": (0, plane.line_size, *steps)}
         return array_at({**place, "shape": shape, "typestr": dtype}, frame)
 
-    luma = view(frame.planes[0], (1, frame.height, wide), size)
-    half = 1, -(-frame.height // 2), -(-wide // 2), 2
-    chroma = view(frame.planes[1], half, 2 * size, size)
+    planes = frame.planes
+    luma = view(planes[0], (1, frame.height, frame.width), size)
+    half = 1, -(-frame.height // 2), -(-frame.width // 2), 2
+    chroma = view(planes[1], half, 2 * size, size)
     return luma, chroma[..., 0], chroma[..., 1]
 
 
@@ -183,33 +176,9 @@ class VideoDevice(Device):
 
     decoders: DecoderPool = DECODERS
 
-    def open_decoder(self, codec: VideoCodec, config: DecodeConfig, source: str) -> Any:
-        """Open FFmpeg's decoder on this device, as :func:`open_on_device` does.
-
-        Raises:
-            ValueError: A decoder option does not exist, or ``config`` names a CPU decoder.
-            TransferError: The driver is missing or too old.
-            DecodeError: The device cannot be opened.
-        """
-        with current(self.index):
-            return open_on_device(codec, config, source, self.index)
-
-    @contextmanager
-    def after_decoder(self) -> Iterator[None]:
-        """Return a context manager for work between earlier and later work of the decoder.
-
-        FFmpeg writes frames on the device's default stream, and reuses their memory after they are released.
-        So on entry, the device's stream waits for the default stream, and on exit the default stream waits
-        for it. The host does not wait.
-
-        Raises:
-            TransferError: The driver is missing.
-        """
-        wait_for(self.index, self.stream, [LEGACY_DEFAULT])
-        try:
-            yield
-        finally:
-            wait_for(self.index, LEGACY_DEFAULT, [self.stream])
+    def open_decoder(self, codec: VideoCodec) -> Any:
+        """Return a decoder of NVIDIA's library for streams of this codec."""
+        return Session(codec.name, self.index)
 
     def memory(self, shape: Sequence[int], row: Array, *, fill: bool) -> Block:
         """Allocate memory for rows with the dtype of ``row``; with ``fill``, copy ``row`` to each of them.
@@ -279,9 +248,9 @@ class DeviceRows:
         self._pending.append(shown)
         self.pts.append(shown.pts)
         self.time_base = shown.time_base
-        # Memory of the pending frames, computed from the pitch of their rows, which exceeds the width.
-        nbytes = _MOST * shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
-        if len(self._pending) >= (_MOST if nbytes <= _BYTES else _LEAST):
+        # Computed from the pitch of the rows, which exceeds the width.
+        nbytes = shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
+        if len(self._pending) >= frames_per_launch(nbytes):
             self._write()
         return len(self.pts) == self._limit
 
@@ -297,15 +266,17 @@ class DeviceRows:
         self._begin()
         return self._device.buffer(block.first(count), colors)
 
+    def drop(self) -> None:
+        """Drop the frames that are not written."""
+        self._pending.clear()
+
     def _write(self) -> None:
-        """Write the pending frames, and release them."""
-        if self._pending:
-            with self._device.after_decoder():
-                # A stream may change its size or colours, which needs another plan.
-                for kind, alike in groupby(self._pending, _kind_of):
-                    self._write_alike(kind, list(alike))
-            # FFmpeg may reuse their memory now, because its stream waits for ours.
-            self._pending.clear()
+        """Write the pending frames, and free them."""
+        # A stream may change its size or colours, which needs another plan.
+        for kind, alike in groupby(self._pending, _kind_of):
+            self._write_alike(kind, list(alike))
+        # The decoder may reuse their memory now, because it writes on the same stream.
+        self._pending.clear()
 
     def _write_alike(self, kind: Kind, frames: Sequence[Shown]) -> None:
         output, start, stop = self._output, self._written, self._written + len(frames)

@@ -25,9 +25,10 @@ from spdl_media.config import (
     as_decode_config,
 )
 from spdl_media.cuda.color_plan import SCALE_ALGOS, ScaleAlgo
+from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.dali_decode import load_video_by_dali
 from spdl_media.cuda.images import SPDL_COLORS, one_device, warn_of_fallback
-from spdl_media.cuda.nvdec import NotOnDeviceError, missing_library
+from spdl_media.cuda.nvdec import config_refusal, missing_library
 from spdl_media.cuda.video_path import decode_batches, decode_clip, not_on_nvdec
 from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.demuxer import Demuxer
@@ -133,8 +134,8 @@ def _refusal(request: FrameRequest) -> str | None:
     if request.values is not None and request.values.dtype == "float16":
         # The kernel writes uint8 and float32.
         return "dtype='float16' is for the CPU"
-    if request.decode_config.decoder is not None:
-        return "decode_config(decoder=) names a decoder of the CPU"
+    if refusal := config_refusal(request.decode_config):
+        return refusal
     asked = options.width, options.height, options.frame_rate
     order = options.pix_fmt, request.layout or "NHWC"
     is_plain = request.cuts is None and not (request.values and request.values.is_float)
@@ -184,7 +185,7 @@ def decode_packets_nvdec(
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
         layout: ``"NCHW"`` or ``"NHWC"``.
         num_frames: Maximum number of frames. Decoding stops after them.
-        decode_config: Options of the decoder. Decoder options are those of FFmpeg's own decoders.
+        decode_config: Options; ``decoder`` and ``decoder_options`` are for the CPU.
 
     Returns:
         uint8 array ``(N, 3, H, W)`` or ``(N, H, W, 3)`` on the device, values 0 to 255. It is ready when its
@@ -205,7 +206,7 @@ def decode_packets_nvdec(
     check_array_layout(layout)
     if num_frames is not None:
         num_frames = check_int("num_frames", num_frames)
-    config = as_decode_config(decode_config)
+    config = _config(decode_config)
     sides = crop_left, crop_top, crop_right, crop_bottom
     ops = _spdl_ops(SPDL_COLORS[pix_fmt], scale_width, scale_height, scale_algo)
     output = Output(replace(ops, box=_box(sides, stated_size(packets, config))), layout)
@@ -253,7 +254,7 @@ def streaming_load_video_nvdec(
         scale_algo: ``"bicubic"`` or ``"bilinear"``, antialiased.
         stream_index: Index of the stream in its container. The default is FFmpeg's best stream.
         demux_config: Options for opening the source.
-        decode_config: Options of the decoder. Decoder options are those of FFmpeg's own decoders.
+        decode_config: Options; ``decoder`` and ``decoder_options`` are for the CPU.
         name: Name of the source in messages.
 
     Returns:
@@ -282,7 +283,7 @@ def streaming_load_video_nvdec(
     # Only check here: the size of frames is not known before the first packets.
     _box(sides, None)
     ops = _spdl_ops("nv12", scale_width, scale_height, scale_algo)
-    config = as_decode_config(decode_config)
+    config = _config(decode_config)
     device = _video_device(cuda, cuda_config)
     # Opened here and not in the generator, so that this call raises the error of a bad source.
     demuxer = Demuxer(src, demux_config=demux_config, name=name)
@@ -291,6 +292,20 @@ def streaming_load_video_nvdec(
         return Output(replace(ops, box=_box(sides, stated_size(first, config))))
 
     return decode_batches(demuxer, device, output, config, num_frames, stream_index)
+
+
+def _config(given: DecodeConfig | None) -> DecodeConfig:
+    """Check the config.
+
+    Raises:
+        ValueError: It names a decoder of the CPU, or options of one.
+    """
+    config = as_decode_config(given)
+    if refusal := config_refusal(config):
+        raise ValueError(
+            f"{refusal}. Leave them out, or decode with load_video(cuda=, decoder='cpu')"
+        )
+    return config
 
 
 def _spdl_ops(

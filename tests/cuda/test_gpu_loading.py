@@ -115,7 +115,7 @@ def test_nvdec_opens_where_pytorch_has_used_the_device() -> None:
     import torch
 
     assert float(torch.ones(8, device="cuda:0").sum()) == 8
-    found = sm.load_video(CLIP, cuda=0, decoder="pyav", num_frames=5)
+    found = sm.load_video(CLIP, cuda=0, decoder="nvdec", num_frames=5)
     want = sm.load_video(CLIP, num_frames=5, quality="accurate").array
     assert np.abs(host(found).astype(int) - want).max() <= 2
 
@@ -216,7 +216,7 @@ def test_images_on_another_device(second: int) -> None:
 
 @pytest.mark.cuda("torch", "cupy", NVDEC)
 def test_videos_on_another_device(second: int) -> None:
-    buffer = sm.load_video(CLIP, cuda=second, decoder="pyav", num_frames=5)
+    buffer = sm.load_video(CLIP, cuda=second, decoder="nvdec", num_frames=5)
     assert buffer.device == f"cuda:{second}"
     want = sm.load_video(CLIP, num_frames=5, quality="accurate").array
     assert np.abs(host(buffer).astype(int) - want).max() <= 2

@@ -65,7 +65,7 @@ def test_what_dali_cannot_decode_is_an_error_and_harms_no_later_call() -> None:
         packet.pts = packet.dts = number
     with pytest.raises(
         sm.DecodeError,
-        match=r"(?s)DALI cannot decode 4 frames of this 64x48 vp9 video on the CPU: .*'pyav'",
+        match=r"(?s)DALI cannot decode 4 frames of this 64x48 vp9 video on the CPU: .*'nvdec'",
     ):
         load_video_by_dali(packets.with_packets(noise, packets.codec), CPU)
     assert load_video_by_dali(packets, CPU)[0].shape == (20, 48, 64, 3)

@@ -41,7 +41,7 @@ def test_the_source_is_read_as_batches_are_asked_for() -> None:
             return data
 
     # FFmpeg reads ahead when it opens a file: it probes at most 5 MB.
-    data = make_video(index_planes(300, 320, 240), codec="mpeg4", format="avi", gop_size=16)
+    data = make_video(index_planes(300, 320, 240), codec="libx264", format="matroska", gop_size=16)
     source = Counted(data)
     assert len(data) > 10_000_000
     batches = streaming_load_video_nvdec(source, StandIn(), num_frames=4)

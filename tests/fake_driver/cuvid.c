@@ -1,11 +1,11 @@
-/* The video library of that driver. Any stream decodes to pictures that tell which one they are: the luma of the
- * n-th picture that a decoder was given is 16 + n % 200, its chroma U = 80 + n % 50 and V = 160 + n % 50. What lies
- * beside the picture is 0xEE. */
+/* The video library of that driver. Its parser takes each packet for a picture, and shows pictures in the order of
+ * their times. They tell which one they are: the luma of the n-th picture that a decoder was given is 16 + n % 200,
+ * its chroma U = 80 + n % 50 and V = 160 + n % 50. What lies beside the picture is 0xEE. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* FFmpeg calls from many threads. */
+/* Many threads call. */
 #define ADD(counter, number) __atomic_add_fetch(&(counter), number, __ATOMIC_SEQ_CST)
 
 enum { OK = 0, MOST_SURFACES = 64 };
@@ -18,9 +18,17 @@ long long fake_cuvid_decode_error = 0;   /* what decoding a picture returns ... 
 long long fake_cuvid_good_pictures = 0;  /* ... after so many good ones of all decoders */
 long long fake_cuvid_supported = 1;      /* whether the hardware knows the codec */
 long long fake_cuvid_least = 16;         /* width and height that it decodes at least */
+long long fake_cuvid_wide = 64, fake_cuvid_high = 64, fake_cuvid_depth = 0; /* what the parser finds in the headers */
+long long fake_cuvid_left = 0, fake_cuvid_chroma = 1, fake_cuvid_matrix = 2;
+long long fake_cuvid_surfaces = 5;       /* that the stream needs at least; no decoder has more than 32 */
+long long fake_cuvid_delay = 3;          /* pictures that the parser holds to put them in order */
+long long fake_cuvid_late = 0;           /* what it adds to the times */
+long long fake_cuvid_damaged = -1;       /* the picture of a decoder that has errors */
+long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
 
 /* Counters. */
 long long fake_cuvid_created = 0, fake_cuvid_destroyed = 0, fake_cuvid_pictures = 0, fake_cuvid_mapped = 0;
+long long fake_cuvid_parsers = 0;
 
 typedef struct {
     int codec, chroma;
@@ -42,6 +50,33 @@ typedef struct {
 
 typedef struct { int blocks_wide, blocks_high, surface, is_field, is_bottom, is_second; } Picture;
 
+typedef struct {
+    int codec;
+    unsigned rate[2];
+    unsigned char progressive, depth, chroma_depth, surfaces;
+    unsigned wide, high;
+    int left, top, right, bottom, chroma;
+    unsigned bitrate;
+    int aspect[2];
+    unsigned char signal, primaries, transfer, matrix;
+    unsigned more;
+} Format;
+
+typedef struct { int surface, progressive, top_first, repeat; long long time; } Shown;
+
+typedef struct {
+    int codec;
+    unsigned surfaces, clock, threshold, delay, flags, reserved[4];
+    void *user;
+    int (*sequence)(void *, Format *);
+    int (*decode)(void *, Picture *);
+    int (*display)(void *, Shown *);
+} Callbacks;
+
+typedef struct { unsigned long flags, size; const unsigned char *data; long long time; } Packet;
+
+typedef struct { Callbacks calls; int surfaces, next, held; long long last; Shown waiting[MOST_SURFACES]; } Parser;
+
 typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; } Decoder;
 
 int cuvidGetDecoderCaps(Caps *caps)
@@ -58,6 +93,7 @@ int cuvidGetDecoderCaps(Caps *caps)
 int cuvidCreateDecoder(Decoder **decoder, const Wanted *wanted)
 {
     if (fake_cuvid_create_error) return (int)fake_cuvid_create_error;
+    if (wanted->surfaces > 32) return 1;
     if (fake_cuvid_created - fake_cuvid_destroyed >= fake_cuvid_sessions) return (int)fake_cuvid_session_error;
     *decoder = calloc(1, sizeof **decoder);
     (*decoder)->wanted = *wanted;
@@ -117,9 +153,74 @@ int cuvidUnmapVideoFrame64(Decoder *decoder, unsigned long long address)
     return OK;
 }
 
+int cuvidGetDecodeStatus(Decoder *decoder, int surface, int *status)
+{
+    *status = decoder->numbers[surface % MOST_SURFACES] == fake_cuvid_damaged ? 8 : 2;
+    return OK;
+}
+
+int cuvidCreateVideoParser(Parser **parser, const Callbacks *calls)
+{
+    *parser = calloc(1, sizeof **parser);
+    (*parser)->calls = *calls;
+    (*parser)->last = -1LL << 62;
+    ADD(fake_cuvid_parsers, 1);
+    return OK;
+}
+
+int cuvidDestroyVideoParser(Parser *parser)
+{
+    free(parser);
+    ADD(fake_cuvid_parsers, -1);
+    return OK;
+}
+
+static int show(Parser *parser)
+{
+    int first = 0;
+    for (int i = 1; i < parser->held; i++)
+        if (parser->waiting[i].time < parser->waiting[first].time) first = i;
+    Shown shown = parser->waiting[first];
+    parser->waiting[first] = parser->waiting[--parser->held];
+    /* As in NVIDIA's parser, times grow from picture to picture. */
+    if (shown.time <= parser->last) shown.time = parser->last + 333333;
+    parser->last = shown.time;
+    shown.time += fake_cuvid_late;
+    return fake_cuvid_shows ? parser->calls.display(parser->calls.user, &shown) : 1;
+}
+
+int cuvidParseVideoData(Parser *parser, const Packet *packet)
+{
+    void *user = parser->calls.user;
+    if (packet->flags & 1) {
+        while (parser->held)
+            if (!show(parser)) return 999;
+        return OK;
+    }
+    if (fake_cuvid_parse_error) return (int)fake_cuvid_parse_error;
+    if (!parser->surfaces) {
+        Format format = {.codec = parser->calls.codec, .progressive = 1, .surfaces = (unsigned char)fake_cuvid_surfaces};
+        format.depth = format.chroma_depth = (unsigned char)fake_cuvid_depth;
+        format.wide = (unsigned)(fake_cuvid_left + fake_cuvid_wide);
+        format.high = (unsigned)fake_cuvid_high;
+        format.left = (int)fake_cuvid_left;
+        format.right = (int)format.wide;
+        format.bottom = (int)format.high;
+        format.chroma = (int)fake_cuvid_chroma;
+        format.primaries = format.transfer = 2;
+        format.matrix = (unsigned char)fake_cuvid_matrix;
+        parser->surfaces = parser->calls.sequence(user, &format);
+        if (!parser->surfaces) return 999;
+    }
+    Picture picture = {.surface = parser->next++ % parser->surfaces};
+    if (!parser->calls.decode(user, &picture)) return 999;
+    long long time = packet->flags & 2 ? packet->time : 1LL << 62;
+    parser->waiting[parser->held++] = (Shown){picture.surface, 1, 0, 0, time};
+    return parser->held > fake_cuvid_delay && !show(parser) ? 999 : OK;
+}
+
 #define UNUSED(name) int name(void) { return 999; }
 #define FOUR(a, b, c, d) UNUSED(a) UNUSED(b) UNUSED(c) UNUSED(d)
-FOUR(cuvidCreateVideoParser, cuvidCreateVideoSource, cuvidCreateVideoSourceW, cuvidCtxLock)
-FOUR(cuvidCtxLockDestroy, cuvidCtxUnlock, cuvidDestroyVideoParser, cuvidDestroyVideoSource)
-FOUR(cuvidGetDecodeStatus, cuvidGetSourceAudioFormat, cuvidGetSourceVideoFormat, cuvidGetVideoSourceState)
-FOUR(cuvidParseVideoData, cuvidReconfigureDecoder, cuvidSetVideoSourceState, cuvidCtxLockCreate)
+FOUR(cuvidCreateVideoSource, cuvidCreateVideoSourceW, cuvidCtxLock, cuvidCtxLockDestroy)
+FOUR(cuvidCtxUnlock, cuvidDestroyVideoSource, cuvidGetSourceAudioFormat, cuvidGetSourceVideoFormat)
+FOUR(cuvidGetVideoSourceState, cuvidReconfigureDecoder, cuvidSetVideoSourceState, cuvidCtxLockCreate)

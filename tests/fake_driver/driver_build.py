@@ -1,8 +1,7 @@
-"""A stand-in for NVIDIA's driver, compiled from C, on which FFmpeg's own NVDEC code runs.
+"""A stand-in for NVIDIA's driver, compiled from C.
 
-A process must load it before any other driver, so tests start a process for it (``run``). FFmpeg uses
-contexts, formats, surfaces and errors as on a GPU. Decoded pictures are only stamped with numbers, and no
-call takes time.
+A process must load it before any other driver, so tests start a process for it (``run``). Formats, surfaces
+and errors are as on a GPU. Decoded pictures are only stamped with numbers, and no call takes time.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import Any
 from nvdec_checks import Device, packets_of
 from nvdec_stand_in import clip_of
 
-from spdl_media.config import DEFAULT_DECODE_CONFIG
-from spdl_media.cuda.nvdec import DECODERS
+from spdl_media.cuda.nvdec import DECODERS, DeviceDecoder
 from spdl_media.cuda.videos import streaming_load_video_nvdec
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video
@@ -37,8 +36,9 @@ def main(way: str) -> None:
     clip_of(packets_of("libx265"), device())
     if way == "holds frames":
         packets = packets_of("libx264")
-        decoder = device().open_decoder(packets.codec, DEFAULT_DECODE_CONFIG, "x")
-        sys.kept = [f for p in av_packets(packets) for f in decoder.decode(p)]  # type: ignore[attr-defined]
+        decoder = DeviceDecoder(device().open_decoder(packets.codec))
+        decoder.begin(packets.codec, "x", 1)
+        sys.kept = [f for p in av_packets(packets) for f in decoder.decode(p) if f.planes]  # type: ignore[attr-defined]
     if way == "in a thread":
         threading.Thread(target=decode_for_ever, daemon=True).start()
         next(batches)

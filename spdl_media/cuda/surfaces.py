@@ -1,0 +1,192 @@
+"""Decoders of the hardware, and their surfaces: decoded frames, which are mapped when they are read."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_uint, c_ulonglong, c_void_p
+from typing import Any, NamedTuple
+
+from spdl_media.cuda.cuvid import (
+    DecoderParams,
+    Format,
+    MapParams,
+    NotOnDeviceError,
+    Shown,
+    Status,
+    call,
+    library,
+)
+from spdl_media.cuda_driver import HISTORY, current
+
+# Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
+_MOST, _LEAST, _BYTES = 16, 8, 128 << 20
+
+_IN_WORK, _ERRORS_FOUND = 1, (8, 9)
+
+
+def frames_per_launch(nbytes: int) -> int:
+    """Return how many frames of so many bytes to convert at once."""
+    return _MOST if _MOST * nbytes <= _BYTES else _LEAST
+
+
+class HardwareDecoder:
+    """A decoder of the hardware. It is destroyed when nothing refers to it, its surfaces included."""
+
+    def __init__(self, index: int, format: Format, num_surfaces: int) -> None:
+        self.handle, self.index, self.num_surfaces = c_void_p(), index, num_surfaces
+        self.kind = kind_of(format)
+        width, height = (side + side % 2 for side in (format.width, format.height))
+        nbytes = width * height * 3 // 2 * (2 if format.luma_depth else 1)
+        # The frames of a launch, and some on their way to it.
+        num_outputs = frames_per_launch(nbytes) + 4
+        self.rows, self.nbytes = height, nbytes * (num_surfaces + num_outputs)
+        params = DecoderParams(
+            width=width,
+            height=height,
+            num_surfaces=num_surfaces,
+            codec=format.codec,
+            chroma=format.chroma,
+            depth=format.luma_depth,
+            most_wide=width,
+            most_high=height,
+            format=int(format.luma_depth > 0),
+            out_width=width,
+            out_height=height,
+            num_outputs=num_outputs,
+        )
+        call(index, "cuvidCreateDecoder", byref(self.handle), byref(params), waits=True)
+
+    def __del__(self) -> None:
+        if self.handle.value and not HISTORY.lost:
+            with current(self.index):
+                library()[0].cuvidDestroyDecoder(self.handle)
+
+
+def kind_of(format: Format) -> tuple[int, ...]:
+    """Return what the frames of a decoder have in common."""
+    return format.codec, format.chroma, format.luma_depth, format.width, format.height
+
+
+class PixelFormat(NamedTuple):
+    """FFmpeg's name of a pixel format, as an attribute like PyAV's."""
+
+    name: str
+
+
+# By the bits beyond 8.
+_FORMATS = {0: PixelFormat("nv12"), 2: PixelFormat("p010le"), 4: PixelFormat("p012le")}
+
+
+class Plane(NamedTuple):
+    """Address and bytes of a row of a plane, named as PyAV names them."""
+
+    buffer_ptr: int
+    line_size: int
+
+
+class Surface:
+    """A decoded frame in the memory of its decoder, with the attributes of PyAV's frames.
+
+    It is mapped at the first use, and unmapped when it is freed. Work that was queued on its stream before
+    still reads it, because the decoder writes to its memory on the same stream.
+
+    Args:
+        decoder: The decoder.
+        format: Properties of the stream.
+        shown: Number and kind of the picture.
+        stream: The stream on which it is mapped.
+        color: Range, matrix, primaries and transfer that the container states, as FFmpeg's numbers.
+
+    Attributes:
+        number: Number of the surface in the decoder.
+        pts: Timestamp of its packet; ``None``: the packet has none.
+    """
+
+    def __init__(
+        self,
+        decoder: HardwareDecoder,
+        format: Format,
+        shown: Shown,
+        stream: int,
+        color: tuple[int, int, int, int],
+    ) -> None:
+        self._decoder, self.number = decoder, shown.surface
+        self._params = MapParams(
+            is_progressive=shown.is_progressive,
+            top_first=shown.top_first,
+            unpaired=int(shown.repeat < 0),
+            stream=stream,
+        )
+        self.pts: int | None = None
+        self.duration = 0
+        self.time_base: Any = None
+        self.format = _FORMATS[format.luma_depth]
+        self._offset = format.left, format.top
+        self.width, self.height = format.right - format.left, format.bottom - format.top
+        # As FFmpeg does, what the data states comes before what the container states.
+        full, matrix, primaries, transfer = color
+        self.color_range = 2 if format.signal >> 3 & 1 else full
+        self.colorspace = _stated(format.matrix, matrix)
+        self.color_primaries = _stated(format.primaries, primaries)
+        self.color_trc = _stated(format.transfer, transfer)
+        self._address: int | None = None
+
+    def map(self) -> None:
+        """Wait until the frame is decoded, and map it.
+
+        Raises:
+            TransferError: The device fails.
+        """
+        if self._address is not None:
+            return
+        decoder, status = self._decoder, Status()
+        address, pitch = c_ulonglong(), c_uint()
+        place = decoder.handle, self.number
+        ask = library()[1].cuvidGetDecodeStatus
+        with current(decoder.index):
+            # Some codecs have no status.
+            waits = ask(*place, byref(status)) != 0 or status.status == _IN_WORK
+            target = byref(address), byref(pitch), byref(self._params)
+            call(decoder.index, "cuvidMapVideoFrame64", *place, *target, waits=waits)
+            self._address, self._pitch = address.value, pitch.value
+            if waits:
+                ask(*place, byref(status))
+        self._is_corrupt = status.status in _ERRORS_FOUND
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether the hardware found errors in the data of the frame."""
+        self.map()
+        return self._is_corrupt
+
+    @property
+    def planes(self) -> tuple[Plane, Plane]:
+        """Luma, and interleaved chroma."""
+        self.map()
+        (left, top), pitch, size = self._offset, self._pitch, 1 + (self.format.name != "nv12")
+        assert self._address is not None
+        luma, chroma = self._address, self._address + pitch * self._decoder.rows
+        return (
+            Plane(luma + top * pitch + left * size, pitch),
+            Plane(chroma + top // 2 * pitch + left // 2 * 2 * size, pitch),
+        )
+
+    @property
+    def side_data(self) -> Any:
+        """Not known; it is read for streams whose data states an orientation.
+
+        Raises:
+            NotOnDeviceError: Always.
+        """
+        raise NotOnDeviceError("this video states its orientation in the data, which NVDEC skips")
+
+    def __del__(self) -> None:
+        if self._address is not None and not HISTORY.lost:
+            with current(self._decoder.index):
+                library()[1].cuvidUnmapVideoFrame64(
+                    self._decoder.handle, c_ulonglong(self._address)
+                )
+
+
+def _stated(number: int, other: int) -> int:
+    """Return a number of H.273, or the other one if it states nothing: 2 is unspecified, 0 not set."""
+    return number if number not in (0, 2) else other
