@@ -288,7 +288,9 @@ class LoaderStages:
                     "sampler or MapIterator(dataset, sampler), or a function as on_error"
                 )
             self._stand_ins = StandIns(None, items, ledger)
-            ledger.source_length = len(items)
+            # After a change of the number of ranks, the items are only what was left then.
+            if not start.before:
+                ledger.source_length = len(items)
 
     def pipeline(self) -> Pipeline[Any]:
         """Build the pipeline from the source to finished batches.

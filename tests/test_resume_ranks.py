@@ -124,11 +124,13 @@ def states_of(world_size: int, **options: Any) -> list[Any]:
     return [run(DataLoader(source), None, 2)[1] for source in sources]
 
 
-def test_a_state_after_the_change_resumes_by_itself() -> None:
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_state_after_the_change_resumes_by_itself(on_error: Any) -> None:
     first = states_of(3)
-    whole = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1), output_order="input")
+    sampler = DistributedRandomSampler(20, rank=0, world_size=1)
+    options: dict[str, Any] = {"output_order": "input", "on_error": on_error}
+    whole, other = (DataLoader(sampler, preprocessor=abs, **options) for _ in range(2))
     head, state = run(whole, first, 4)
-    other = DataLoader(DistributedRandomSampler(20, rank=0, world_size=1), output_order="input")
     assert state["before"]
     tail, _ = run(other, state, None)
     assert head + tail == run(whole, first, None)[0]
