@@ -47,20 +47,35 @@ def _allocate(size: int, pin_with: str | None) -> Bytes:
 
 
 # glibc returns blocks above 32 MiB to the system when they are freed, and the system has to clear them again:
-# 8% of the CPU time for 64 images of 224x224 as floats. So the last one, up to a limit, is kept and reused.
-_GIVEN_BACK, _MOST_KEPT = 32 << 20, 256 << 20
-_kept: deque[Bytes] = deque(maxlen=1)
+# 8% of the CPU time for 64 images of 224x224 as floats. So they are kept and reused, up to a limit for all.
+# If only one were kept, two threads that make such batches would need a new one for every third batch.
+_GIVEN_BACK, _LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20, 512 << 20
+_kept: deque[Bytes] = deque()
 
 
 def _pageable(size: int) -> Bytes:
-    if not _GIVEN_BACK < size <= _MOST_KEPT:
+    if not _GIVEN_BACK < size <= _LARGEST_KEPT:
         return _fresh(size)
-    block = None
-    with suppress(IndexError):  # another thread may have taken it
-        block = _kept.pop()
-    if block is None or not size <= len(block) <= 2 * size:
-        block = _fresh(size)
-    return np.asarray(Lease(block, _kept.append, block))[:size]
+    block = _fresh(size) if (found := _take_kept(size)) is None else found
+    return np.asarray(Lease(block, _keep, block))[:size]
+
+
+def _take_kept(size: int) -> Bytes | None:
+    with suppress(IndexError):  # another thread may have taken the last block
+        for _ in range(len(_kept)):
+            block = _kept.pop()
+            if size <= len(block) <= 2 * size:
+                return block
+            _kept.appendleft(block)
+        _kept.popleft()  # the program has changed to other sizes
+    return None
+
+
+def _keep(block: Bytes) -> None:
+    _kept.append(block)
+    with suppress(IndexError):
+        while sum(map(len, list(_kept))) > _MOST_KEPT:
+            _kept.popleft()
 
 
 def _fresh(size: int) -> Bytes:

@@ -528,7 +528,9 @@ def test_a_pool_gives_the_block_that_came_back_last() -> None:
         assert pool.acquire(64).ctypes.data == address
 
 
-def test_large_memory_is_used_again_once_nothing_looks_at_it() -> None:
+def test_large_memory_is_used_again_once_nothing_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size = 33 << 20
 
     def buffer() -> Any:
@@ -544,3 +546,12 @@ def test_large_memory_is_used_again_once_nothing_looks_at_it() -> None:
     third = buffer()
     assert place(third) == start
     assert (second.array == 1).all()
+    # The blocks of two threads, say, and no more than the limit.
+    starts = {place(second), place(third)}
+    del second, third
+    hole = np.empty(size, np.uint8)  # takes memory that was given back to the system
+    again = buffer(), buffer()
+    assert {place(one) for one in again} == starts
+    monkeypatch.setattr(storage_module, "_MOST_KEPT", size * 3 // 2)
+    del again, hole
+    assert sum(map(len, storage_module._kept)) <= size * 3 // 2
