@@ -163,27 +163,31 @@ def current_log() -> list[LogLine] | None:
     return _current_log.lines
 
 
-def ffmpeg_log() -> AbstractContextManager[list[LogLine]]:
+def ffmpeg_log(*, anew: bool = False) -> AbstractContextManager[list[LogLine]]:
     """Collect the lines that FFmpeg logs in this thread during a ``with`` block.
 
     Enter it once for a whole call: entering takes longer than reading a packet. An inner block gives the list
     of the outer one. FFmpeg's lines are appended to it as they come. To get those of one step, take
     ``mark = len(lines)`` before it and ``lines[mark:]`` after it. Never ``yield`` inside the block: the
     generator may be resumed in another thread, or never.
+
+    Args:
+        anew: Collect them also inside an :func:`unheard_log` block, in a list of its own.
     """
     lines = _current_log.lines
-    return _current(_captured()) if lines is None else nullcontext(lines)
+    return _current(_captured()) if lines is None or anew else nullcontext(lines)
 
 
 @contextmanager
 def _current(log: AbstractContextManager[list[LogLine]]) -> Iterator[list[LogLine]]:
     """Make the lines of a log those of the thread's outermost block."""
+    outer = _current_log.lines
     with log as lines:
         _current_log.lines = lines
         try:
             yield lines
         finally:
-            _current_log.lines = None
+            _current_log.lines = outer
             if LogState.forwarded:
                 for level, name, line in lines:
                     logger = logging.getLogger(f"libav.{name or 'generic'}")

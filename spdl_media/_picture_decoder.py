@@ -76,6 +76,7 @@ class PictureDecoder(OpenDecoder):
             self._remedy = _KEEPS_FRAMES
         elif codec.name in _PARTLY_DECODED:
             self._remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
+        self.tells_log = codec.name in _LOGGED_CHECKSUMS
         self.needs_key, self.gives_lead_in = True, False
         self.orientation, self.num_skipped = 1, 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
@@ -195,7 +196,6 @@ class PictureDecoder(OpenDecoder):
             self._failed(packet, error, log[start:])
             return []
         if len(log) > start and packet is not None and says_checksum_failed(log[start:]):
-            # FFV1 and HEVC may carry checksums. FFmpeg only logs a wrong one.
             self.corrupt_pts |= {packet.pts}
         return frames
 
@@ -273,6 +273,9 @@ class PictureDecoder(OpenDecoder):
 # Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
 
+# Codecs with checksums. FFmpeg only logs a wrong one.
+_LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})
+
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
@@ -342,7 +345,8 @@ class PicturePath:
             FilterError: As for :meth:`push`.
         """
         try:
-            with ffmpeg_log():  # one block for all packets; see current_log
+            # One block for all packets; see current_log.
+            with ffmpeg_log(anew=self.decoder.tells_log):
                 for packet in packets:
                     if self.push(packet, sink):
                         return True

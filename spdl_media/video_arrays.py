@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
 from spdl_media._container import NO_VP9, Container
-from spdl_media._ffmpeg import as_fraction, ffmpeg_log
+from spdl_media._ffmpeg import as_fraction, unheard_log
 from spdl_media._picture_decoder import decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.coded_units import states_vp9
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, as_demux_config
-from spdl_media.errors import ConvertError
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
-from spdl_media.inputs import Source, open_input
+from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
@@ -50,14 +50,28 @@ def load_video_array(
         ConvertError: The window contains no frame, or the frames do not make an array.
         ValueError: The window is empty.
     """
-    given, name, count = request.demux_config, request.name, request.num_frames
+    given, name = request.demux_config, request.name
     config = DEFAULT_DEMUX_CONFIG if given is None else as_demux_config(given)
-    with (
-        open_input(src, config, name=name) as input,
-        closing(Container(input, config, tries=NO_VP9 if states_vp9(input) else None)) as container,
-        ffmpeg_log(),
-    ):
-        window = WHOLE if timestamp is None else parse_window(timestamp)
+    window = WHOLE if timestamp is None else parse_window(timestamp)
+    with open_input(src, config, name=name) as input:
+        # FFmpeg logs a line for each slice of H.264, and while one thread collects lines, PyAV takes the GIL
+        # for those of all threads. So they are collected only to say why a video cannot be loaded, and where
+        # the log alone tells damage, as for Ogg.
+        if input.seekable and bytes(input.head(4)) != b"OggS":
+            with suppress(DemuxError, DecodeError, FilterError), unheard_log():
+                return _load_input(input, window, request, stream_index, config)
+        return _load_input(input, window, request, stream_index, config)
+
+
+def _load_input(
+    input: Input,
+    window: Window,
+    request: FrameRequest,
+    stream_index: int | None,
+    config: DemuxConfig,
+) -> CPUBuffer:
+    tries, count = NO_VP9 if states_vp9(input) else None, request.num_frames
+    with closing(Container(input, config, tries=tries)) as container:
         parts = read_video(container, stream_index, window, _PART_BYTES, count)
         first = next(parts)
         if count is not None:

@@ -19,7 +19,7 @@ from damage import container, flipped, overwritten
 import spdl_media as sm
 
 # Private: an error of the public functions shows only the messages of one step of a call.
-from spdl_media._ffmpeg import describe, ffmpeg_log
+from spdl_media._ffmpeg import LogState, describe, ffmpeg_log
 
 READ_ALL = (
     "import pathlib, sys, spdl_media as sm\n"
@@ -235,6 +235,24 @@ def test_ffmpeg_is_heard_only_where_its_lines_are_wanted() -> None:
     assert is_heard()
     sm.set_log_level("quiet")
     assert not is_heard()
+
+
+def test_a_video_is_loaded_without_hearing_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing H.264 logs a line for each slice, at each of which threads would wait for each other."""
+    blocks: list[int] = []
+    monkeypatch.setattr(LogState, "update", lambda: blocks.append(LogState.num_open))
+    assert sm.load_video(container("mp4, index in front")).shape[0] > 1
+    assert blocks == []
+
+
+@pytest.mark.parametrize("name", ["mjpeg", "ffv1", "hevc with hashes"])
+def test_a_video_that_cannot_be_loaded_has_ffmpeg_s_reason(name: str) -> None:
+    data = next(iter(overwritten(name)))
+    with pytest.raises(sm.DecodeError) as wanted:
+        sm.decode_packets(sm.demux_video(data))
+    with pytest.raises(sm.DecodeError) as caught:
+        sm.load_video(data)
+    assert str(caught.value) == str(wanted.value)
 
 
 def test_a_program_that_has_set_a_level_of_pyav_hears_ffmpeg_always() -> None:
