@@ -22,8 +22,9 @@ from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_durati
 from spdl_media.coded_units import needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filters import PictureFilter, naming
+from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
+from spdl_media.graph import naming
 from spdl_media.operations import PictureOps
 from spdl_media.packets import (
     FrameMetadata,
@@ -109,7 +110,8 @@ class PictureDecoder(OpenDecoder):
         if packet is not None and not self._accept_packet(packet):
             return
         for frame in self._send(packet):
-            frame.time_base = self._codec.time_base  # PyAV does not set it on flushed frames
+            if packet is None:  # PyAV 18 does not set it on flushed frames
+                frame.time_base = self._codec.time_base
             # FFmpeg passes on the numbers in a ProRes header, but its scaler refuses reserved ones.
             if frame.color_primaries in _RESERVED:
                 frame.color_primaries = _UNSPECIFIED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -15,12 +14,14 @@ from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.fast_images import (
+from spdl_media.fast_images import QuickConversion, part_to_convert
+from spdl_media.formats import (
+    TO_BYTES,
     full_range_gray,
-    part_to_convert,
+    has_limited_gray,
+    like_frame,
     whole_samples,
 )
-from spdl_media.formats import TO_BYTES, has_limited_gray, like_frame
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
     SINKS,
@@ -119,20 +120,6 @@ def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
     except av.EOFError:
         return False
     return True
-
-
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Add the name of the source to a FilterError of the block, because graphs do not know it.
-
-    Raises:
-        FilterError: The error of the block, with ``source`` set.
-    """
-    try:
-        yield
-    except FilterError as error:
-        error.source = error.source or source
-        raise
 
 
 @dataclass(eq=False)
@@ -296,6 +283,7 @@ class PictureFilter:
         self._is_still = codec.frame_rate is None
         self._graph: FrameFilter | None = None
         self._graph_desc = ""
+        self._quick: QuickConversion | None = None
         # The part of a frame that is copied before the graph runs, if any.
         self._part: Box | None = None
         self._key: object = None
@@ -374,7 +362,7 @@ class PictureFilter:
                 sample_aspect_ratio=self._codec.sample_aspect_ratio,
                 gives_one=self._ops is not None and self._ops.gives_one,
             )
-        self._key, self._graph_desc = key, desc
+        self._key, self._graph_desc, self._quick = key, desc, QuickConversion.of(frame, desc)
         return before + self._through_graph(self._graph, frame)
 
     def _marked(self, copy: av.VideoFrame, frame: av.VideoFrame) -> av.VideoFrame:
@@ -425,8 +413,11 @@ class PictureFilter:
     ) -> list[av.VideoFrame]:
         if self._part is not None:
             frame = self._marked(whole_samples(frame, self._part), frame)
+        if self._quick is not None and (result := self._quick.run(frame)) is not None:
+            return [result]
         try:
-            return graph.push(frame, is_alike=is_alike)
+            # After a quick conversion, the graph has not seen the previous frame.
+            return graph.push(frame, is_alike=is_alike and self._quick is None)
         except FilterError as error:
             if self._is_still and self._takes_others(frame):
                 raise PictureSizeError(

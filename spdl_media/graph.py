@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -358,6 +358,20 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
         FilterError: FFmpeg raised an error in the block.
     """
     return translated_errors(lambda text: graph_error(desc, f"{what}: {text}"))
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Add the name of the source to a FilterError of the block, because graphs do not know it.
+
+    Raises:
+        FilterError: The error of the block, with ``source`` set.
+    """
+    try:
+        yield
+    except FilterError as error:
+        error.source = error.source or source
+        raise
 
 
 class BuiltGraph(NamedTuple):

@@ -23,10 +23,13 @@ import spdl_media as sm
 
 # Private: these tests are about whether an image uses a filter graph, which no public function shows.
 from spdl_media import fast_images, get_video_filter_desc, image_decoder
+from spdl_media.codec import VideoCodec
+from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.errors import FilterError
 from spdl_media.fast_images import fast_chain, without_graph
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filter_graph import FilterGraph
+from spdl_media.filters import PictureFilter
 from spdl_media.formats import picture_planes
 from spdl_media.image_frames import VideoFrames, av_frames
 from spdl_media.operations import PictureOps, ScaleAlgo, picture_ops
@@ -333,6 +336,41 @@ def test_video_formats_take_a_graph(pix_fmt: str) -> None:
     for quality in ("accurate", "auto", "fast"):
         desc = get_video_filter_desc(quality=quality)  # type: ignore[arg-type]
         assert not accepts(desc, av.VideoFrame(16, 16, pix_fmt))
+
+
+@each("source", ["yuv420p", "yuvj420p", "yuv422p", "yuvj422p"])
+@each("target", ["rgb24", "bgr24"])
+@each("size", [(64, 48), (33, 18), (7, 2), (34, 17)])
+def test_video_is_converted_by_the_scaler_alone(source: str, target: str, size: Any) -> None:
+    ops = picture_ops(get_video_filter_desc(pix_fmt=target, quality="auto"))
+    filter = PictureFilter(VideoCodec("h264", "h264"), ops, DEFAULT_DECODE_CONFIG)
+    for matrix, said in ((1, 1), (2, 0), (5, 2), (6, 1), (9, 1)):
+        frame = noise(source, *size, seed=matrix)
+        frame.colorspace, frame.color_range, frame.time_base = matrix, said, Fraction(1, 25)
+        wanted = through_graph(f"format={target}", frame)
+        (got,) = filter.push(frame, 1)
+        assert facts(got) == facts(wanted)
+        for ours, theirs in zip(picture_planes(got), picture_planes(wanted), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert (filter._graph._graph is None) == (size[1] % 2 == 0)  # type: ignore[union-attr]  # it has one
+
+
+def test_interlaced_video_takes_a_graph(rng: np.random.Generator) -> None:
+    """The scaler alone would convert the fields one by one. Sizes and kinds of the frames change."""
+    frames = [
+        av_frames(sm.decode_packets(sm.demux_video(data), None))[0]
+        for size, flags in (((64, 48), "+ildct+ilme"), ((32, 32), "0"), ((32, 32), "+ildct+ilme"))
+        for pixels in [rng.integers(0, 256, (1, *size, 3), np.uint8)]
+        for data in [make_video(pixels, codec="mpeg2video", options={"flags": flags})]
+    ]
+    assert [frame.interlaced_frame for frame in frames] == [True, False, True]
+    wanted = [through_graph("format=rgb24", frame).to_ndarray() for frame in frames]
+    filter = PictureFilter(
+        VideoCodec("mpeg2video", ""), PictureOps(quality="auto"), DEFAULT_DECODE_CONFIG
+    )
+    for frame, pixels in zip(frames, wanted, strict=True):
+        (got,) = filter.push(frame, 1)
+        np.testing.assert_array_equal(got.to_ndarray(), pixels)
 
 
 @each("pix_fmt", ["rgb24", "gray", "rgba", "monob"])
