@@ -20,7 +20,7 @@ from spdl_media.cuda_driver import HISTORY, current
 # Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
 
-_IN_WORK, _ERRORS_FOUND = 1, (8, 9)
+_DECODED, _ERRORS_FOUND = 2, (8, 9)
 
 
 def frames_per_launch(nbytes: int) -> int:
@@ -143,12 +143,12 @@ class Surface:
         place = decoder.handle, self.number
         ask = library()[1].cuvidGetDecodeStatus
         with current(decoder.index):
-            # Some codecs have no status.
-            waits = ask(*place, byref(status)) != 0 or status.status == _IN_WORK
+            # Some codecs have no status, and a picture may have none before it is decoded.
+            is_ready = not ask(*place, byref(status)) and status.status >= _DECODED
             target = byref(address), byref(pitch), byref(self._params)
-            call(decoder.index, "cuvidMapVideoFrame64", *place, *target, waits=waits)
+            call(decoder.index, "cuvidMapVideoFrame64", *place, *target, waits=not is_ready)
             self._address, self._pitch = address.value, pitch.value
-            if waits:
+            if not is_ready:
                 ask(*place, byref(status))
         self._is_corrupt = status.status in _ERRORS_FOUND
 
