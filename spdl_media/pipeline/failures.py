@@ -357,12 +357,12 @@ class FailureLog:
 
     def summary(self) -> str:
         """Describe how many calls failed in this epoch, by stage; an empty string if none failed."""
-        parts = [(self._stages[name], name) for name in self._by_failures()]
+        parts = [(self._stages[name], name) for name in self._by_loss()]
         return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
 
     def end_epoch(self) -> Excess | None:
         """Check the rates of the epoch that has ended, at any number of calls, and reset the counts."""
-        found = (self._excess(name, 0) for name in self._by_failures())
+        found = (self._excess(name, 0) for name in self._by_loss())
         excess = next(filter(None, found), None)
         for stage in self._stages.values():
             stage.begin_epoch()
@@ -392,10 +392,15 @@ class FailureLog:
 
         return self.part_kept(part_of)
 
-    def _by_failures(self) -> list[str]:
-        """Return the names of the stages that failed in this epoch, the one with the most failures first."""
-        failed = [name for name, stage in self._stages.items() if stage.failures]
-        return sorted(failed, key=lambda name: -self._stages[name].failures)
+    def _by_loss(self) -> list[str]:
+        """Return the names of the stages that failed in this epoch, the one that lost most items first."""
+
+        def part_kept(name: str) -> float:
+            return self.part_kept(
+                lambda other: self._stages[name].part_kept(0) if other == name else 1.0
+            )
+
+        return sorted((name for name, one in self._stages.items() if one.failures), key=part_kept)
 
 
 def _broken_rule(

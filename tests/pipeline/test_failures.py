@@ -730,6 +730,16 @@ def test_a_rate_is_not_judged_by_the_first_calls() -> None:
     assert "98 failures lost 98% of the items, and max_failures=0.1 allows 10%" in str(excess)
 
 
+def test_the_stage_that_loses_most_of_the_items_is_named() -> None:
+    """Two batches are more than three items."""
+    builder = PipelineBuilder().add_source(range(20))
+    builder.pipe(fail_when(lambda item: item < 3, "function"), name="items").aggregate(10)
+    builder.pipe(fail_when(lambda _: True, "function"), name="batches")
+
+    with pytest.raises(PipelineFailure, match="Stage 'batches' failed too often: 5 failures"):
+        list(builder.build())
+
+
 def test_one_failed_batch_is_not_everything() -> None:
     """The stages before have had a hundred calls at that time, this one only one."""
     builder = PipelineBuilder().add_source(range(1280)).pipe(lambda item: item).aggregate(128)
