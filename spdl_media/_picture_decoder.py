@@ -109,7 +109,9 @@ class PictureDecoder(OpenDecoder):
         """
         if packet is not None and not self._accept_packet(packet):
             return
-        for frame in self._send(packet):
+        frames = self._send(packet)[::-1]
+        while frames:  # without the list holding those before, because NVDEC maps few at a time
+            frame = frames.pop()
             if packet is None:  # PyAV 18 does not set it on flushed frames
                 frame.time_base = self._codec.time_base
             # FFmpeg passes on the numbers in a ProRes header, but its scaler refuses reserved ones.

@@ -8,7 +8,7 @@
 /* Many threads call. */
 #define ADD(counter, number) __atomic_add_fetch(&(counter), number, __ATOMIC_SEQ_CST)
 
-enum { OK = 0, MOST_SURFACES = 64 };
+enum { OK = 0, MAP_FAILED = 205, MOST_SURFACES = 64 };
 
 /* Settings. */
 long long fake_cuvid_create_error = 0;   /* what the creation of a decoder returns */
@@ -77,7 +77,7 @@ typedef struct { unsigned long flags, size; const unsigned char *data; long long
 
 typedef struct { Callbacks calls; int surfaces, next, held; long long last; Shown waiting[MOST_SURFACES]; } Parser;
 
-typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; } Decoder;
+typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; long long mapped; } Decoder;
 
 int cuvidGetDecoderCaps(Caps *caps)
 {
@@ -131,6 +131,10 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
     unsigned number = decoder->numbers[surface % MOST_SURFACES], bytes = wanted->output == 1 ? 2 : 1;
     unsigned long width = wanted->out_width, height = wanted->out_height, rows = (height + 1) / 2;
     size_t line = (width * bytes + 511) / 512 * 512, size = line * 3 * rows;
+    if (ADD(decoder->mapped, 1) > (long long)wanted->outputs) {
+        ADD(decoder->mapped, -1);
+        return MAP_FAILED;
+    }
     unsigned char *memory = aligned_alloc(512, (size + 511) / 512 * 512);
     memset(memory, 0xEE, size);
     for (unsigned long y = 0; y < height; y++)
@@ -149,6 +153,7 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
 int cuvidUnmapVideoFrame64(Decoder *decoder, unsigned long long address)
 {
     free((void *)(uintptr_t)address);
+    ADD(decoder->mapped, -1);
     ADD(fake_cuvid_mapped, -1);
     return OK;
 }

@@ -159,9 +159,11 @@ def test_the_matrix_is_that_of_the_data_if_it_states_one(stated: int, matrix: st
     assert device.colors == [(matrix, "tv")]
 
 
-def test_a_stream_that_needs_many_surfaces() -> None:
-    CUVID.surfaces = 28
-    assert len(clip_of(packets_of("libx265"), Device()).pts) == 12
+@pytest.mark.parametrize("delay", [3, 26])
+def test_a_stream_that_needs_many_surfaces(delay: int) -> None:
+    """With the long delay, the end of the stream gives more frames than can be mapped at a time."""
+    CUVID.surfaces, CUVID.delay = 28, delay
+    assert len(clip_of(packets_of("libx265", count=40), Device()).pts) == 40
 
 
 def test_a_hidden_frame_that_takes_the_time_of_its_packet() -> None:
