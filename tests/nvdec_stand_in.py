@@ -64,7 +64,7 @@ ATTRIBUTES = (
 class HardwareFrame:
     """A frame like ``cuda.surfaces.Surface``: metadata, and only the addresses of planes."""
 
-    alive = 0
+    alive, per_launch = 0, 16
 
     def __init__(self, frame: av.VideoFrame, surface: Surface, stored: str) -> None:
         HardwareFrame.alive += 1

@@ -23,21 +23,21 @@ _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
 _DECODED, _ERRORS_FOUND = 2, (8, 9)
 
 
-def frames_per_launch(nbytes: int) -> int:
-    """Return how many frames of so many bytes to convert at once."""
-    return _MOST if _MOST * nbytes <= _BYTES else _LEAST
-
-
 class HardwareDecoder:
-    """A decoder of the hardware. It is destroyed when nothing refers to it, its surfaces included."""
+    """A decoder of the hardware. It is destroyed when nothing refers to it, its surfaces included.
+
+    Attributes:
+        per_launch: Number of frames to convert at once.
+    """
 
     def __init__(self, index: int, format: Format, num_surfaces: int) -> None:
         self.handle, self.index, self.num_surfaces = c_void_p(), index, num_surfaces
         self.kind = kind_of(format)
         width, height = (side + side % 2 for side in (format.width, format.height))
         nbytes = width * height * 3 // 2 * (2 if format.luma_depth else 1)
+        self.per_launch = _MOST if _MOST * nbytes <= _BYTES else _LEAST
         # The frames of a launch, and some on their way to it.
-        num_outputs = frames_per_launch(nbytes) + 4
+        num_outputs = self.per_launch + 4
         self.rows, self.nbytes = height, nbytes * (num_surfaces + num_outputs)
         params = DecoderParams(
             width=width,
@@ -98,6 +98,7 @@ class Surface:
 
     Attributes:
         number: Number of the surface in the decoder.
+        per_launch: Number of frames to convert at once.
         pts: Timestamp of its packet; ``None``: the packet has none.
     """
 
@@ -109,7 +110,7 @@ class Surface:
         stream: int,
         color: tuple[int, int, int, int],
     ) -> None:
-        self._decoder, self.number = decoder, shown.surface
+        self._decoder, self.number, self.per_launch = decoder, shown.surface, decoder.per_launch
         self._params = MapParams(
             is_progressive=shown.is_progressive,
             top_first=shown.top_first,

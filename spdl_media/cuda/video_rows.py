@@ -17,7 +17,6 @@ from spdl_media.cuda.color import Planes, convert_on_device
 from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, make_plan, normalization, plane_plan
 from spdl_media.cuda.nvdec import DECODERS, DecoderPool
 from spdl_media.cuda.session import Session
-from spdl_media.cuda.surfaces import frames_per_launch
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError
 from spdl_media.formats import COLOR_RANGES, COLORSPACES, Array
@@ -248,9 +247,7 @@ class DeviceRows:
         self._pending.append(shown)
         self.pts.append(shown.pts)
         self.time_base = shown.time_base
-        # Computed from the pitch of the rows, which exceeds the width.
-        nbytes = shown.frame.planes[0].line_size * shown.frame.height * 3 // 2
-        if len(self._pending) >= frames_per_launch(nbytes):
+        if len(self._pending) >= shown.frame.per_launch:
             self._write()
         return len(self.pts) == self._limit
 

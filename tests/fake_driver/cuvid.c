@@ -19,7 +19,7 @@ long long fake_cuvid_good_pictures = 0;  /* ... after so many good ones of all d
 long long fake_cuvid_supported = 1;      /* whether the hardware knows the codec */
 long long fake_cuvid_least = 16;         /* width and height that it decodes at least */
 long long fake_cuvid_wide = 64, fake_cuvid_high = 64, fake_cuvid_depth = 0; /* what the parser finds in the headers */
-long long fake_cuvid_left = 0, fake_cuvid_chroma = 1, fake_cuvid_matrix = 2;
+long long fake_cuvid_left = 0, fake_cuvid_below = 0, fake_cuvid_chroma = 1, fake_cuvid_matrix = 2;
 long long fake_cuvid_surfaces = 5;       /* that the stream needs at least; no decoder has more than 32 */
 long long fake_cuvid_delay = 3;          /* pictures that the parser holds to put them in order */
 long long fake_cuvid_late = 0;           /* what it adds to the times */
@@ -207,10 +207,10 @@ int cuvidParseVideoData(Parser *parser, const Packet *packet)
         Format format = {.codec = parser->calls.codec, .progressive = 1, .surfaces = (unsigned char)fake_cuvid_surfaces};
         format.depth = format.chroma_depth = (unsigned char)fake_cuvid_depth;
         format.wide = (unsigned)(fake_cuvid_left + fake_cuvid_wide);
-        format.high = (unsigned)fake_cuvid_high;
+        format.high = (unsigned)(fake_cuvid_high + fake_cuvid_below);
         format.left = (int)fake_cuvid_left;
         format.right = (int)format.wide;
-        format.bottom = (int)format.high;
+        format.bottom = (int)fake_cuvid_high;
         format.chroma = (int)fake_cuvid_chroma;
         format.primaries = format.transfer = 2;
         format.matrix = (unsigned char)fake_cuvid_matrix;

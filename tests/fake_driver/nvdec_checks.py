@@ -15,7 +15,7 @@ from driver_build import Part
 from nvdec_stand_in import StandIn, clip_of
 
 import spdl_media as sm
-from spdl_media.cuda import session
+from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.nvdec import DECODERS, DecoderPool
 from spdl_media.cuda.session import Session
@@ -47,6 +47,7 @@ SETTINGS = (
 SETTINGS += (
     "least",
     "left",
+    "below",
     "chroma",
     "matrix",
     "delay",
@@ -157,6 +158,16 @@ def test_the_matrix_is_that_of_the_data_if_it_states_one(stated: int, matrix: st
     CUVID.matrix, device = stated, Device()
     clip_of(packets_of("libx264"), device, pix_fmt="nv12")
     assert device.colors == [(matrix, "tv")]
+
+
+def test_frames_wait_for_a_launch_in_the_number_that_can_be_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It depends on the coded size, of which these frames are a part."""
+    monkeypatch.setattr(surfaces, "_BYTES", 16 * 512 * 70 * 3 // 2)
+    CUVID.below, device = 16, Device()
+    assert len(clip_of(packets_of("libx264", size=(512, 64), count=40), device).pts) == 40
+    assert device.launches == [8] * 5
 
 
 @pytest.mark.parametrize("delay", [3, 26])
