@@ -10,6 +10,7 @@ import errno
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_void_p
 from itertools import accumulate
 from typing import Any
+from weakref import WeakSet
 
 import av
 
@@ -76,6 +77,7 @@ class Session:
         self._decoder: HardwareDecoder | None = None
         self._format = Format()
         self._frames: list[Surface] = []
+        self._alive: WeakSet[Surface] = WeakSet()
         self._error: BaseException | None = None
         self.stream = 0
         self.color, self.size = (0, 2, 2, 2), (0, 0)
@@ -93,6 +95,8 @@ class Session:
 
         It waits for the work on the stream of the clip before, which may still read surfaces.
         """
+        for surface in list(self._alive):  # in the traceback of an error that is kept
+            surface.unmap()
         if self.stream and self.stream != stream:
             wait_for(self._index, stream, [self.stream])
         self.stream, self.color, self.size = stream, codec.color, (codec.width, codec.height)
@@ -142,7 +146,10 @@ class Session:
             frames, self._frames = self._frames, []
             error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         if status:
             raise av.error.InvalidDataError(
                 errno.EINVAL, f"cuvidParseVideoData says {error_name(status)}"
@@ -198,6 +205,7 @@ class Session:
         surface = Surface(self._decoder, self._format, shown, self.stream, self.color)
         surface.pts, surface.duration = self.time_of(shown.timestamp)
         self._frames.append(surface)
+        self._alive.add(surface)
         self._is_empty = False
         return 1
 

@@ -59,6 +59,8 @@ class HardwareDecoder:
         if self.handle.value and not HISTORY.lost:
             with current(self.index):
                 library()[0].cuvidDestroyDecoder(self.handle)
+        # If they are in a cycle, surfaces may be freed later.
+        self.handle.value = None
 
 
 def kind_of(format: Format) -> tuple[int, ...]:
@@ -180,12 +182,15 @@ class Surface:
         """
         raise NotOnDeviceError("this video states its orientation in the data, which NVDEC skips")
 
-    def __del__(self) -> None:
-        if self._address is not None and not HISTORY.lost:
+    def unmap(self) -> None:
+        """Give the memory back to the decoder. The frame must not be used afterwards."""
+        address, self._address = self._address, None
+        if address is not None and self._decoder.handle.value and not HISTORY.lost:
             with current(self._decoder.index):
-                library()[1].cuvidUnmapVideoFrame64(
-                    self._decoder.handle, c_ulonglong(self._address)
-                )
+                library()[1].cuvidUnmapVideoFrame64(self._decoder.handle, c_ulonglong(address))
+
+    def __del__(self) -> None:
+        self.unmap()
 
 
 def _stated(number: int, other: int) -> int:

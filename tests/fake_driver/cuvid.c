@@ -28,7 +28,7 @@ long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
 
 /* Counters. */
 long long fake_cuvid_created = 0, fake_cuvid_destroyed = 0, fake_cuvid_pictures = 0, fake_cuvid_mapped = 0;
-long long fake_cuvid_parsers = 0;
+long long fake_cuvid_parsers = 0, fake_cuvid_misused = 0; /* calls with a decoder that is destroyed */
 
 typedef struct {
     int codec, chroma;
@@ -77,7 +77,7 @@ typedef struct { unsigned long flags, size; const unsigned char *data; long long
 
 typedef struct { Callbacks calls; int surfaces, next, held; long long last; Shown waiting[MOST_SURFACES]; } Parser;
 
-typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; long long mapped; } Decoder;
+typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; long long mapped; int is_destroyed; } Decoder;
 
 int cuvidGetDecoderCaps(Caps *caps)
 {
@@ -103,7 +103,10 @@ int cuvidCreateDecoder(Decoder **decoder, const Wanted *wanted)
 
 int cuvidDestroyDecoder(Decoder *decoder)
 {
-    free(decoder);
+    /* Its memory is kept, so that a later use is seen. */
+    ADD(fake_cuvid_misused, decoder->is_destroyed);
+    decoder->is_destroyed = 1;
+    ADD(fake_cuvid_mapped, -decoder->mapped);
     ADD(fake_cuvid_destroyed, 1);
     return OK;
 }
@@ -152,6 +155,7 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
 
 int cuvidUnmapVideoFrame64(Decoder *decoder, unsigned long long address)
 {
+    ADD(fake_cuvid_misused, decoder->is_destroyed);
     free((void *)(uintptr_t)address);
     ADD(decoder->mapped, -1);
     ADD(fake_cuvid_mapped, -1);

@@ -17,7 +17,7 @@ from nvdec_stand_in import StandIn, clip_of
 import spdl_media as sm
 from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import NotOnDeviceError
-from spdl_media.cuda.nvdec import DECODERS, DecoderPool
+from spdl_media.cuda.nvdec import DECODERS, DecoderPool, DeviceDecoder
 from spdl_media.cuda.session import Session
 from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.packets import av_packets, with_data
@@ -69,7 +69,8 @@ def nothing_is_left() -> Iterator[None]:
         setattr(CUVID, name, value)
     gc.collect()
     assert CUVID.created == CUVID.destroyed
-    assert (CUVID.mapped, CUVID.parsers) == (0, 0)
+    misused, CUVID.misused = CUVID.misused, 0
+    assert (CUVID.mapped, CUVID.parsers, misused) == (0, 0, 0)
 
 
 def packets_of(
@@ -294,6 +295,41 @@ def test_damage_that_the_hardware_finds_is_raised_kept_or_dropped() -> None:
     CUVID.damaged = -1
     assert len(device.opened) == 3
     assert clip_of(packets, device).pts == sm.decode_packets(packets, None).pts
+
+
+def test_errors_that_are_kept_hold_no_frames_of_their_decoder() -> None:
+    packets, device, kept = packets_of("libx264"), Device(), []
+    before = CUVID.pictures
+    for _ in range(12):
+        CUVID.damaged = CUVID.pictures - before + 5
+        with pytest.raises(sm.DecodeError, match="the frame is damaged") as found:
+            clip_of(packets, device)
+        kept.append(found)
+    CUVID.damaged = -1
+    clip_of(packets, device)
+    assert len(device.opened) == 1
+
+
+def test_an_error_of_the_device_frees_its_decoder_at_once() -> None:
+    packets, device = packets_of("libx264"), Device()
+    CUVID.good_pictures, CUVID.decode_error = CUVID.pictures + 5, 999
+    gc.disable()
+    with pytest.raises(sm.TransferError) as found:
+        clip_of(packets, device)
+    del found
+    gc.enable()
+    assert CUVID.created == CUVID.destroyed
+
+
+def test_a_cycle_of_frames_and_their_decoder_is_freed() -> None:
+    packets = packets_of("libx264")
+    one = DeviceDecoder(Device().open_decoder(packets.codec))
+    one.begin(packets.codec, "x", 1)
+    cycle: list[Any] = [f for p in av_packets(packets) for f in one.decode(p) if f.planes]
+    cycle.append(cycle)
+    del cycle, one
+    gc.collect()
+    assert CUVID.created == CUVID.destroyed
 
 
 def test_options_of_decoders_on_the_cpu_are_refused() -> None:
