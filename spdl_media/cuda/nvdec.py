@@ -129,7 +129,7 @@ class DeviceDecoder:
 
     def _data(self, packet: Any) -> bytes:
         """Return the data of a packet with start codes, and at first with headers."""
-        data = bytes(packet)
+        data = bytes(packet) if packet.size else b""
         if self._size:
             data = with_start_codes(data, self._size)
         if self._is_first:
@@ -172,7 +172,7 @@ def with_start_codes(data: bytes, size: int) -> bytes:
         av.InvalidDataError: A length exceeds the data.
     """
     units, at = [], 0
-    while at < len(data):
+    while at + size <= len(data):  # FFmpeg ignores bytes of padding, too
         length = int.from_bytes(data[at : at + size], "big")
         at += size + length
         if at > len(data):

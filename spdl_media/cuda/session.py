@@ -48,7 +48,7 @@ def shows_frame(data: bytes) -> bool:
         lengths = [int.from_bytes(index[1 + k * size :][:size], "little") for k in range(count - 1)]
         starts = [0, *accumulate(lengths)]
     for start in starts:
-        bits = data[start]
+        bits = int.from_bytes(data[start : start + 1], "big")  # 0 beyond the data
         # The third profile has a bit more.
         bits = bits << 1 if bits & 0x30 == 0x30 else bits
         if bits & 0b1010:  # show_existing_frame, show_frame
@@ -112,6 +112,8 @@ class Session:
         """
         if packet is None:
             part = Packet(_END_OF_STREAM)
+        elif not data:
+            return []
         elif packet.pts is None or (self._name == "vp9" and not shows_frame(data)):
             part = Packet(0, len(data), data)
         else:

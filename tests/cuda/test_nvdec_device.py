@@ -103,6 +103,7 @@ def superframe(*frames: bytes) -> bytes:
         (superframe(HIDDEN, SHOWN), True),
         (superframe(HIDDEN, HIDDEN), False),
         (HIDDEN + b"\xc9", False),  # no index, although it ends like one
+        (HIDDEN + b"\xc9\xff\xff\xff\xff\xc9", False),  # a length beyond the data
     ],
 )
 def test_frames_of_vp9_that_are_hidden(data: bytes, is_shown: bool) -> None:

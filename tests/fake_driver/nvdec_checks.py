@@ -283,6 +283,20 @@ def test_a_length_beyond_the_data_is_damage() -> None:
         clip_of(packets.with_packets(coded, packets.codec), Device())
 
 
+@pytest.mark.parametrize(
+    ("codec", "format"), [("libx264", "mpegts"), ("libx264", "mp4"), ("libvpx-vp9", "webm")]
+)
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_packets_without_data_or_with_some_zeros_more(
+    codec: str, format: str, is_empty: bool
+) -> None:
+    packets = packets_of(codec, format)
+    coded = list(av_packets(packets))
+    coded[5] = with_data(coded[5], b"" if is_empty else bytes(coded[5]) + b"\0\0")
+    packets = packets.with_packets(coded, packets.codec)
+    assert len(clip_of(packets, Device()).pts) == 12 - is_empty
+
+
 def test_damage_that_the_hardware_finds_is_raised_kept_or_dropped() -> None:
     packets, device = packets_of("libx264", count=30), Device()
     CUVID.damaged = 5
