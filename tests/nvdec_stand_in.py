@@ -24,7 +24,7 @@ from spdl_media.cuda.video_rows import Output, VideoDevice
 from spdl_media.formats import picture_planes
 from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
-from spdl_media.packets import metadata_of, with_data
+from spdl_media.packets import make_packet, metadata_of
 from spdl_media.rows import seconds_of
 
 PITCH = 256
@@ -110,7 +110,11 @@ class HardwareDecoder:
         self._context = make_decoder(coded, DEFAULT_DECODE_CONFIG, "stand-in")
 
     def decode(self, packet: Any, data: bytes) -> list[Any]:
-        frames: Any = self._context.decode(packet and with_data(packet, data))
+        bare = None
+        if packet is not None:  # without side data, which NVDEC does not see
+            bare = make_packet(data, packet.time_base)
+            bare.pts, bare.dts, bare.duration = packet.pts, packet.dts, packet.duration
+        frames: Any = self._context.decode(bare)
         return list(map(to_surface, frames))
 
     def flush_buffers(self) -> None:

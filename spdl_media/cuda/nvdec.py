@@ -12,6 +12,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -129,6 +130,17 @@ class DeviceDecoder:
 
     def _data(self, packet: Any) -> bytes:
         """Return the data of a packet with start codes, and at first with headers."""
+        if packet.has_sidedata("new_extradata"):  # of a file that was put together from several
+            self._codec = replace(
+                self._codec, extradata=bytes(packet.get_sidedata("new_extradata"))
+            )
+            self._is_first = True
+            try:
+                self._headers, self._size = stream_headers(self._codec)
+            except ValueError as error:
+                raise av.error.InvalidDataError(
+                    errno.EINVAL, f"damaged headers: {error}"
+                ) from error
         data = bytes(packet) if packet.size else b""
         if self._size:
             data = with_start_codes(data, self._size)
@@ -145,7 +157,11 @@ class DeviceDecoder:
 
 def has_lengths(codec: VideoCodec) -> bool:
     """Whether NAL units have length prefixes, as in MP4, instead of start codes."""
-    return codec.name in ("h264", "hevc") and (codec.extradata or b"")[:1] == b"\1"
+    start = (codec.extradata or b"")[:3]
+    # As FFmpeg judges: old files state version 0 for HEVC.
+    return (codec.name == "h264" and start[:1] == b"\1") or (
+        codec.name == "hevc" and start > b"\0\0\1"
+    )
 
 
 @lru_cache(maxsize=64)

@@ -329,6 +329,27 @@ def two_sizes() -> bytes:
     return make_video(index_planes(4, 64, 48), codec="libx264", format="h264") + small
 
 
+def test_headers_that_change_are_used_from_their_packet_on() -> None:
+    """MP4 and FLV have them beside the data of the first packet that needs them."""
+    one, other = (
+        sm.demux_video(make_video(index_planes(4, *size), codec="libx264", format="mp4"))
+        for size in (SIDES, (32, 16))
+    )
+    first, *rest = av_packets(other)
+    headers = [("new_extradata", other.codec.extradata or b"")]
+    for number, packet in enumerate((first, *rest)):
+        packet.pts = packet.dts = (av_packets(one)[-1].pts or 0) * (number + 4) // 3
+    values = [getattr(first, name) for name in sm.packets._FIELDS]
+    changed = sm.packets._from_row((bytes(first), values, headers), one.time_base)
+    both = one.with_packets([*av_packets(one), changed, *rest], one.codec)
+    want = sm.decode_packets(
+        both, sm.get_video_filter_desc(scale_width=24, scale_height=24, quality="accurate")
+    )
+    got = clip_of(both, StandIn(), width=24, height=24)
+    assert got.pts == want.pts
+    check_close(got.buffer, sm.convert_frames(want))
+
+
 def test_frames_of_two_sizes_make_one_array_when_scaled_alone() -> None:
     data = two_sizes()
     with pytest.raises(

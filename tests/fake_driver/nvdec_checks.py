@@ -17,7 +17,13 @@ from nvdec_stand_in import StandIn, clip_of
 import spdl_media as sm
 from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import NotOnDeviceError
-from spdl_media.cuda.nvdec import DECODERS, DecoderPool, DeviceDecoder
+from spdl_media.cuda.nvdec import (
+    DECODERS,
+    DecoderPool,
+    DeviceDecoder,
+    has_lengths,
+    stream_headers,
+)
 from spdl_media.cuda.session import Session
 from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.packets import av_packets, with_data
@@ -415,6 +421,16 @@ def test_a_stream_makes_room_as_a_clip_does() -> None:
     device.decoders.clear()
     with pytest.raises(sm.TransferError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         next(streaming_load_video_nvdec(data, device, num_frames=5))
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_headers_of_hevc_of_both_versions(version: int) -> None:
+    """Files from before the standard state version 0."""
+    packets = packets_of("libx265")
+    headers = bytes([version]) + (packets.codec.extradata or b"")[1:]
+    codec = replace(packets.codec, extradata=headers)
+    assert has_lengths(codec)
+    assert stream_headers(codec) == stream_headers(packets.codec)
 
 
 def test_damaged_headers_are_damage() -> None:
