@@ -352,7 +352,7 @@ class PicturePath:
             # One block for all packets; see current_log.
             with ffmpeg_log(anew=self.decoder.tells_log):
                 for packet in packets:
-                    if self.push(packet, sink):
+                    if self._put(self.decoder.decode(packet), sink):
                         return True
                 return self.push(None, sink)
         finally:
