@@ -37,6 +37,10 @@ _SILENCE = 16 * 1024
 # Number of packets that are read before they are decoded. Small, because the window may end at any packet.
 _AT_ONCE = 64
 
+# Whole files up to this size in bytes are read into the system's cache first, so that a thread never decodes
+# while another one reads packets: with two threads, that takes 1.2 to 1.4 times as long for Vorbis.
+READ_FIRST = 16 << 20
+
 # A position before all samples.
 _BEFORE_ALL = -(2**63)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from spdl_media._container import NO_DECODERS, Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
-from spdl_media._sample_decoder import SampleDecoder, decode_frames
+from spdl_media._sample_decoder import READ_FIRST, SampleDecoder, decode_frames
 from spdl_media.aac_frames import find_aac
 from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.audio_clock import even_samples
@@ -238,7 +238,8 @@ def _decode_while_reading(
                 rows = request.rows(container.zero, _stated_end(container, index, codec, window))
                 metadata = PacketMetadata(container.name, container.zero, window)
                 decoder = SampleDecoder(codec, metadata, request.config)
-                decoder.run(packets, rows, in_memory=input.in_memory)
+                most = READ_FIRST if not window and request.num_samples is None else 0
+                decoder.run(packets, rows, in_memory=input.in_memory(most))
             last = decoder.last_packet
             # The caller's other path raises the error.
             if rows.mixed or last is None or container.missing_end((last,)):

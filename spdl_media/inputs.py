@@ -288,10 +288,11 @@ class Input:
         """Whether reads at any offset take microseconds: the input is memory or a local file."""
         return self._reader is None
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the input was given as bytes or as an array."""
-        return self._reader is None and self._path is None
+    def in_memory(self, limit: int) -> bool:
+        """Whether no read waits for a disk: of memory, or a file of at most ``limit`` bytes, read here."""
+        if self._path is None or self._content is not None:
+            return self._reader is None
+        return self.has_size and self.size() <= limit and len(self.read_at(0, limit)) > 0
 
     @property
     def has_size(self) -> bool:

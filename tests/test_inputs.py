@@ -747,6 +747,24 @@ def test_closed_input(clip: bytes) -> None:
             use()
 
 
+def test_what_is_read_without_waiting_for_a_disk(tmp_path: Path) -> None:
+    data = bytes(300_000)
+    (tmp_path / "audio").write_bytes(data)
+    for src, size, wanted in (
+        (data, 0, True),
+        (tmp_path / "audio", 300_000, True),
+        (tmp_path / "audio", 299_999, False),
+        (io.BytesIO(data), 300_000, False),
+    ):
+        with open_input(src) as source:
+            assert source.in_memory(size) == wanted, src
+    (tmp_path / "audio").write_bytes(data[:200_000])
+    with open_input(tmp_path / "audio") as source:
+        assert not source.in_memory(0)
+        source.head(4)  # reads a small file whole
+        assert source.in_memory(0)
+
+
 def test_real_media_from_all_kinds(media_dir: Path) -> None:
     for path in sorted((media_dir / "video").glob("*320x240*")):
         data = path.read_bytes()
