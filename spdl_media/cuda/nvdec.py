@@ -212,9 +212,7 @@ class DecoderPool:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Start with an empty pool. In a forked process, the parent's decoders are never freed."""
-        if hasattr(self, "_idle"):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))
+        """Start with an empty pool. In a forked process, the driver keeps the parent's decoders."""
         self._idle: list[tuple[Hashable, DeviceDecoder]] = []
         self._lock = threading.Lock()
 
@@ -243,7 +241,7 @@ class DecoderPool:
 
 
 class Gate:
-    """Counts the threads that decode, and keeps others than the main thread out when the process ends.
+    """Counts the threads that decode, and ends others than the main thread there when the process ends.
 
     Python ends a daemon thread wherever it next asks for the GIL, and a C++ library that stands on its stack
     aborts the process then.
@@ -252,13 +250,16 @@ class Gate:
     """
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self._change = threading.Condition()
         self._count, self._is_closed = 0, False
 
     def __enter__(self) -> None:
         with self._change:
-            while self._is_closed and threading.current_thread() is not threading.main_thread():
-                self._change.wait()  # until the process has ended
+            if self._is_closed and threading.current_thread() is not threading.main_thread():
+                raise SystemExit  # ends the thread without a message; an exit handler may wait for it
             self._count += 1
 
     def __exit__(self, *_: object) -> None:
@@ -280,6 +281,8 @@ atexit.register(GATE.close)
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=DECODERS.after_fork)
+    # The child process does not have the threads that decode.
+    os.register_at_fork(after_in_child=GATE._start)
 
 
 def decoder_key(codec: VideoCodec, index: int) -> Hashable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from fractions import Fraction
+from threading import Thread
 from typing import Any
 
 import av
@@ -157,3 +158,21 @@ def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
     pool.give("a", decoders[0])
     assert pool.clear()
     assert not pool.clear()
+
+
+def test_a_thread_that_decodes_when_the_process_ends_is_ended() -> None:
+    """It does not wait: an exit handler may wait for it."""
+    gate, ends = nvdec.Gate(), []
+    gate.close()
+
+    def decode() -> None:
+        with pytest.raises(SystemExit):
+            gate.__enter__()
+        ends.append(1)
+
+    thread = Thread(target=decode, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert ends
+    with gate:  # the main thread is let in
+        pass

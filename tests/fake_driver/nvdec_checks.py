@@ -19,6 +19,7 @@ from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.nvdec import (
     DECODERS,
+    GATE,
     DecoderPool,
     DeviceDecoder,
     has_lengths,
@@ -402,11 +403,13 @@ def test_a_forked_process_leaves_the_decoders_of_its_parent_alone() -> None:
     device.decoders = DECODERS
     clip_of(packets, device)
     destroyed = CUVID.destroyed
+    GATE.__enter__()  # as a thread has, which the child does not have
     child = os.fork()
     if not child:
-        found = DECODERS.clear() or CUVID.destroyed - destroyed
+        found = GATE._count or DECODERS.clear() or CUVID.destroyed - destroyed
         gc.collect()
         os._exit(1 if found or CUVID.destroyed != destroyed else 0)
+    GATE.__exit__()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert DECODERS.clear()
 
