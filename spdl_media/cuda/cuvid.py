@@ -200,7 +200,7 @@ def call(index: int, name: str, *arguments: Any, waits: bool = False) -> None:
     said = f"{name} says {error_name(status)}"
     if status in _OF_DATA and name == "cuvidCreateDecoder":
         raise NotOnDeviceError(f"NVDEC does not decode this video: {said}")
-    if status in _OF_DATA:
+    if status in _OF_DATA and name != "cuvidMapVideoFrame64":
         raise av.error.InvalidDataError(errno.EINVAL, said)
     remedy = (
         "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, or "

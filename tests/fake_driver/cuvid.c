@@ -23,6 +23,7 @@ long long fake_cuvid_left = 0, fake_cuvid_below = 0, fake_cuvid_chroma = 1, fake
 long long fake_cuvid_surfaces = 5;       /* that the stream needs at least; no decoder has more than 32 */
 long long fake_cuvid_delay = 3;          /* pictures that the parser holds to put them in order */
 long long fake_cuvid_late = 0;           /* what it adds to the times */
+long long fake_cuvid_map_error = 0;      /* what mapping a picture returns */
 long long fake_cuvid_damaged = -1;       /* the picture of a decoder that has errors */
 long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
 
@@ -134,6 +135,7 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
     unsigned number = decoder->numbers[surface % MOST_SURFACES], bytes = wanted->output == 1 ? 2 : 1;
     unsigned long width = wanted->out_width, height = wanted->out_height, rows = (height + 1) / 2;
     size_t line = (width * bytes + 511) / 512 * 512, size = line * 3 * rows;
+    if (fake_cuvid_map_error) return (int)fake_cuvid_map_error;
     if (ADD(decoder->mapped, 1) > (long long)wanted->outputs) {
         ADD(decoder->mapped, -1);
         return MAP_FAILED;

@@ -61,6 +61,7 @@ SETTINGS += (
     "surfaces",
     "late",
     "damaged",
+    "map_error",
     "parse_error",
     "shows",
 )
@@ -265,6 +266,13 @@ def test_a_device_that_disappears_is_an_error(pictures: int) -> None:
         clip_of(packets, device)
     CUDA.gone = 0
     assert len(clip_of(packets, device).pts) == 12
+
+
+@pytest.mark.parametrize("error", [1, 2, 999])
+def test_a_frame_that_cannot_be_mapped_is_an_error_of_the_device(error: int) -> None:
+    CUVID.map_error, device = error, Device()
+    with pytest.raises(sm.TransferError, match="cuvidMapVideoFrame64 says CUDA_ERROR"):
+        clip_of(packets_of("libx264"), device)
 
 
 @pytest.mark.parametrize("setting", ["decode_error", "parse_error"])
