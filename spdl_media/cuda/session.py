@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_void_p
 from itertools import accumulate
 from typing import Any
@@ -54,6 +58,23 @@ def shows_frame(data: bytes) -> bool:
         if bits & 0b1010:  # show_existing_frame, show_frame
             return True
     return False
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Handle a Ctrl-C after the block: Python only prints what it raises at the start of a callback."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    found: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda *given: found.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if found:
+            before(*found[0])
 
 
 class Session:
@@ -142,7 +163,8 @@ class Session:
         key = id(self)
         _PARSING[key] = self
         try:
-            status = library()[1].cuvidParseVideoData(self._parser, byref(data))
+            with _interrupts_later():
+                status = library()[1].cuvidParseVideoData(self._parser, byref(data))
         finally:
             del _PARSING[key]
             frames, self._frames = self._frames, []

@@ -1,6 +1,7 @@
 /* The video library of that driver. Its parser takes each packet for a picture, and shows pictures in the order of
  * their times. They tell which one they are: the luma of the n-th picture that a decoder was given is 16 + n % 200,
  * its chroma U = 80 + n % 50 and V = 160 + n % 50. What lies beside the picture is 0xEE. */
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ long long fake_cuvid_delay = 3;          /* pictures that the parser holds to pu
 long long fake_cuvid_late = 0;           /* what it adds to the times */
 long long fake_cuvid_map_error = 0;      /* what mapping a picture returns */
 long long fake_cuvid_damaged = -1;       /* the picture of a decoder that has errors */
+long long fake_cuvid_interrupted = 0;    /* the call of the parser before which a Ctrl-C comes: 1, 2, 3 */
 long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
 
 /* Counters. */
@@ -186,6 +188,11 @@ int cuvidDestroyVideoParser(Parser *parser)
     return OK;
 }
 
+static void interrupt(int call)
+{
+    if (fake_cuvid_interrupted == call) raise(SIGINT);
+}
+
 static int show(Parser *parser)
 {
     int first = 0;
@@ -197,6 +204,7 @@ static int show(Parser *parser)
     if (shown.time <= parser->last) shown.time = parser->last + 333333;
     parser->last = shown.time;
     shown.time += fake_cuvid_late;
+    interrupt(3);
     return fake_cuvid_shows ? parser->calls.display(parser->calls.user, &shown) : 1;
 }
 
@@ -220,10 +228,12 @@ int cuvidParseVideoData(Parser *parser, const Packet *packet)
         format.chroma = (int)fake_cuvid_chroma;
         format.primaries = format.transfer = 2;
         format.matrix = (unsigned char)fake_cuvid_matrix;
+        interrupt(1);
         parser->surfaces = parser->calls.sequence(user, &format);
         if (!parser->surfaces) return 999;
     }
     Picture picture = {.surface = parser->next++ % parser->surfaces};
+    interrupt(2);
     if (!parser->calls.decode(user, &picture)) return 999;
     long long time = packet->flags & 2 ? packet->time : 1LL << 62;
     parser->waiting[parser->held++] = (Shown){picture.surface, 1, 0, 0, time};

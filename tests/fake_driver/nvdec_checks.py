@@ -62,6 +62,7 @@ SETTINGS += (
     "late",
     "damaged",
     "map_error",
+    "interrupted",
     "parse_error",
     "shows",
 )
@@ -359,6 +360,16 @@ def test_a_cycle_of_frames_and_their_decoder_is_freed() -> None:
     del cycle, one
     gc.collect()
     assert CUVID.created == CUVID.destroyed
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_ctrl_c_at_the_start_of_a_callback_is_not_lost(call: int) -> None:
+    packets, device = packets_of("libx264"), Device()
+    CUVID.interrupted = call
+    with pytest.raises(KeyboardInterrupt):
+        clip_of(packets, device)
+    CUVID.interrupted = 0
+    assert len(clip_of(packets, device).pts) == 12
 
 
 def test_options_of_decoders_on_the_cpu_are_refused() -> None:
