@@ -88,16 +88,22 @@ class Container:
         self.av, self.format = self._open_file()
         self._audio: dict[int, AudioCodec] = {}
         self._fresh = True
-        decoder = self.named_still()
-        if decoder is None or decoder in WITHOUT_SIGNATURE or self._config.format is not None:
+        if self._config.format is not None:
             return
-        # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
-        if still_codec(self._input.head(HEAD_SIZE)) != decoder:
-            self.av.close()
-            raise self.error(
-                f"the name says {decoder}, but the content is not: it is no media that FFmpeg knows. If it "
-                "is raw data, name its format: demux_config(format=...)"
-            )
+        found, head = self.named_still(), self._input.head(HEAD_SIZE)
+        if found is not None and found not in WITHOUT_SIGNATURE and still_codec(head) != found:
+            # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
+            text = f"the name says {found}, but the content is not"
+        elif self.format == "mjpeg" and head[:2] != b"\xff\xd8":
+            # FFmpeg finds JPEGs anywhere in a file.
+            text = "it holds JPEGs, as archives do (iter_samples and Shards read tar), and begins otherwise"
+        else:
+            return
+        self.av.close()
+        raise self.error(
+            f"{text}: it is no media that FFmpeg knows. If it is raw data, name its format: "
+            "demux_config(format=...)"
+        )
 
     def _open_file(self) -> tuple[InputContainer, str]:
         # The signature tells the format, which spares FFmpeg's probing. Only for sources that can seek: if
