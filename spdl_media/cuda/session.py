@@ -35,6 +35,8 @@ from spdl_media.cuda_driver import HISTORY, current, error_name, wait_for
 _END_OF_STREAM, _TIMESTAMP = 1, 2
 # Pictures that the hardware may have in work before the first of them is read, and its limit of surfaces.
 _AHEAD, _MOST_SURFACES = 8, 32
+# Times may wait for the frames in that many surfaces, each of two fields.
+_MOST_TIMES, _SECOND = 2 * _MOST_SURFACES, 10_000_000
 # Codecs whose packets are in the order of presentation.
 _IN_ORDER = ("vp9", "av1")
 
@@ -63,8 +65,9 @@ def shows_frame(data: bytes) -> bool:
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
     """Handle a Ctrl-C after the block: Python only prints what it raises at the start of a callback."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if not callable(before):
         yield
         return
     found: list[tuple[int, Any]] = []
@@ -104,6 +107,8 @@ class Session:
         self.color, self.size = (0, 2, 2, 2), (0, 0)
         self._unit = 1, 1
         self._times: dict[int, tuple[int, int]] = {}
+        # Added to times, and the greatest one so far.
+        self._shift, self._latest = 0, -1 << 63
         self._is_empty = True
 
     @property
@@ -140,7 +145,13 @@ class Session:
         else:
             # The parser expects units of 0.1 microseconds, and changes times that do not grow from frame to
             # frame, so numbers of packets do not serve.
-            time = packet.pts * self._unit[0] // self._unit[1]
+            time = packet.pts * self._unit[0] // self._unit[1] + self._shift
+            if packet.is_keyframe and time <= self._latest:
+                # Times start again, as where recordings were joined. A second leaves room for frames that
+                # are shown before the key frame.
+                self._shift += self._latest + _SECOND - time
+                time = self._latest + _SECOND
+            self._latest = max(self._latest, time)
             self._times[time] = packet.pts, packet.duration or 0
             part = Packet(_TIMESTAMP, len(data), data, time)
         with current(self._index):
@@ -152,6 +163,9 @@ class Session:
     def time_of(self, time: int) -> tuple[int | None, int]:
         """Return timestamp and duration of the packet that the parser was given with a time."""
         found = self._times.pop(time, None)
+        if found and len(self._times) > _MOST_TIMES:
+            # Frames come in the order of their times, so these have none of their own: second fields, say.
+            self._times = {t: one for t, one in self._times.items() if t > time}
         if found is None and self._times and self._name in _IN_ORDER:
             # A packet of VP9 or AV1 may begin with a frame that is not shown, and takes the time.
             found = self._times.pop(min(self._times))
@@ -242,6 +256,7 @@ class Session:
         """Drop all buffered data, for another stream or after a seek."""
         parser, self._parser = self._parser, None
         self._times.clear()
+        self._shift, self._latest = 0, -1 << 63
         self._format, self._is_empty = Format(), True
         if parser is not None and not HISTORY.lost:
             with current(self._index):

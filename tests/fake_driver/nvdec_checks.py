@@ -194,6 +194,25 @@ def test_a_hidden_frame_that_takes_the_time_of_its_packet() -> None:
     assert clip_of(packets, Device()).pts == sm.decode_packets(packets, None).pts
 
 
+@pytest.mark.parametrize(("codec", "format"), [("libx264", "mp4"), ("libvpx-vp9", "webm")])
+def test_times_that_start_again_are_those_of_the_cpu(codec: str, format: str) -> None:
+    """As where recordings were joined."""
+    packets = packets_of(codec, format)
+    coded = [with_data(packet, bytes(packet)) for packet in av_packets(packets)]
+    for packet in coded[6:]:
+        packet.pts = packet.dts = (packet.pts or 0) - (coded[4].pts or 0)
+    packets = packets.with_packets(coded, packets.codec)
+    assert clip_of(packets, Device()).pts == sm.decode_packets(packets, None).pts
+
+
+def test_times_of_packets_without_a_frame_of_their_own_are_forgotten() -> None:
+    """As of the second of two fields."""
+    one = Session("h264", 0)
+    one._times = {time: (time, 1) for time in range(1000)}
+    assert one.time_of(990) == (990, 1)
+    assert len(one._times) == 9
+
+
 FAILURES = [
     (2, "cuvidCreateDecoder says CUDA_ERROR_OUT_OF_MEMORY .*decode in fewer threads"),
     (100, "cuvidCreateDecoder says CUDA_ERROR_NO_DEVICE .*nvidia-smi shows"),
