@@ -36,7 +36,9 @@ _END_OF_STREAM, _TIMESTAMP = 1, 2
 # Pictures that the hardware may have in work before the first of them is read, and its limit of surfaces.
 _AHEAD, _MOST_SURFACES = 8, 32
 # Times may wait for the frames in that many surfaces, each of two fields.
-_MOST_TIMES, _SECOND = 2 * _MOST_SURFACES, 10_000_000
+_MOST_TIMES = 2 * _MOST_SURFACES
+# Times are multiples of a prime, so that none that the parser invents is taken for that of another packet.
+_GRID, _SECOND = 97, 97 * 103_093
 # Codecs whose packets are in the order of presentation.
 _IN_ORDER = ("vp9", "av1")
 
@@ -126,7 +128,7 @@ class Session:
         if self.stream and self.stream != stream:
             wait_for(self._index, stream, [self.stream])
         self.stream, self.color, self.size = stream, codec.color, (codec.width, codec.height)
-        self._unit = (10_000_000 * codec.time_base).as_integer_ratio()
+        self._unit = (10_000_000 * codec.time_base / _GRID).as_integer_ratio()
 
     def decode(self, packet: Any, data: bytes) -> list[Surface]:
         """Decode the data of a packet, and return the frames that are ready; ``None`` ends the stream.
@@ -145,7 +147,7 @@ class Session:
         else:
             # The parser expects units of 0.1 microseconds, and changes times that do not grow from frame to
             # frame, so numbers of packets do not serve.
-            time = packet.pts * self._unit[0] // self._unit[1] + self._shift
+            time = packet.pts * self._unit[0] // self._unit[1] * _GRID + self._shift
             if packet.is_keyframe and time <= self._latest:
                 # Times start again, as where recordings were joined. A second leaves room for frames that
                 # are shown before the key frame.
