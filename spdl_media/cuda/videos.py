@@ -1,6 +1,6 @@
 """Videos decoded by the hardware of an NVIDIA GPU (NVDEC), with frames that never leave the device.
 
-    packets -> FFmpeg's decoder in PyAV, on the device -> rows of an array there
+    packets -> NVIDIA's parser and decoder -> surfaces on the device -> rows of an array there
 
 Window, times, lead-in and damage are handled by the same code as on the CPU path; only the decoder and the
 rows differ. Streams that NVDEC does not support are decoded on the CPU, with a warning, unless the caller
