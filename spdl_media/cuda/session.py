@@ -10,7 +10,7 @@ import errno
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_void_p
 from itertools import accumulate
 from typing import Any
@@ -30,7 +30,7 @@ from spdl_media.cuda.cuvid import (
     library,
 )
 from spdl_media.cuda.surfaces import HardwareDecoder, Surface, kind_of
-from spdl_media.cuda_driver import HISTORY, current, error_name, wait_for
+from spdl_media.cuda_driver import HISTORY, DriverError, current, error_name, wait_for
 
 _END_OF_STREAM, _TIMESTAMP = 1, 2
 # Pictures that the hardware may have in work before the first of them is read, and its limit of surfaces.
@@ -261,7 +261,7 @@ class Session:
         self._shift, self._latest = 0, -1 << 63
         self._format, self._is_empty = Format(), True
         if parser is not None and not HISTORY.lost:
-            with current(self._index):
+            with suppress(DriverError), current(self._index):  # the device may be gone
                 library()[0].cuvidDestroyVideoParser(parser)
 
     def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from spdl_media.cuda.cuvid import (
     call,
     library,
 )
-from spdl_media.cuda_driver import HISTORY, current
+from spdl_media.cuda_driver import HISTORY, DriverError, current
 
 # Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
@@ -57,7 +58,7 @@ class HardwareDecoder:
 
     def __del__(self) -> None:
         if self.handle.value and not HISTORY.lost:
-            with current(self.index):
+            with suppress(DriverError), current(self.index):  # the device may be gone
                 library()[0].cuvidDestroyDecoder(self.handle)
         # If they are in a cycle, surfaces may be freed later.
         self.handle.value = None
@@ -186,7 +187,7 @@ class Surface:
         """Give the memory back to the decoder. The frame must not be used afterwards."""
         address, self._address = self._address, None
         if address is not None and self._decoder.handle.value and not HISTORY.lost:
-            with current(self._decoder.index):
+            with suppress(DriverError), current(self._decoder.index):
                 library()[1].cuvidUnmapVideoFrame64(self._decoder.handle, c_ulonglong(address))
 
     def __del__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -369,6 +370,22 @@ def test_an_error_of_the_device_frees_its_decoder_at_once() -> None:
     del found
     gc.enable()
     assert CUVID.created == CUVID.destroyed
+
+
+def test_what_a_device_that_is_gone_held_is_freed_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packets, said = packets_of("libx264"), []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    one = DeviceDecoder(Device().open_decoder(packets.codec))
+    one.begin(packets.codec, "x", 1)
+    frames = [f for p in av_packets(packets) for f in one.decode(p) if f.planes]
+    CUDA.gone = 46
+    del frames, one
+    assert not said
+    CUDA.gone = 0
+    # The driver frees them with the process.
+    CUVID.destroyed, CUVID.mapped, CUVID.parsers = CUVID.created, 0, 0
 
 
 def test_a_cycle_of_frames_and_their_decoder_is_freed() -> None:
