@@ -6,10 +6,13 @@ Remote files are read with few requests, which fetch little more than is needed.
 from __future__ import annotations
 
 import io
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from spdl_media._optional import require
@@ -17,6 +20,7 @@ from spdl_media.destination import Draft
 from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _MIN_FETCH = 64 * 1024
@@ -128,6 +132,36 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
     with _fsspec_errors(url), Draft(path) as draft:
         filesystem, remote = _filesystem(url, storage_options)
         filesystem.get_file(remote, str(draft.path))
+
+
+def in_threads(call: Callable[[S], T], items: Sequence[S], num_threads: int) -> list[T]:
+    """Call a function for each item, in daemon threads: neither Ctrl-C nor the program's end waits for them.
+
+    Raises:
+        BaseException: The first error that a call raised; no more calls begin.
+    """
+    results: dict[int, T] = {}
+    # None ends a thread.
+    left: deque[int | None] = deque([*range(len(items)), *[None] * num_threads])
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            while (at := left.popleft()) is not None:
+                results[at] = call(items[at])
+                ended.put(None)
+        except BaseException as error:  # noqa: BLE001  # raised below, or by nobody once that is over
+            ended.put(error)
+
+    for _ in range(min(num_threads, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in items:
+            if (error := ended.get()) is not None:
+                raise error
+    finally:
+        left.clear()
+    return [results[at] for at in range(len(items))]
 
 
 def retried(call: Callable[[], T]) -> T:

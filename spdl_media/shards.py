@@ -10,7 +10,6 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_int
-from spdl_media._remote import download, retried
+from spdl_media._remote import download, in_threads, retried
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft
@@ -323,10 +322,10 @@ class _Reader:
         places: Path | None,
     ) -> None:
         self._urls, self._config = urls, config
-        with ThreadPoolExecutor(_READERS) as pool:
-            # Copies first, so that headers are read from the disk.
-            self._sources = list(pool.map(lambda url: self._fetched(url, copies), urls))
-            self._offsets = list(pool.map(lambda at: self._placed(at, places), range(len(urls))))
+        # Copies first, so that headers are read from the disk.
+        self._sources = in_threads(lambda url: self._fetched(url, copies), urls, _READERS)
+        numbers = range(len(urls))
+        self._offsets = in_threads(lambda at: self._placed(at, places), numbers, _READERS)
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
         self._count = int(self.counts.sum())
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()

@@ -7,7 +7,9 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import tarfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,23 @@ def numbers(samples: Any) -> list[int]:
 def numbers_of(source: sm.Shards, epoch: int) -> list[int]:
     source.set_epoch(epoch)
     return numbers(source)
+
+
+def test_ctrl_c_does_not_wait_for_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = threading.Event()
+    waited: list[bool] = []
+
+    def download(*_: object) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        waited.append(leave.wait(5))
+
+    monkeypatch.setattr(shards_module, "download", download)
+    with pytest.raises(KeyboardInterrupt):
+        sm.Shards("https://example.org/0.tar", cache=tmp_path)
+    assert waited == []
+    leave.set()
 
 
 def test_gives_what_iter_samples_gives(folder: Path) -> None:
