@@ -30,7 +30,7 @@ from spdl_media.cuda.cuvid import (
     library,
 )
 from spdl_media.cuda.surfaces import HardwareDecoder, Surface, kind_of
-from spdl_media.cuda_driver import HISTORY, DriverError, current, error_name, wait_for
+from spdl_media.cuda_driver import HISTORY, DriverError, Event, current, error_name
 
 _END_OF_STREAM, _TIMESTAMP = 1, 2
 # Pictures that the hardware may have in work before the first of them is read, and its limit of surfaces.
@@ -103,6 +103,7 @@ class Session:
         self._decoder: HardwareDecoder | None = None
         self._format = Format()
         self._frames: list[Surface] = []
+        self._done: Event | None = None
         self._alive: WeakSet[Surface] = WeakSet()
         self._error: BaseException | None = None
         self.stream = 0
@@ -125,8 +126,8 @@ class Session:
         """
         for surface in list(self._alive):  # in the traceback of an error that is kept
             surface.unmap()
-        if self.stream and self.stream != stream:
-            wait_for(self._index, stream, [self.stream])
+        if self._done is not None:
+            self._done.delay(stream)
         self.stream, self.color, self.size = stream, codec.color, (codec.width, codec.height)
         self._unit = (10_000_000 * codec.time_base / _GRID).as_integer_ratio()
 
@@ -263,6 +264,8 @@ class Session:
         if parser is not None and not HISTORY.lost:
             with suppress(DriverError), current(self._index):  # the device may be gone
                 library()[0].cuvidDestroyVideoParser(parser)
+                # Not by the next clip: the stream may be gone then, and stream 2 is one of each thread.
+                self._done = Event(self._index, self.stream)
 
     def __del__(self) -> None:
         self.flush_buffers()

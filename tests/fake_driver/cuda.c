@@ -47,6 +47,13 @@ int cuCtxPushCurrent_v2(void *context) { return context == &primary ? (int)fake_
 int cuCtxPopCurrent_v2(void **context) { if (context) *context = &primary; return (int)fake_cuda_gone; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &primary; return (int)fake_cuda_gone; }
 
+/* All work is done at once, so events are only counted. */
+long long fake_cuda_events = 0;
+int cuEventCreate(void **event, unsigned flags) { *event = &primary; fake_cuda_events++; return (int)fake_cuda_gone; }
+int cuEventRecord(void *event, void *stream) { return (int)fake_cuda_gone; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return (int)fake_cuda_gone; }
+int cuEventDestroy_v2(void *event) { fake_cuda_events--; return (int)fake_cuda_gone; }
+
 /* What this library looks up by name, and does not need here. */
 #define UNUSED(name) int name(void) { return UNKNOWN; }
 #ifndef OLD

@@ -446,12 +446,21 @@ def test_large_decoders_are_kept_in_smaller_numbers() -> None:
     assert 1 <= CUVID.created - CUVID.destroyed <= 2
 
 
-def test_another_stream_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, waits = Device(), []
-    monkeypatch.setattr(session, "wait_for", lambda *given: waits.append(given))
-    for device.stream in (1, 1, 2):
+def test_a_clip_waits_for_the_stream_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event is recorded by the thread of that clip: stream 2 is another one in each thread."""
+    device, calls = Device(), []
+
+    class Event:
+        def __init__(self, *stream: int) -> None:
+            calls.append(stream)
+
+        def delay(self, stream: int) -> None:
+            calls.append((stream,))
+
+    monkeypatch.setattr(session, "Event", Event)
+    for device.stream in (0, 2, 2):
         clip_of(packets_of("libx264"), device)
-    assert waits == [(0, 2, [1])]
+    assert calls == [(0, 0), (2,), (0, 2), (2,), (0, 2)]
 
 
 def test_a_forked_process_leaves_the_decoders_of_its_parent_alone() -> None:
