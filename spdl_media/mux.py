@@ -132,7 +132,7 @@ class Muxer:
             # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
         if self._container.format.no_file:
-            raise ValueError(f"format {self._format!r} does not write one file, as a Muxer does")
+            raise ValueError(f"{self._format!r} does not write one file; save_image writes images")
 
     @property
     def _format(self) -> str:
