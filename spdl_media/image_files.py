@@ -156,8 +156,8 @@ def save_image(dst: Target, image: Any, *, format: str | None = None, **options:
     if format is None:
         name = dst if isinstance(dst, str | os.PathLike) else str(getattr(dst, "name", ""))
         suffix = PurePath(os.fsdecode(name)).suffix.lower().lstrip(".")
-        if not suffix:
-            raise ValueError(f"{dst!r} has no suffix that says the format; give format='png'")
+        if suffix not in {*_FORMATS, *_SUFFIXES, *av.format.ContainerFormat("image2").extensions}:
+            raise ValueError(f"{dst!r} has no suffix of an image format; give format='png'")
         format = _SUFFIXES.get(suffix, suffix)
     write_whole(dst, encode_image(image, format, **options))
 

@@ -193,6 +193,7 @@ def test_wrong_arguments_are_reported(
         sm.encode_image(image, **options)
 
 
-def test_a_name_without_a_suffix_needs_a_format(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no suffix .* format='png'"):
-        sm.save_image(tmp_path / "out", drawing())
+@pytest.mark.parametrize("name", ["out", "out.heic", "out.mkv", "out.flv"])
+def test_a_name_without_a_suffix_of_images_needs_a_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no suffix of an image .* format='png'"):
+        sm.save_image(tmp_path / name, drawing())
