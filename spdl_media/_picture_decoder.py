@@ -172,12 +172,11 @@ class PictureDecoder(OpenDecoder):
 
     def keyless_error(self) -> DecodeError | None:
         """Return the error of packets none of which was decoded, because none is a key frame."""
-        count = self._packet_index + 1
-        if not (count and self.needs_key):
+        if self._packet_index < 0 or not self.needs_key:
             return None
         return DecodeError(
-            f"none of the {count} packets is marked as a key frame, at which decoding begins. decode_packets "
-            "decodes such packets from the first one on",
+            f"none of the {self._packet_index + 1} packets is marked as a key frame, at which decoding "
+            "begins. decode_packets decodes such packets from the first one on",
             source=self.metadata.source,
         )
 
@@ -276,10 +275,8 @@ class PictureDecoder(OpenDecoder):
 
 # Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
-
 # Codecs with checksums. FFmpeg only logs a wrong one.
 _LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})
-
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
@@ -349,8 +346,7 @@ class PicturePath:
             FilterError: As for :meth:`push`.
         """
         try:
-            # One block for all packets; see current_log.
-            with ffmpeg_log(anew=self.decoder.tells_log):
+            with ffmpeg_log(anew=self.decoder.tells_log):  # one for all packets; see current_log
                 for packet in packets:
                     if self._put(self.decoder.decode(packet), sink):
                         return True
