@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -232,7 +233,7 @@ def describe(error: BaseException, lines: list[LogLine]) -> str:
     if items := list(takewhile(lambda line: line.startswith("  "), reversed(said[2:]))):
         cause, heading = said[-len(items) - 2 : -len(items)]
         said = [f"{cause}. {heading} {', '.join(map(str.strip, items[::-1]))}"]
-    if said and said[-1].startswith(("Invalid image size", "Picture size ")):
+    if said and re.match(r"(Invalid image|Picture) size(?! 0x| \d+x0\b)", said[-1]):
         said[-1] += "; FFmpeg takes less than 2**28 pixels"
     return f"{text} ({said[-1].strip()})" if said else str(text)
 

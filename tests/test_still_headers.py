@@ -129,6 +129,13 @@ def test_colours_of_png_are_those_of_the_decoder() -> None:
         assert getattr(video, name) == told
 
 
+def test_an_image_without_a_height_is_not_called_too_large() -> None:
+    jpeg = _saved("JPEG", "RGB")
+    at = jpeg.index(b"\xff\xc0") + 5
+    with pytest.raises(sm.DecodeError, match=r"Picture size \d+x0 is invalid\)"):
+        sm.load_image(jpeg[:at] + b"\0\0" + jpeg[at + 2 :])
+
+
 @pytest.mark.parametrize("size", [(2**31 - 1, 5), (2**14, 2**14)])
 def test_sizes_that_cannot_be_are_reported_by_the_decoder(size: tuple[int, int]) -> None:
     header = struct.pack(">2I5B", *size, 8, 2, 0, 0, 0)
