@@ -34,17 +34,12 @@ class Samples(NamedTuple):
     shift: int
 
 
-_DEEP = Samples("<u2", 12, 4)
 SEMI_PLANAR = {
     "nv12": Samples("|u1", 8, 0),
     "p010le": Samples("<u2", 10, 6),
-    "p012le": _DEEP,
-    "p016le": _DEEP,
+    "p012le": Samples("<u2", 12, 4),
 }
-"""The 4:2:0 formats of NVDEC's frames: a plane of Y, and one of interleaved U and V.
-
-Frames of 12 bits are P012, which FFmpeg 8.0 calls P016.
-"""
+"""The 4:2:0 formats of NVDEC's frames: a plane of Y, and one of interleaved U and V."""
 
 
 _CUBIC = 0.6  # FFmpeg's default; Pillow and PyTorch use 0.5

@@ -260,7 +260,7 @@ def streaming_load_video_nvdec(
     Returns:
         An iterator over arrays ``(N, H + ceil(H / 2), W)`` on the device: luma, and below it interleaved U
         and V. The dtype is uint8 (NV12), or for 10 and 12 bits uint16 with the value in the high bits (P010,
-        P016). An odd width is rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of
+        P012). An odd width is rounded up, with a last column of zeros. ``colorspace`` and ``color_range`` of
         a batch are those of its values. Each batch has its own memory, and is ready when its stream has done
         its work.
 

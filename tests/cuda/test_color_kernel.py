@@ -94,7 +94,7 @@ def test_layouts_and_types(layout: Any, normalize: Any, frames: int | None) -> N
 @each("algo", [None, "bicubic", "bilinear"])
 @each("size", [(64, 48), (63, 47), (32, 24), (20, 11), (5, 3), (1, 1), (63, 24), (97, 131)])
 def test_sizes(algo: Any, size: tuple[int, int]) -> None:
-    for pix_fmt in ("nv12", "p010le", "p016le"):
+    for pix_fmt in ("nv12", "p010le", "p012le"):
         planes = apart(pix_fmt, 63, 47)
         assert_same(planes, pix_fmt, width=size[0], height=size[1], scale_algo=algo)
 
