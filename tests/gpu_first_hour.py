@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import spdl_media as sm
-from spdl_media.cuda.nvdec import DECODERS
+from spdl_media.cuda.decoder_pool import DECODERS
 from spdl_media.testing import index_planes, make_image, make_video
 
 SKIPPED, ENDINGS = 3, 5

@@ -15,7 +15,8 @@ from nvdec_stand_in import HardwareDecoder, HardwareFrame, StandIn, Surface
 
 import spdl_media as sm
 from spdl_media.cuda import nvdec
-from spdl_media.cuda.nvdec import DecoderPool, missing_library
+from spdl_media.cuda.decoder_pool import DecoderPool, Gate
+from spdl_media.cuda.nvdec import missing_library
 from spdl_media.cuda.session import shows_frame
 from spdl_media.cuda.video_rows import Shown, frame_planes
 from spdl_media.cuda.videos import _video_device, decode_packets_nvdec
@@ -162,7 +163,7 @@ def test_the_pool_keeps_so_many_and_lets_the_oldest_go() -> None:
 
 def test_a_thread_that_decodes_when_the_process_ends_is_ended() -> None:
     """It does not wait: an exit handler may wait for it."""
-    gate, ends = nvdec.Gate(), []
+    gate, ends = Gate(), []
     gate.close()
 
     def decode() -> None:
