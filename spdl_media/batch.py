@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -260,7 +260,7 @@ def decode_each(
         stopped: Called before each input; if it returns true, decoding ends with :class:`Stopped`.
             ``None``: decoding cannot be stopped.
         num_threads: Number of threads, with that of the caller. All others have ended when the function
-            returns or raises.
+            returns or raises, except after a Ctrl-C.
 
     Raises:
         Stopped: ``stopped`` returned true.
@@ -294,26 +294,31 @@ def decode_each(
 
 def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int) -> None:
     """Call a function with each position, in the calling thread and in further threads."""
-    positions, lock = iter(range(count)), threading.Lock()
+    positions = deque(range(count))
     errors: dict[int, BaseException] = {}
 
     def work() -> None:
-        # After an error, each thread ends after its current input.
-        while not errors:
-            with lock:
-                position = next(positions, None)
-            if position is None:
-                return
-            try:
-                decode_one(position)
-            except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
-                errors[position] = error
+        with suppress(IndexError):  # no position is left
+            while True:
+                position = positions.popleft()
+                try:
+                    decode_one(position)
+                except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
+                    errors[position] = error
+                    # Each thread ends after its current input.
+                    positions.clear()
 
-    # The threads end with this call: to start them costs 0.1 ms, and a lasting pool would not survive forks.
-    with ThreadPoolExecutor(num_threads - 1, "spdl_media_batch") as pool:
-        for _ in range(num_threads - 1):
-            pool.submit(work)
+    # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks. Daemons, because the
+    # end of the program must not wait for a server that does not answer; nor must Ctrl-C.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_threads - 1)]
+    try:
+        for thread in threads:
+            thread.start()
         work()
+        while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
+            threads.pop().join()
+    finally:
+        positions.clear()
     if errors:
         # Prefer an interrupt of the calling thread to the failure of an input, which would hide it.
         worst = min(errors, key=lambda at: (isinstance(errors[at], Exception), at))

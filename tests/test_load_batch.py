@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import re
+import signal
 import threading
 import weakref
 from pathlib import Path
@@ -482,6 +483,24 @@ def test_two_threads_decode_at_the_same_time() -> None:
     meeting = Meeting()
     batch = sm.load_image_batch([meeting.source(x) for x in SOURCES[:4]], num_threads=2)
     np.testing.assert_array_equal(np.asarray(batch), PICTURES[:4])
+
+
+def test_ctrl_c_does_not_wait_for_a_source_that_another_thread_reads() -> None:
+    together, leave = threading.Barrier(2), threading.Event()
+    waited: list[bool] = []
+
+    class Silent(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            together.wait(30)
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(signal.SIGINT)
+            waited.append(leave.wait(5))
+            return super().read(size)
+
+    with pytest.raises(KeyboardInterrupt):
+        sm.load_image_batch([Silent(SOURCES[0]), Silent(SOURCES[1])], num_threads=2)
+    assert waited == []
+    leave.set()
 
 
 def test_a_batch_that_fails_in_threads_leaves_nothing_behind() -> None:
