@@ -75,8 +75,7 @@ class Container:
     def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
         self.name, self.turn = input.name, 0
         self.tried = tries
-        self._input = input
-        self._config = config
+        self._input, self._config = input, config
         self._orientations: dict[int, int] = {}
         self._starts: dict[int, dict[int, int] | None] = {}
         self._ended = self._checksum_failed = self._empty = False
@@ -389,6 +388,8 @@ class Container:
     def seek(self, pts: int, index: int) -> bool:
         """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""
         source = self._input
+        if self.av.streams[index].disposition & Disposition.attached_pic:
+            return False  # in an Ogg file, FFmpeg would end the process
         if not source.seekable or seeks_astray(self.format, source.read_at, source.size):
             return False
         if self.format == "ogg":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import random
 import re
+import struct
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -28,6 +30,7 @@ from spdl_media.testing import (
     index_frames,
     index_planes,
     index_samples,
+    make_image,
     make_media,
     make_video,
 )
@@ -600,3 +603,19 @@ def test_packed_b_frames_of_avi_stand_in_order() -> None:
         window = (start / 10 - 0.01, start / 10 + 0.21)
         found = sm.decode_packets(sm.demux_video(data, timestamp=window), filter_desc=None)
         assert indices(found) == [start, start + 1, start + 2]
+
+
+def test_a_window_of_the_cover_in_an_ogg_file() -> None:
+    """FFmpeg ends the process when it is to seek in such a picture."""
+    cover = make_image(np.full((2, 3, 3), 7, np.uint8))
+    head = struct.pack(">II9s6I", 3, 9, b"image/png", 0, 3, 2, 24, 0, len(cover))
+    samples = av.AudioFrame(format="s16", layout="mono", samples=960)
+    samples.sample_rate = 48000
+    file = io.BytesIO()
+    with av.open(file, "w", format="ogg") as muxer:
+        stream = muxer.add_stream("libopus", rate=48000, layout="mono")
+        stream.metadata["METADATA_BLOCK_PICTURE"] = base64.b64encode(head + cover).decode()
+        for part in (samples, None):
+            muxer.mux(stream.encode(part))
+    frames = sm.load_video(file.getvalue(), timestamp=(0.01, 1)).array
+    np.testing.assert_array_equal(frames, np.full((1, 2, 3, 3), 7))
