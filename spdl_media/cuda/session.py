@@ -237,7 +237,9 @@ class Session:
             if frame.number == surface:
                 frame.map()  # before it is overwritten
         assert self._decoder is not None
-        call(self._index, "cuvidDecodePicture", self._decoder.handle, c_void_p(picture))
+        # It waits if the hardware has four pictures in its queue.
+        place = self._decoder.handle, c_void_p(picture)
+        call(self._index, "cuvidDecodePicture", *place, waits=True)
         return 1
 
     def on_display(self, shown: Shown) -> int:

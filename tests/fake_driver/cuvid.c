@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Whether the caller holds the GIL, of the Python that loads this library. */
+extern int PyGILState_Check(void);
+
 /* Many threads call. */
 #define ADD(counter, number) __atomic_add_fetch(&(counter), number, __ATOMIC_SEQ_CST)
 
@@ -32,6 +35,7 @@ long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
 /* Counters. */
 long long fake_cuvid_created = 0, fake_cuvid_destroyed = 0, fake_cuvid_pictures = 0, fake_cuvid_mapped = 0;
 long long fake_cuvid_parsers = 0, fake_cuvid_misused = 0; /* calls with a decoder that is destroyed */
+long long fake_cuvid_held = 0; /* calls that may wait for the hardware, with the GIL */
 
 typedef struct {
     int codec, chroma;
@@ -116,6 +120,7 @@ int cuvidDestroyDecoder(Decoder *decoder)
 
 int cuvidDecodePicture(Decoder *decoder, const Picture *picture)
 {
+    ADD(fake_cuvid_held, PyGILState_Check());
     if (fake_cuvid_decode_error && fake_cuvid_pictures >= fake_cuvid_good_pictures)
         return (int)fake_cuvid_decode_error;
     if (!picture->is_second) {

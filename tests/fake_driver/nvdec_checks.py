@@ -73,8 +73,8 @@ def nothing_is_left() -> Iterator[None]:
         setattr(CUVID, name, value)
     gc.collect()
     assert CUVID.created == CUVID.destroyed
-    misused, CUVID.misused = CUVID.misused, 0
-    assert (CUVID.mapped, CUVID.parsers, misused) == (0, 0, 0)
+    misused, held, CUVID.misused, CUVID.held = CUVID.misused, CUVID.held, 0, 0
+    assert (CUVID.mapped, CUVID.parsers, misused, held) == (0, 0, 0, 0)
 
 
 def packets_of(
