@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -121,7 +121,7 @@ class _Functions:
                     "spdl_media calls. Install a newer driver, or leave cuda= out"
                 )
             # All integers are passed as 64 bits, as pointers and sizes are. An int takes the lower half.
-            return int(function(*(c_size_t(a) if isinstance(a, int) else a for a in arguments)))
+            return int(function(*[c_size_t(a) if isinstance(a, int) else a for a in arguments]))
 
         setattr(self, name, call)
         return call
@@ -189,18 +189,23 @@ def _primary_context(index: int) -> int:
     return context.value or 0
 
 
-@contextmanager
-def current(index: int) -> Iterator[None]:
+class current:  # noqa: N801  # used like a function; a generator takes thrice as long
     """Make a device current in a ``with`` block, without initializing other devices.
 
     Raises:
         DriverError: The driver refuses, or none is installed.
     """
-    # Push and pop, because the caller may be in the middle of another library's work on another device.
-    call("cuCtxPushCurrent_v2", _primary_context(index))
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_index",)
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __enter__(self) -> None:
+        # Push and pop, because the caller may be in the middle of another library's work on another device.
+        call("cuCtxPushCurrent_v2", _primary_context(self._index))
+
+    def __exit__(self, *_: object) -> None:
         driver().cuCtxPopCurrent_v2(byref(c_void_p()))
 
 

@@ -234,7 +234,10 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
             f"{_MOST_WORK} are the most. Scale to a larger size first, or let the CPU decode and scale: "
             "decoder='cpu'"
         )
-    frames = np.concatenate([_frames(planes) for planes in batches])
+    # Without arithmetic of NumPy, which takes longer than all other work on a frame.
+    places = [place for planes in batches for place in _frames(planes)]
+    frames = np.zeros(len(places), _FRAME)
+    frames["planes"] = places
     frames["out"] = out.ctypes.data + np.arange(len(frames)) * out.strides[0]
     tables, axes = _tables(device.torch, device.index, plan)
     conversion = np.zeros(1, CONVERSION)
@@ -259,14 +262,11 @@ def convert_on_device(device: Device, batches: Sequence[Planes], plan: Plan, out
     tables.used_on(device.stream)
 
 
-def _frames(planes: Planes) -> Array:
-    """Return addresses and strides of the planes of each frame, as structs of the kernel."""
-    frames = np.zeros(len(planes[0]), _FRAME)
-    for index, plane in enumerate(planes):
-        place = frames["planes"][:, index]
-        place["data"] = plane.ctypes.data + np.arange(len(frames)) * plane.strides[0]
-        place["row_step"], place["sample_step"] = plane.strides[1:]
-    return frames
+def _frames(planes: Planes) -> list[list[tuple[int, int, int]]]:
+    """Return addresses and strides of the planes of each frame, as the kernel's structs have them."""
+    starts = [(plane.ctypes.data, *plane.strides) for plane in planes]
+    count = len(planes[0])
+    return [[(at + k * step, *steps) for at, step, *steps in starts] for k in range(count)]
 
 
 # The cache compares plans by identity, which works because the caches of plans keep them.

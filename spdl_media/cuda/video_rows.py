@@ -297,7 +297,8 @@ class DeviceRows:
         else:
             # The kernel reads and writes any strides, so views rotate frames and reorder axes without copies.
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
-            planes = [kind.views(frame_planes(shown), source_of(ops)) for shown in frames]
+            source = source_of(ops)
+            planes = [kind.views(frame_planes(shown), source) for shown in frames]
             self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
         self._written = stop
 
