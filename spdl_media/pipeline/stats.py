@@ -165,7 +165,7 @@ class StageStatistics:
         calls: The calls, including those that failed.
         queue: The waits of items from acceptance by the stage to the start of their calls.
         failures: Number of items that failed.
-        dropped: Number of items that were dropped, because their result was ``None``.
+        dropped: Number of items that were dropped, because their result was ``None`` or by ``drop_last``.
         outputs: Number of results that went to the next stage.
     """
 

@@ -173,11 +173,13 @@ class ByWeight:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_an_aggregator_of_the_callers_decides_itself(drop_last: bool) -> None:
     aggregator = ByWeight()
+    builder = PipelineBuilder().add_source(range(1, 8)).aggregate(aggregator, drop_last=drop_last)
+    pipeline = builder.build()
 
-    result = run(range(1, 8), lambda b: b.aggregate(aggregator, drop_last=drop_last))
-
-    assert result == [[1, 2, 3, 4], [5, 6], [7]][: 2 if drop_last else 3]
+    assert list(pipeline) == [[1, 2, 3, 4], [5, 6], [7]][: 2 if drop_last else 3]
     assert aggregator.group == []
+    # An item that waits in its group is not dropped.
+    assert pipeline.statistics().stages[0].dropped == (1 if drop_last else 0)
 
 
 def test_an_aggregator_that_cannot_be_copied_is_refused() -> None:

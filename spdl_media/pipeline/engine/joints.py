@@ -115,6 +115,10 @@ class CustomAggregate(Stage):
 
     def leave(self, slot: Slot) -> None:
         """Pass a group on, unless it is incomplete and ``drop_last`` is set."""
+        # No group yet, or no more: the item is kept, not dropped.
+        if slot.record is None and slot.result is None:
+            self.held -= 1
+            return
         if slot.item is FLUSH and self._drop_last:
             slot.result = None
         super().leave(slot)
