@@ -16,6 +16,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
 DOCS = Path(__file__).resolve().parent
 SAMPLES = DOCS.parent / "samples"
 
@@ -231,7 +233,25 @@ def linked(row: re.Match[str], module: str) -> str:
     return f"| {names} | {row['what']} |"
 
 
+def show_all_arguments(_: object) -> None:
+    """Hide the overloads of ``load_*``, so that their pages list the arguments and defaults of all."""
+    for module in ("spdl_media.load", "spdl_media.video_file"):
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        for name, overloads in list(analyzer.overloads.items()):
+            if "Unpack" in str(overloads):
+                del analyzer.overloads[name]
+
+
+def parsable(*event: Any) -> tuple[str | None, str | None]:
+    """Write an empty mapping for a default that Sphinx cannot parse."""
+    *_, signature, result = event
+    return signature and signature.replace("<factory>", "{}"), result
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_pages)
+    app.connect("builder-inited", show_all_arguments)
+    app.connect("autodoc-process-signature", parsable)
     app.connect("source-read", add_to_page)

@@ -121,7 +121,7 @@ class _Buffer:
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """Mask of the rows that were loaded: False where ``on_error="fill"`` has put zeros.
+        """Mask of the rows that were loaded, False where ``on_error="fill"`` has put zeros.
 
         Only a batch of inputs can have False. The mask is a NumPy array, also for a buffer on a device.
 

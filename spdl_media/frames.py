@@ -135,7 +135,7 @@ class AudioFrames(DecodedFrames):
 
     @property
     def first_sample(self) -> int:
-        """Position of the first sample: sample k is at ``k / sample_rate`` on the container's clock."""
+        """Position of the first sample; sample k is at ``k / sample_rate`` on the container's clock."""
         return self._first_sample
 
     @property

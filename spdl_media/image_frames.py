@@ -54,7 +54,7 @@ class DecodedFrames:
 
     @property
     def source(self) -> str:
-        """Name of the source: a path, a URL, or "bytes of length n"."""
+        """Name of the source, such as a path, a URL, or "bytes of length n"."""
         return self._metadata.source
 
     @property

@@ -124,7 +124,7 @@ class _Packets(Generic[C]):
 
     @property
     def source(self) -> str:
-        """Name of the source: a path, a URL, or "bytes of length n"."""
+        """Name of the source, such as a path, a URL, or "bytes of length n"."""
         return self._metadata.source
 
     @property

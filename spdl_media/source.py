@@ -222,7 +222,7 @@ class MergeIterator(Epochs, Generic[T]):
 
     @property
     def made_of(self) -> tuple[Iterable[T], ...]:
-        """The iterables that an iteration reads: all except those with weight 0."""
+        """The iterables that an iteration reads, all except those with weight 0."""
         weights = itertools.repeat(1) if self._weights is None else self._weights
         return tuple(itertools.compress(self._iterables, weights))
 

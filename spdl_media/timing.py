@@ -70,7 +70,7 @@ class Window:
 
     @property
     def name(self) -> str:
-        """Name in messages: "the window [1, 2)", or "the stream" for the window without bounds."""
+        """Name in messages, "the window [1, 2)", or "the stream" for the window without bounds."""
         return f"the window {self}" if self else "the stream"
 
     def ticks(self, time_base: Fraction, zero: Fraction) -> tuple[float, float]:

@@ -146,7 +146,7 @@ class VideoFile:
 
     @property
     def nbytes(self) -> int:
-        """Approximate size of the open video in memory, in bytes: its index and its decoder's images."""
+        """Approximate size of the open video in memory, in bytes, with its index and decoder."""
         images = self.codec.reorder_depth + _KEPT_IMAGES
         # Assumes 8-bit YUV420, the most common format.
         return self._index.nbytes + self.codec.width * self.codec.height * 3 // 2 * images

@@ -104,6 +104,18 @@ def test_every_public_name_leads_to_its_docstring(site: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param("ImageArguments", id="arguments without their names and defaults"),
+        pytest.param("&lt;factory&gt;", id="a signature that Sphinx cannot parse"),
+        pytest.param(">Type<", id="a sentence that Napoleon takes for the type of a property"),
+    ],
+)
+def test_docstrings_are_read_as_they_are_meant(site: Path, wrong: str) -> None:
+    assert [path.name for path in (site / "api").iterdir() if wrong in path.read_text()] == []
+
+
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<p id="x"><a href="b.html#y">1</a><a href="b.html#z">2</a><a href="c.html">3</a>'
