@@ -172,7 +172,8 @@ def ownership() -> Drawing:
 def threads() -> Drawing:
     """The threads of a pipeline and their work."""
     drawing = Drawing(760, 300, "The threads of a pipeline")
-    drawing.frame(10, 10, 740, 84, "one thread: the event loop passes items on and runs coroutines")
+    label = "stages: coroutines run on one event loop; the thread that made a result passes it on"
+    drawing.frame(10, 10, 740, 84, label)
     for x, text in ((30, "source"), (215, "download"), (400, "decode"), (585, "batch")):
         drawing.box(x, 40, 140, 40, text, BLUE)
     for x in (170, 355, 540):
