@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from reprlib import repr as short
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,7 +37,8 @@ def check_int(
     """
     number = as_int(value)
     if number is None:
-        raise TypeError(f"{name} must be an int, not {value!r}{_tail(remedy)}")
+        # Shortened, because it may be the whole dataset.
+        raise TypeError(f"{name} must be an int, not {short(value)}{_tail(remedy)}")
     if at_least is not None and number < at_least:
         raise ValueError(f"{name} must be at least {at_least}{unit}, not {number}{_tail(remedy)}")
     return number

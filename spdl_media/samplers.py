@@ -71,8 +71,7 @@ class DistributedSampler(Epochs):
     def __init__(
         self, n: int, place: Place, uneven: Uneven | None, num_draws: int | None = None
     ) -> None:
-        remedy = "It is the size of the dataset, and there is nothing in an empty one"
-        self._n = check_int("n", n, remedy=remedy)
+        self._n = check_int("n", n, remedy="Pass len(dataset); an empty one has no samples")
         self.num_draws = self._n if num_draws is None else check_int("num_draws", num_draws)
         self._uneven: Uneven = "drop" if uneven is None else uneven
         check_choice("uneven", self._uneven, get_args(Uneven))

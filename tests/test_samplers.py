@@ -279,6 +279,11 @@ ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
     [
         (lambda: DistributedRandomSampler(0, **ONE), ValueError, "n must be at least 1, not 0"),
         (lambda: DistributedRandomSampler(2.5, **ONE), TypeError, "n must be an int"),
+        (
+            lambda: DistributedRandomSampler(list(range(10**4)), **ONE),  # type: ignore[arg-type]
+            TypeError,
+            r"n must be an int, not \[0, 1, 2, 3, 4, 5, \.\.\.\]. Pass len\(dataset\)",
+        ),
         (lambda: DistributedRandomSampler(True, **ONE), TypeError, "an int, not True"),
         (
             lambda: DistributedRandomSampler(5, num_draws=6, **ONE),
