@@ -101,9 +101,9 @@ class _Plan:
 
 @click.command("bench", short_help="Find settings for a DataLoader.")
 @FOLDER
-@click.option("--kind", type=click.Choice([*_UNITS]), help="Else the most.")
+@click.option("--kind", type=click.Choice([*_UNITS]), help="Default: the most frequent.")
 @click.option("--size", **NUMBER, default=224, help="Side of images and frames.")
-@click.option("--batch-size", **NUMBER, help="Else 32, and of videos 8.")
+@click.option("--batch-size", **NUMBER, help="Default: 32, for videos 8.")
 @click.option("--preprocessor", metavar="M:F", help="Module and function, from path to sample.")
 @click.option("--seconds", type=_SECONDS, metavar="S", default=1.0, help="Time of each run.")
 @click.option("--chart", **FILE, default="spdl-media-bench.svg", help="SVG to write.")

@@ -53,7 +53,7 @@ _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "new
 @FOLDER
 @click.option("--json", "form", flag_value="json", help="Write the report as JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Write it as CSV: kind, path, reason.")
-@click.option("-o", "--output", **FILE, help="Write it to this file, in the form of its suffix.")
+@click.option("-o", "--output", **FILE, help="File to write; its suffix is the format.")
 @click.option("--state", **FILE, help="Keep results; the next run decodes what is new.")
 @click.option("--threads", **NUMBER, default=usable_cores(), help="Files to decode at a time.")
 def check_command(
@@ -61,13 +61,13 @@ def check_command(
 ) -> int:
     """Decode all media in a folder, and report damaged, unreadable, odd and duplicate files.
 
-    Hidden files are left out, and so is what holds no media and is not named as if it did. The exit
-    status is 1 if anything is reported.
+    Hidden files, and files with neither media nor a media suffix, are skipped. The exit status is 1 if
+    anything is reported.
 
     \b
     Examples:
       spdl-media check train/
-      spdl-media check train/ --state train.state   # again after Ctrl-C: goes on
+      spdl-media check train/ --state train.state   # continues after Ctrl-C
       spdl-media check train/ --csv -o damaged.csv
 
     \f

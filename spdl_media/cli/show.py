@@ -37,7 +37,7 @@ _HEADERS = ("file", "stream", "codec", "size", "format", "rate", "seconds", "tur
 def probe_command(files: Sequence[str], *, as_json: bool) -> int:
     """Show what is in media files: streams, codecs, sizes, rates, durations, colour.
 
-    A FILE may be a URL, where fsspec is installed. The exit status is 1 if a file cannot be read.
+    A FILE may be a URL if fsspec is installed. The exit status is 1 if a file cannot be read.
 
     \b
     Examples:
