@@ -132,7 +132,8 @@ class Surface:
         self.colorspace = _stated(format.matrix, matrix)
         self.color_primaries = _stated(format.primaries, primaries)
         self.color_trc = _stated(format.transfer, transfer)
-        self._address: int | None = None
+        # The driver writes the address here, so that no Ctrl-C loses it.
+        self._address, self._pitch = c_ulonglong(), c_uint()
 
     def map(self) -> None:
         """Wait until the frame is decoded, and map it.
@@ -140,18 +141,16 @@ class Surface:
         Raises:
             TransferError: The device fails.
         """
-        if self._address is not None:
+        if self._address.value:
             return
         decoder, status = self._decoder, Status()
-        address, pitch = c_ulonglong(), c_uint()
         place = decoder.handle, self.number
         ask = library()[1].cuvidGetDecodeStatus
         with current(decoder.index):
             # Some codecs have no status, and a picture may have none before it is decoded.
             is_ready = not ask(*place, byref(status)) and status.status >= _DECODED
-            target = byref(address), byref(pitch), byref(self._params)
+            target = byref(self._address), byref(self._pitch), byref(self._params)
             call(decoder.index, "cuvidMapVideoFrame64", *place, *target, waits=not is_ready)
-            self._address, self._pitch = address.value, pitch.value
             if not is_ready:
                 ask(*place, byref(status))
         self._is_corrupt = status.status in _ERRORS_FOUND
@@ -166,9 +165,9 @@ class Surface:
     def planes(self) -> tuple[Plane, Plane]:
         """Luma, and interleaved chroma."""
         self.map()
-        (left, top), pitch, size = self._offset, self._pitch, 1 + (self.format.name != "nv12")
-        assert self._address is not None
-        luma, chroma = self._address, self._address + pitch * self._decoder.rows
+        (left, top), pitch, size = self._offset, self._pitch.value, 1 + (self.format.name != "nv12")
+        luma = self._address.value
+        chroma = luma + pitch * self._decoder.rows
         return (
             Plane(luma + top * pitch + left * size, pitch),
             Plane(chroma + top // 2 * pitch + left // 2 * 2 * size, pitch),
@@ -185,10 +184,10 @@ class Surface:
 
     def unmap(self) -> None:
         """Give the memory back to the decoder. The frame must not be used afterwards."""
-        address, self._address = self._address, None
-        if address is not None and self._decoder.handle.value and not HISTORY.lost:
+        address, self._address = self._address, c_ulonglong()
+        if address.value and self._decoder.handle.value and not HISTORY.lost:
             with suppress(DriverError), current(self._decoder.index):
-                library()[1].cuvidUnmapVideoFrame64(self._decoder.handle, c_ulonglong(address))
+                library()[1].cuvidUnmapVideoFrame64(self._decoder.handle, address)
 
     def __del__(self) -> None:
         self.unmap()

@@ -29,8 +29,9 @@ long long fake_cuvid_delay = 3;          /* pictures that the parser holds to pu
 long long fake_cuvid_late = 0;           /* what it adds to the times */
 long long fake_cuvid_map_error = 0;      /* what mapping a picture returns */
 long long fake_cuvid_damaged = -1;       /* the picture of a decoder that has errors */
-long long fake_cuvid_interrupted = 0;    /* the call of the parser before which a Ctrl-C comes: 1, 2, 3 */
+long long fake_cuvid_interrupted = 0;    /* the call of the parser before which a Ctrl-C comes: 1, 2, 3; 4 as it maps */
 long long fake_cuvid_parse_error = 0, fake_cuvid_shows = 1;
+long long fake_cuvid_caps_error = 0, fake_cuvid_parser_error = 0; /* what these return */
 
 /* Counters. */
 long long fake_cuvid_created = 0, fake_cuvid_destroyed = 0, fake_cuvid_pictures = 0, fake_cuvid_mapped = 0;
@@ -88,6 +89,7 @@ typedef struct { Wanted wanted; unsigned count, numbers[MOST_SURFACES]; long lon
 
 int cuvidGetDecoderCaps(Caps *caps)
 {
+    if (fake_cuvid_caps_error) return (int)fake_cuvid_caps_error;
     caps->supported = (unsigned char)fake_cuvid_supported;
     caps->engines = 1;
     caps->outputs = 15;
@@ -130,6 +132,11 @@ int cuvidDecodePicture(Decoder *decoder, const Picture *picture)
     return OK;
 }
 
+static void interrupt(int call)
+{
+    if (fake_cuvid_interrupted == call) raise(SIGINT);
+}
+
 static void put(unsigned char *at, unsigned value, unsigned bytes)
 {
     at[bytes - 1] = (unsigned char)value; /* the high bits of a deep sample */
@@ -159,6 +166,7 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
     *address = (unsigned long long)(uintptr_t)memory;
     *pitch = (unsigned)line;
     ADD(fake_cuvid_mapped, 1);
+    interrupt(4);
     return OK;
 }
 
@@ -179,6 +187,7 @@ int cuvidGetDecodeStatus(Decoder *decoder, int surface, int *status)
 
 int cuvidCreateVideoParser(Parser **parser, const Callbacks *calls)
 {
+    if (fake_cuvid_parser_error) return (int)fake_cuvid_parser_error;
     *parser = calloc(1, sizeof **parser);
     (*parser)->calls = *calls;
     (*parser)->last = -1LL << 62;
@@ -191,11 +200,6 @@ int cuvidDestroyVideoParser(Parser *parser)
     free(parser);
     ADD(fake_cuvid_parsers, -1);
     return OK;
-}
-
-static void interrupt(int call)
-{
-    if (fake_cuvid_interrupted == call) raise(SIGINT);
 }
 
 static int show(Parser *parser)

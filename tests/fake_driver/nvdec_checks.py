@@ -58,6 +58,8 @@ SETTINGS += (
     "damaged",
     "map_error",
     "interrupted",
+    "caps_error",
+    "parser_error",
     "parse_error",
     "shows",
 )
@@ -233,6 +235,8 @@ def test_a_decoder_that_cannot_be_made_is_an_error_and_not_a_decode_on_the_cpu(
 UNSUPPORTED = [
     ({"supported": 0}, "NVDEC of this device does not decode hevc of 8 bits"),
     ({"create_error": 801}, "cuvidCreateDecoder says CUDA_ERROR_NOT_SUPPORTED"),
+    ({"caps_error": 801}, "cuvidGetDecoderCaps says CUDA_ERROR_NOT_SUPPORTED"),
+    ({"parser_error": 1}, "cuvidCreateVideoParser says CUDA_ERROR_INVALID_VALUE"),
     ({"least": 144}, "NVDEC of this device decodes hevc from 144x144 to 8192x8192, not 64x64"),
     ({"chroma": 3}, "NVDEC decodes 4:2:0 of 8, 10 and 12 bits, and this is 4:4:4 of 8 bits"),
 ]
@@ -393,14 +397,15 @@ def test_a_cycle_of_frames_and_their_decoder_is_freed() -> None:
     assert CUVID.created == CUVID.destroyed
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_ctrl_c_at_the_start_of_a_callback_is_not_lost(call: int) -> None:
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_ctrl_c_in_the_driver_is_not_lost_and_loses_no_surface(call: int) -> None:
     packets, device = packets_of("libx264"), Device()
     CUVID.interrupted = call
     with pytest.raises(KeyboardInterrupt):
         clip_of(packets, device)
     CUVID.interrupted = 0
     assert len(clip_of(packets, device).pts) == 12
+    assert CUVID.mapped == 0
 
 
 def test_options_of_decoders_on_the_cpu_are_refused() -> None:
