@@ -198,10 +198,10 @@ def call(index: int, name: str, *arguments: Any, waits: bool = False) -> None:
     if not status:
         return
     said = f"{name} says {error_name(status)}"
-    if status in _OF_DATA and name == "cuvidCreateDecoder":
-        raise NotOnDeviceError(f"NVDEC does not decode this video: {said}")
-    if status in _OF_DATA and name != "cuvidMapVideoFrame64":
+    if status in _OF_DATA and name == "cuvidDecodePicture":
         raise av.error.InvalidDataError(errno.EINVAL, said)
+    if status in _OF_DATA and name != "cuvidMapVideoFrame64":
+        raise NotOnDeviceError(f"NVDEC does not decode this video: {said}")
     remedy = (
         "Its memory or its decoders are used up: decode in fewer threads, load fewer frames at a time, or "
         "drop buffers earlier"
