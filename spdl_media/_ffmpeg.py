@@ -308,18 +308,13 @@ def format_has_option(format: str, option: str) -> bool:
     return False
 
 
-@lru_cache(maxsize=1024)
-def _is_demuxer(format: str) -> bool:
-    return _can_make(av.format.ContainerFormat, format, "r")
-
-
 def check_format(format: str) -> None:
     """Raise for the name of a format that FFmpeg cannot read. PyAV ignores some unknown names.
 
     Raises:
         ValueError: FFmpeg has no demuxer of this name.
     """
-    if not _is_demuxer(format):
+    if not _can_make(av.format.ContainerFormat, format, "r"):
         hint = format_hint(format, "r")
         raise ValueError(
             f"this FFmpeg cannot read a format named {format!r}. {hint and hint + ' '}"

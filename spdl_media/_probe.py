@@ -29,7 +29,7 @@ from spdl_media.geometry import is_mirrored, rotation, swaps_sides
 from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import ImagePackets
-from spdl_media.still_headers import read_still, webp_canvas
+from spdl_media.still_headers import StillHeader, read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, only_pillow_reads, still_codec
 
 __all__ = ("AudioStreamInfo", "MediaInfo", "OtherStreamInfo", "VideoStreamInfo", "probe")
@@ -215,11 +215,7 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
 def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
     """Return what the header of a still says; ``None`` if it does not say enough."""
     found = read_still(head, input.read_at, input.size())
-    if found is None:
-        return None
-    name, header, orientation = found
-    codec = VideoCodec(name, name, header.width, header.height, header.pix_fmt, color=header.color)
-    return _still_media(codec, orientation)
+    return None if found is None else _still_media(*found)
 
 
 def _is_still(input: Input, config: DemuxConfig) -> bool:
@@ -248,7 +244,7 @@ def _wav_info(input: Input, head: bytes) -> MediaInfo | None:
     wav = read_wav_info(input, head)
     if wav is None:
         return None
-    header = wav.header
+    header, codec = wav
     end = header.data_offset + header.data_size + header.data_size % 2
     if input.size() - end > _WAV_TAIL_SIZE:
         return None
@@ -271,27 +267,18 @@ def _wav_info(input: Input, head: bytes) -> MediaInfo | None:
             elif name != b"fmt ":
                 return None
     rate, count = header.sample_rate, header.num_samples
-    return MediaInfo(
-        format="wav",
-        # Rounded to microseconds, as FFmpeg rounds the duration of a container.
-        duration=(2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000,
-        streams=(_audio_stream(wav.codec, 0, count / rate),),
-        best_audio=0,
-        metadata=tuple(metadata.items()),
-    )
+    # Rounded to microseconds, as FFmpeg rounds the duration of a container.
+    duration = (2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000
+    stream = _audio_stream(codec, 0, count / rate)
+    return MediaInfo("wav", duration, (stream,), best_audio=0, metadata=tuple(metadata.items()))
 
 
 def _probe_container(container: Container) -> MediaInfo:
-    file = container.av
-    return MediaInfo(
-        format=container.format,
-        duration=container.duration,
-        # Listed first: reading an orientation may reopen the container.
-        streams=tuple(_stream_info(container, stream) for stream in list(file.streams)),
-        best_video=container.best_index("video"),
-        best_audio=container.best_index("audio"),
-        metadata=tuple(file.metadata.items()),
-    )
+    metadata = tuple(container.av.metadata.items())
+    # Listed first: reading an orientation may reopen the container.
+    streams = tuple(_stream_info(container, stream) for stream in list(container.av.streams))
+    best = container.best_index("video"), container.best_index("audio")
+    return MediaInfo(container.format, container.duration, streams, *best, metadata=metadata)
 
 
 def _stream_info(container: Container, stream: av.stream.Stream) -> StreamInfo:
@@ -355,24 +342,12 @@ def _probe_still(packets: ImagePackets) -> MediaInfo:
     image = decode_packets(packets, None)
     (frame,) = av_frames(image)
     # The codec of a still states neither size nor colour until a frame is decoded.
-    codec = replace(
-        packets.codec,
-        width=frame.width,
-        height=frame.height,
-        pix_fmt=frame.format.name,
-        color=color_numbers(frame),
-    )
-    return _still_media(codec, image.orientation)
+    header = StillHeader(frame.width, frame.height, frame.format.name, color_numbers(frame))
+    return _still_media(packets.codec.name, header, image.orientation)
 
 
-def _still_media(codec: VideoCodec, orientation: int) -> MediaInfo:
-    stream = _video_stream(
-        codec, orientation, index=0, frame_rate=None, num_frames=1, duration=None
-    )
-    return MediaInfo(
-        format=codec.name,
-        duration=None,
-        streams=(stream,),
-        best_video=0,
-        is_still=True,
-    )
+def _still_media(name: str, header: StillHeader, orientation: int) -> MediaInfo:
+    codec = VideoCodec(name, name, header.width, header.height, header.pix_fmt, color=header.color)
+    stated = {"index": 0, "frame_rate": None, "num_frames": 1, "duration": None}
+    stream = _video_stream(codec, orientation, **stated)
+    return MediaInfo(name, None, (stream,), best_video=0, is_still=True)

@@ -73,20 +73,9 @@ def find_aac(
         return None
     first = max((start + hidden) // AAC_FRAME_SIZE - _PREROLL, 0)
     last = -(-(stop + hidden) // AAC_FRAME_SIZE)
-    found = _read_frames(input, samples, first, last)
-    if found is None:
-        return None
-    data, cuts = found
-    return CodedFrames(
-        codec=codec,
-        delay=delay,
-        window=(start, stop),
-        position=first * AAC_FRAME_SIZE - hidden,
-        num_samples=(last - first) * AAC_FRAME_SIZE,
-        packet_samples=PACKET_SAMPLES,
-        data=data,
-        cuts=cuts,
-    )
+    position, count = first * AAC_FRAME_SIZE - hidden, (last - first) * AAC_FRAME_SIZE
+    found = count, PACKET_SAMPLES, *_read_frames(input, samples, first, last)
+    return CodedFrames(codec, delay, (start, stop), position, *found)
 
 
 def _read_index(input: Input) -> memoryview:
@@ -255,14 +244,16 @@ def _itunes_delay(moov: memoryview) -> int:
     return delay
 
 
-def _read_frames(
-    input: Input, samples: Samples, first: int, last: int
-) -> tuple[bytes, list[int]] | None:
-    """Read frames, and find where packets of many begin; ``None``: they are too large or incomplete."""
+def _read_frames(input: Input, samples: Samples, first: int, last: int) -> tuple[bytes, list[int]]:
+    """Read frames, and find where packets of many begin.
+
+    Raises:
+        ValueError: They are too large, or not all in the file.
+    """
     places, sizes = samples.places[first:last], samples.sizes[first:last]
     ends = places + sizes
     if sizes.sum() > MOST_BYTES or ends.max() > input.size() or places.min() < 0:
-        return None
+        raise ValueError("too large, or truncated")
     # In files with video, only some frames follow each other.
     gaps = np.flatnonzero(places[1:] != ends[:-1])
     starts, stops = places[[0, *(gaps + 1)]].tolist(), ends[[*gaps, -1]].tolist()

@@ -358,18 +358,6 @@ class _WAVSamples(NamedTuple):
     delay: int = 0
 
 
-class WAVInfo(NamedTuple):
-    """Header and stream of a WAV file, as FFmpeg describes them.
-
-    Attributes:
-        header: The parsed header.
-        codec: Parameters of the stream.
-    """
-
-    header: WAVHeader
-    codec: AudioCodec
-
-
 def _read_wav(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> _WAVSamples | None:
@@ -387,7 +375,7 @@ def _read_wav(
     info = read_wav_info(input, head)
     if info is None:
         return None
-    header = info.header
+    header, codec = info
     start, stop = window.sample_range(header.sample_rate, num_samples)
     stop = min(stop, header.num_samples)
     size = (stop - start) * header.block_align
@@ -399,7 +387,7 @@ def _read_wav(
         return None
     read = KINDS[header.sample_format, sample_size].read
     array = read(content, before, (stop - start, header.num_channels))
-    return _WAVSamples(info.codec, array, (start, stop))
+    return _WAVSamples(codec, array, (start, stop))
 
 
 # By the first byte: that of RIFF, fLaC, ID3 and of an MP3 frame.
@@ -411,8 +399,8 @@ _FINDERS: dict[bytes, Callable[..., CodedFrames | _WAVSamples | None]] = {
 }
 
 
-def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
-    """Return header and stream of a WAV file whose samples FFmpeg would decode in the same way.
+def read_wav_info(input: Input, head: bytes) -> tuple[WAVHeader, AudioCodec] | None:
+    """Return the header of a WAV file whose samples FFmpeg would decode in the same way, and its stream.
 
     Args:
         input: The opened file, which must have a size.
@@ -447,4 +435,4 @@ def read_wav_info(input: Input, head: bytes) -> WAVInfo | None:
         return None
     layout = f"{mask:#x}" if mask.bit_count() == num_channels else f"{num_channels} channels"
     of_samples = header.sample_rate, layout_name(layout), num_channels, kind.sample_fmt
-    return WAVInfo(header, AudioCodec(kind.codec, kind.codec, *of_samples))
+    return header, AudioCodec(kind.codec, kind.codec, *of_samples)

@@ -423,11 +423,7 @@ def _set_video(context: Any, codec: VideoCodec) -> None:
             setattr(context, name, value)
     if codec.codec_tag:
         context.codec_tag = struct.pack("<i", codec.codec_tag).decode("latin-1")
-    _set_colors(context, codec)
-
-
-def _set_colors(context: Any, codec: VideoCodec) -> None:
-    """Set the colours that the container states on a decoder, for frames that state none."""
+    # For frames that state no colours.
     for name, number in zip(COLOR_TABLES, codec.color, strict=True):
         setattr(context, name, number)
 

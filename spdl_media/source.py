@@ -238,7 +238,11 @@ class MergeIterator(Epochs, Generic[T]):
         weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
         cumulative = np.cumsum(weights)
         # A new generator for each epoch, so that each epoch is reproducible.
-        numbers = _uniform_numbers(random_bits(Purpose.MERGE, self._seed, epoch))
+        bits = random_bits(Purpose.MERGE, self._seed, epoch)
+        # 1024 at a time, because drawing a single number takes as long as drawing a hundred.
+        numbers = itertools.chain.from_iterable(
+            uniform(bits, 1024).tolist() for _ in itertools.count()
+        )
         index = 0
         while iterators:
             if is_weighted:
@@ -255,12 +259,6 @@ class MergeIterator(Epochs, Generic[T]):
                 del iterators[index]
                 weights = np.delete(weights, index) if is_weighted else weights
                 cumulative = np.cumsum(weights)
-
-
-def _uniform_numbers(bits: np.random.PCG64) -> Iterator[float]:
-    # 1024 at a time, because drawing a single number takes as long as drawing a hundred.
-    while True:
-        yield from uniform(bits, 1024).tolist()
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:

@@ -201,11 +201,8 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
     if codec == "gif":
         view = memoryview(head if size <= len(head) else read(0, 4 * stills.HEAD_SIZE)).cast("B")
         blocks = list(still_parts.gif_blocks(view))
-        return (
-            1
-            if blocks.count(still_parts.GIF_IMAGE) == 1 and blocks[-1] == still_parts.GIF_TRAILER
-            else None
-        )
+        is_one = blocks.count(still_parts.GIF_IMAGE) == 1
+        return 1 if is_one and blocks[-1] == still_parts.GIF_TRAILER else None
     form = parts.PNG if codec == "png" else parts.RIFF
     kept = [head[: form.start]]
     # All chunks, because metadata may follow the pixels.

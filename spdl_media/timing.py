@@ -83,14 +83,9 @@ class Window:
             time_base: Seconds per tick of the timestamps.
             zero: Second 0 of the container on FFmpeg's clock.
         """
-        first, stop = (
-            None if side is None else _ratio(side, -1, time_base, zero)
-            for side in (self.start, self.end)
-        )
-        return (
-            -math.inf if first is None else -(-first[0] // first[1]),
-            math.inf if stop is None else -(-stop[0] // stop[1]),
-        )
+        # The first tick at or after a time; ceil(x) is -floor(-x).
+        first = -math.inf if self.start is None else -tick_at(-self.start, time_base, -zero)
+        return first, math.inf if self.end is None else -tick_at(-self.end, time_base, -zero)
 
     def samples(self, sample_rate: int) -> tuple[int, int | None]:
         """Convert the window to samples ``(first, stop)``; ``stop`` is ``None`` for an open end.
@@ -193,20 +188,12 @@ def clip_window(start: Seconds, duration: Seconds) -> Window:
 
 def tick_at(seconds: Fraction, time_base: Fraction, zero: Fraction) -> int:
     """Return FFmpeg's last timestamp that is not later than a time on the container's clock."""
-    ticks, divisor = _ratio(seconds, 1, time_base, zero)
-    return ticks // divisor
-
-
-def _ratio(seconds: Fraction, sign: int, time_base: Fraction, zero: Fraction) -> tuple[int, int]:
-    """Return numerator and denominator of a time in FFmpeg's ticks, shifted by ``sign`` tolerances."""
     # In integers, which take a fifth of the time of fractions.
     time, units = seconds.as_integer_ratio()
     start, parts = zero.as_integer_ratio()
     length, a_second = time_base.as_integer_ratio()
-    divisor = units * parts
-    return (_PARTS * (time * parts + start * units) + sign * divisor) * a_second, (
-        divisor * _PARTS * length
-    )
+    ticks = (_PARTS * (time * parts + start * units) + units * parts) * a_second
+    return ticks // (units * parts * _PARTS * length)
 
 
 def parse_time(time: Seconds) -> Fraction:
