@@ -170,7 +170,7 @@ class FailureRecord:
     raised_at: str = ""
 
     def __str__(self) -> str:
-        text = _cut(" ".join(describe(self.exception).split()), 200)
+        text = _cut(" ".join(describe(self.exception).split()), 500)
         return f"{self.stage!r}: {text} (input {self.input})"
 
     def __repr__(self) -> str:
