@@ -213,6 +213,10 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
     return f"Did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
+# Names of other libraries. By their letters, "fps" is most like "flips", and "sr" like "src".
+_OTHER_NAMES = {"fps": "frame_rate", "sr": "sample_rate", "size": "width", "start": "timestamp"}
+
+
 def with_defaults(
     function: Callable[..., T], defaults: Mapping[str, Any], names: Iterable[str]
 ) -> Callable[..., T]:
@@ -228,7 +232,7 @@ def with_defaults(
         if not given.keys() <= known:
             name = next(name for name in given if name not in known)
             text = f"{function.__name__}() got an unexpected keyword argument {name!r}"
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(_OTHER_NAMES.get(name, name), known)
             raise TypeError(text + (hint and f". {hint}"))
         return function(*args, **{**defaults, **given})
 

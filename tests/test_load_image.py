@@ -85,7 +85,8 @@ def test_storage_is_filled() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"widht": 8}, TypeError, "widht"),
+        ({"widht": 8}, TypeError, "widht.*Did you mean 'width'"),
+        ({"size": 8}, TypeError, "'size'. Did you mean 'width'"),
         ({"width": 0}, ValueError, "^width must be positive, or None to leave it as it is, not 0"),
         ({"height": -1}, ValueError, "^height must be positive.*not -1"),
         ({"height": 1.5}, TypeError, r"^height must be an int, not 1\.5"),
