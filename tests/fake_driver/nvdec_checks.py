@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import gpu_check
 import numpy as np
 import pytest
 from driver_build import Part
@@ -17,11 +20,12 @@ from nvdec_stand_in import StandIn, clip_of
 
 import spdl_media as sm
 from spdl_media.cuda import session, surfaces
-from spdl_media.cuda.cuvid import NotOnDeviceError
+from spdl_media.cuda.cuvid import NotOnDeviceError, library
 from spdl_media.cuda.decoder_pool import DECODERS, GATE, DecoderPool
 from spdl_media.cuda.nvdec import DeviceDecoder, has_lengths, stream_headers
 from spdl_media.cuda.session import Session
 from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
+from spdl_media.cuda_driver import driver
 from spdl_media.packets import av_packets, with_data
 from spdl_media.testing import index_planes, make_video
 
@@ -517,3 +521,25 @@ def test_a_decoder_says_nothing_of_the_clip_before() -> None:
         found = clip_of(packets, device, pix_fmt="nv12")
         assert device.colors[-1] == colors
         assert found.pts == sm.decode_packets(packets, None).pts
+
+
+def test_calls_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one in each frame releases the GIL."""
+    packets, device = packets_of("libx264", count=4), Device()
+
+    def load() -> Any:
+        shape = np.shape(clip_of(packets, device).buffer)
+        return SimpleNamespace(shape=shape, synchronize=lambda: None)
+
+    monkeypatch.setattr(gpu_check, "load", load)
+    gpu_check.threads(1)
+    said = capsys.readouterr().out
+    assert (
+        re.findall(r"^(\d+) threads: \d+ frames/s", said, re.MULTILINE) == "1 2 4 8 16 1 8".split()
+    )
+    without = re.findall(r"cuvid(\w+) without the GIL: .* ([\d.]+) times a frame", said)
+    assert [one for one in without if float(one[1]) > 0.5] == [("DecodePicture", "1.00")] * 2
+    for cached in (library, driver):  # which have the calls that are timed
+        cached.cache_clear()
