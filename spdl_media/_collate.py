@@ -42,10 +42,7 @@ class Padded(NamedTuple):
 
 
 def collate(
-    items: Sequence[Any],
-    *,
-    storage: Storage | ByField | None = None,
-    pad: bool | ByField = False,
+    items: Sequence[Any], *, storage: Storage | ByField | None = None, pad: bool | ByField = False
 ) -> Any:
     """Collate items into one batch: the frames, numbers or arrays of each field become one buffer.
 
@@ -280,11 +277,7 @@ class ImageBuffer(CPUBuffer):
     __slots__ = ("_frame", "_lock", "_options", "_source")
 
     def __init__(
-        self,
-        frame: Any,
-        source: str,
-        options: RowOptions,
-        **metadata: Unpack[BufferMetadata],
+        self, frame: Any, source: str, options: RowOptions, **metadata: Unpack[BufferMetadata]
     ) -> None:
         # A placeholder for the array; None would mean a released buffer.
         super().__init__((), **metadata)

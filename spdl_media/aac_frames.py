@@ -18,13 +18,7 @@ import numpy as np
 from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.audio_clock import AAC_FRAME_SIZE, is_aac_lc
 from spdl_media.codec import AudioCodec
-from spdl_media.frame_scan import (
-    MOST_BYTES,
-    PACKET_SAMPLES,
-    PADDING,
-    CodedFrames,
-    frame_codec,
-)
+from spdl_media.frame_scan import MOST_BYTES, PACKET_SAMPLES, PADDING, CodedFrames, frame_codec
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes

@@ -373,13 +373,9 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
         *own, _ = signature.parameters.values()
         names = [parameter.name for parameter in own]
         call = with_defaults(function, filled, [*names, *filled])
+        kind = inspect.Parameter.KEYWORD_ONLY
         keywords = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=filled[name],
-                annotation=_annotation(hint),
-            )
+            inspect.Parameter(name, kind, default=filled[name], annotation=_annotation(hint))
             for name, hint in hints.items()
         ]
         vars(call)["__signature__"] = signature.replace(parameters=[*own, *keywords])

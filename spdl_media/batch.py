@@ -139,11 +139,7 @@ def load_rows(
 
 
 def _finished(
-    rows: FrameRows,
-    loaded: list[int],
-    failures: list[Failure],
-    request: FrameRequest,
-    count: int,
+    rows: FrameRows, loaded: list[int], failures: list[Failure], request: FrameRequest, count: int
 ) -> CPUBuffer:
     """Return the batch. Rows of failed inputs are left out, or zeros with ``on_error="fill"``."""
     # Threads add failures in any order.

@@ -293,12 +293,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
     try:
-        with translated_errors(
-            lambda text: DecodeError(
-                f"decoder {name!r} cannot be opened for this {codec.name} stream: {text}",
-                source=source,
-            )
-        ):
+        what = f"decoder {name!r} cannot be opened for this {codec.name} stream"
+        with translated_errors(lambda text: DecodeError(f"{what}: {text}", source=source)):
             context.open(strict=False)
     except DecodeError as error:
         # The error code of a bad option value is that of bad data; only FFmpeg's log names the option.

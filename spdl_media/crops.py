@@ -293,11 +293,7 @@ class CropPlan:
     """
 
     def __init__(
-        self,
-        count: int,
-        crops: Crops | None,
-        flips: Flips | None,
-        rng: Rng | None,
+        self, count: int, crops: Crops | None, flips: Flips | None, rng: Rng | None
     ) -> None:
         rng = check_rng(rng)
         self._crops = _crop_list(crops, count)

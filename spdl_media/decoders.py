@@ -16,13 +16,7 @@ from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.decode import (
-    DEFAULT_FILTER,
-    Default,
-    decode_packets,
-    picture_filter,
-    sample_filter,
-)
+from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
 from spdl_media.errors import DecodeError
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index

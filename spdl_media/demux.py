@@ -274,12 +274,8 @@ def apply_bsf(packets: P, bsf: str) -> P:
     _check_names(bsf)
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
-    with translated_errors(
-        lambda text: DemuxError(
-            f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets: {text}",
-            source=packets.source,
-        )
-    ):
+    what = f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets"
+    with translated_errors(lambda text: DemuxError(f"{what}: {text}", source=packets.source)):
         # None flushes the filter.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))

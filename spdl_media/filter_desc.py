@@ -25,12 +25,7 @@ from spdl_media.operations import (
 from spdl_media.packets import AudioPackets, VideoPackets
 from spdl_media.timing import Rate, Timestamp, parse_window
 
-__all__ = (
-    "FilterDesc",
-    "get_audio_filter_desc",
-    "get_filter_desc",
-    "get_video_filter_desc",
-)
+__all__ = ("FilterDesc", "get_audio_filter_desc", "get_filter_desc", "get_video_filter_desc")
 
 
 class FilterDesc(str):

@@ -37,12 +37,7 @@ from spdl_media.epochs import (
     weighted_choice,
 )
 
-__all__ = (
-    "BatchByLength",
-    "DistributedDeterministicSampler",
-    "DistributedRandomSampler",
-    "Uneven",
-)
+__all__ = ("BatchByLength", "DistributedDeterministicSampler", "DistributedRandomSampler", "Uneven")
 
 Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 """What to do with a last round with fewer samples than ranks: drop it, fill it from the start, or keep it."""

@@ -315,11 +315,7 @@ class _Reader:
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        config: DemuxConfig,
-        copies: Path | None,
-        places: Path | None,
+        self, urls: Sequence[str], config: DemuxConfig, copies: Path | None, places: Path | None
     ) -> None:
         self._urls, self._config = urls, config
         # Copies first, so that headers are read from the disk.

@@ -15,12 +15,7 @@ from typing import Any, Literal
 
 from spdl_media._optional import is_available, require
 
-__all__ = (
-    "PipelineStatistics",
-    "SinkStatistics",
-    "StageStatistics",
-    "Timing",
-)
+__all__ = ("PipelineStatistics", "SinkStatistics", "StageStatistics", "Timing")
 
 # Quantiles cover this many last calls: enough for a p99, and recent enough to follow a change.
 RECENT = 1000

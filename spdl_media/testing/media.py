@@ -202,11 +202,7 @@ def _options(track: VideoTrack | AudioTrack) -> dict[str, str]:
 
 
 def make_video(
-    frames: Sequence[Image],
-    *,
-    format: str = "matroska",
-    faststart: bool = False,
-    **track: Any,
+    frames: Sequence[Image], *, format: str = "matroska", faststart: bool = False, **track: Any
 ) -> bytes:
     """Make a file with one video stream.
 
@@ -227,11 +223,7 @@ def make_video(
 
 
 def make_audio(
-    samples: NDArray[Any],
-    sample_rate: int = 48000,
-    *,
-    format: str = "wav",
-    **track: Any,
+    samples: NDArray[Any], sample_rate: int = 48000, *, format: str = "wav", **track: Any
 ) -> bytes:
     """Make a file with one audio stream.
 
