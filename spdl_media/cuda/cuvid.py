@@ -186,15 +186,15 @@ def library() -> tuple[Any, Any]:
     return ctypes.CDLL(VIDEO_LIBRARY), ctypes.PyDLL(VIDEO_LIBRARY)
 
 
-def call(index: int, name: str, *arguments: Any, waits: bool = False) -> None:
-    """Call a function of the library for a device; without the GIL if it ``waits``.
+def call(index: int, name: str, *arguments: Any) -> None:
+    """Call a function of the library for a device, without the GIL, as it may wait for the hardware.
 
     Raises:
         NotOnDeviceError: The hardware does not decode this video.
         av.InvalidDataError: The data of a picture is damaged.
         TransferError: The device failed: it has no memory or no decoder left, or is gone.
     """
-    status = getattr(library()[0 if waits else 1], name)(*arguments)
+    status = getattr(library()[0], name)(*arguments)
     if not status:
         return
     said = f"{name} says {error_name(status)}"

@@ -239,7 +239,7 @@ class Session:
         assert self._decoder is not None
         # It waits if the hardware has four pictures in its queue.
         place = self._decoder.handle, c_void_p(picture)
-        call(self._index, "cuvidDecodePicture", *place, waits=True)
+        call(self._index, "cuvidDecodePicture", *place)
         return 1
 
     def on_display(self, shown: Shown) -> int:

@@ -21,7 +21,7 @@ from spdl_media.cuda_driver import HISTORY, DriverError, current
 # Number of frames per launch: many, to make its overhead negligible; fewer if they exceed so many bytes.
 _MOST, _LEAST, _BYTES = 16, 8, 128 << 20
 
-_DECODED, _ERRORS_FOUND = 2, (8, 9)
+_ERRORS_FOUND = 8, 9
 
 
 class HardwareDecoder:
@@ -54,7 +54,7 @@ class HardwareDecoder:
             out_height=height,
             num_outputs=num_outputs,
         )
-        call(index, "cuvidCreateDecoder", byref(self.handle), byref(params), waits=True)
+        call(index, "cuvidCreateDecoder", byref(self.handle), byref(params))
 
     def __del__(self) -> None:
         if self.handle.value and not HISTORY.lost:
@@ -145,14 +145,10 @@ class Surface:
             return
         decoder, status = self._decoder, Status()
         place = decoder.handle, self.number
-        ask = library()[1].cuvidGetDecodeStatus
         with current(decoder.index):
-            # Some codecs have no status, and a picture may have none before it is decoded.
-            is_ready = not ask(*place, byref(status)) and status.status >= _DECODED
             target = byref(self._address), byref(self._pitch), byref(self._params)
-            call(decoder.index, "cuvidMapVideoFrame64", *place, *target, waits=not is_ready)
-            if not is_ready:
-                ask(*place, byref(status))
+            call(decoder.index, "cuvidMapVideoFrame64", *place, *target)
+            library()[1].cuvidGetDecodeStatus(*place, byref(status))  # some codecs have none
         self._is_corrupt = status.status in _ERRORS_FOUND
 
     @property

@@ -149,6 +149,7 @@ int cuvidMapVideoFrame64(Decoder *decoder, int surface, unsigned long long *addr
     unsigned number = decoder->numbers[surface % MOST_SURFACES], bytes = wanted->output == 1 ? 2 : 1;
     unsigned long width = wanted->out_width, height = wanted->out_height, rows = (height + 1) / 2;
     size_t line = (width * bytes + 511) / 512 * 512, size = line * 3 * rows;
+    ADD(fake_cuvid_held, PyGILState_Check());
     if (fake_cuvid_map_error) return (int)fake_cuvid_map_error;
     if (ADD(decoder->mapped, 1) > (long long)wanted->outputs) {
         ADD(decoder->mapped, -1);
