@@ -24,7 +24,7 @@ class DecoderPool:
     Thread safety: safe.
     """
 
-    def __init__(self, most: int = 8, room: int = 1 << 30) -> None:
+    def __init__(self, most: int = 16, room: int = 1 << 30) -> None:
         self._most, self._room = most, room
         self.after_fork()
 

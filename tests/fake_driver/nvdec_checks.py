@@ -440,6 +440,13 @@ def test_the_pool_is_bounded() -> None:
     assert CUVID.created - CUVID.destroyed == 3
 
 
+def test_decoders_of_16_threads_are_kept_while_all_of_them_wait() -> None:
+    pool, decoders = DecoderPool(), [SimpleNamespace(nbytes=1 << 20) for _ in range(16)]
+    for one in decoders:
+        pool.give("key", one)  # type: ignore[arg-type]  # has what the pool reads
+    assert all(pool.take("key") for _ in decoders)
+
+
 def test_large_decoders_are_kept_in_smaller_numbers() -> None:
     device = Device()
     clip_of(packets_of("libx264", size=(48, 64), count=2), device)
