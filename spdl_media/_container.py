@@ -339,8 +339,8 @@ class Container:
 
     def _short_packet(self, last: AvPacket) -> str | None:
         # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states, or than were read at
-        # once. In MPEG-TS and -PS it marks transmission errors as well, which are left to the decoder.
-        marked = last.is_corrupt and not self.format.startswith("mpeg")
+        # once. In ADX it marks the last packets of all files, and in MPEG-TS and -PS transmission errors.
+        marked = last.is_corrupt and not self.format.startswith(("adx", "mpeg"))
         if marked and is_open_ended(self._input.head(HEAD_SIZE)):
             marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
         frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if self.format == "mp3" else None

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from damage import (
@@ -332,6 +333,17 @@ def test_audio_of_unknown_size_is_complete(name: str, num_samples: int, *, seeks
     assert sm.load_audio(bytes(data), (0.05, 0.1), filter_desc=None).shape[0] == RATE // 20
     with pytest.raises(sm.DecodeError, match="cut short: the data ends inside a packet"):
         load(bytes(data[:-1]))
+
+
+def test_adx_is_complete_although_ffmpeg_marks_its_last_packets_as_corrupt() -> None:
+    silence = av.AudioFrame.from_ndarray(np.zeros((1, 320), np.int16), "s16p", "mono")
+    silence.sample_rate = 8000
+    file = io.BytesIO()
+    with av.open(file, "w", format="adx") as muxer:
+        stream = muxer.add_stream("adpcm_adx", rate=8000, layout="mono")
+        for frame in (silence, None):
+            muxer.mux(stream.encode(frame))
+    assert sm.load_audio(file.getvalue()).shape == (1, 320)
 
 
 @pytest.mark.parametrize("format", ["wav", "aiff", "au"])
