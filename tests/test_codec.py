@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 from audio_oracle import linear, samples_of
-from test_pickle_packets import AUDIO, BIT_RATES, VIDEO, _encoders, _video
+from test_pickle_packets import AUDIO, SAMPLE_RATES, VIDEO, _audio, _encoders, _video
 
 import spdl_media as sm
 from spdl_media.codec import make_decoder, read_audio_codec, read_video_codec
@@ -62,11 +62,7 @@ def test_video_decoders_equal_those_of_the_stream(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", _encoders(AUDIO))
 def test_audio_decoders_equal_those_of_the_stream(codec: str) -> None:
-    rate = {"adpcm_swf": 44100, "g722": 16000, "g726": 8000}.get(codec, 48000)
-    tone = make_tone(2 * rate, rate, (440.0,) if codec in ("g722", "g726") else (440.0, 997.0))
-    data = make_audio(
-        tone, rate, codec=codec, format=AUDIO[codec], bit_rate=BIT_RATES.get(codec)
-    )  # fmt: skip
+    data = _audio(codec, SAMPLE_RATES.get(codec, 48000))
     frames = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
     np.testing.assert_array_equal(samples_of(frames), linear(data))
     with av.open(io.BytesIO(data)) as container:

@@ -45,11 +45,12 @@ AUDIO = {
     "libmp3lame": "mp3", "libopus": "ogg", "mp2": "mpegts", "pcm_alaw": "wav", "pcm_f32be": "mov",
     "pcm_f64le": "wav", "pcm_mulaw": "au", "pcm_s16le": "wav", "pcm_s24be": "aiff",
     "pcm_s32le": "avi", "pcm_u8": "wav", "tta": "matroska", "vorbis": "webm", "wavpack": "wv",
-    "wmav1": "asf", "wmav2": "asf", "g722": "wav", "g726": "wav",
+    "wmav1": "asf", "wmav2": "asf", "g722": "wav", "g726": "wav", "g726le": "au",
 }  # fmt: skip
 
 
-BIT_RATES = {"wmav1": 128000, "wmav2": 128000, "g726": 32000}
+BIT_RATES = {"wmav1": 128000, "wmav2": 128000, "g726": 32000, "g726le": 32000}
+SAMPLE_RATES = {"adpcm_swf": 44100, "g722": 16000, "g726": 8000, "g726le": 8000}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,11 @@ def _video(codec: str, format: str) -> bytes:
     return make_video(frames, codec=codec, format=format, pix_fmt=pix_fmt, frame_rate=25)
 
 
+def _audio(codec: str, rate: int) -> bytes:
+    tone = make_tone(2 * rate, rate, (440.0,) if codec.startswith("g7") else (440.0, 997.0))
+    return make_audio(tone, rate, codec=codec, format=AUDIO[codec], bit_rate=BIT_RATES.get(codec))
+
+
 def _both(other_process: ProcessPoolExecutor, packets: list[Any]) -> None:
     here = digest_all(packets)
     assert here == digest_all(packets)  # they are not consumed
@@ -94,9 +100,8 @@ def test_video_codecs(codec: str, other_process: ProcessPoolExecutor) -> None:
 
 @pytest.mark.parametrize("codec", _encoders(AUDIO))
 def test_audio_codecs(codec: str, other_process: ProcessPoolExecutor) -> None:
-    rate = {"adpcm_swf": 44100, "g722": 16000, "g726": 8000}.get(codec, 48000)
-    tone = make_tone(2 * rate, rate, (440.0,) if codec in ("g722", "g726") else (440.0, 997.0))
-    data = make_audio(tone, rate, codec=codec, format=AUDIO[codec], bit_rate=BIT_RATES.get(codec))
+    rate = SAMPLE_RATES.get(codec, 48000)
+    data = _audio(codec, rate)
     whole, part = sm.demux_audio(data), sm.demux_audio(data, timestamp=(0.8, 0.93))
     _both(other_process, [whole, part])
     assert len(sm.decode_packets(part, filter_desc=None)) == round(0.13 * rate)
