@@ -326,7 +326,7 @@ def videos(load: Callable[[str], sm.CUDABuffer], job: Job) -> Cell:
 
 
 def video_on(decoder: str, job: Job) -> Cell:
-    """Load videos in one call; the CPU decodes, or NVDEC through DALI or PyAV."""
+    """Load videos in one call; the CPU decodes, or NVDEC, through DALI or not."""
     return videos(
         lambda path: sm.load_video(  # type: ignore[return-value]  # with cuda=
             path,

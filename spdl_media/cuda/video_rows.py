@@ -86,6 +86,8 @@ class Kind(NamedTuple):
         Raises:
             ConvertError: The crop does not lie inside the frame.
         """
+        if self.orientation == 1 and ops.box is None and not ops.mirror:
+            return planes
         x, y, w, h = box = self.box(ops)
         # Include a chroma sample at the edge even if only a part of its pixels is in the box.
         half = x // 2, y // 2, -(-w // 2), -(-h // 2)
