@@ -169,8 +169,8 @@ def color_numbers(source: Any) -> tuple[int, int, int, int]:
     return levels, matrix, primaries, trc
 
 
+# Bits of a coded sample of Monkey's Audio and TAK, by the decoder's sample format.
 _BITS = {"u8p": 8, "s16p": 16, "s32p": 24}
-"""Bits of a coded sample of Monkey's Audio and TAK, by the decoder's sample format."""
 
 
 def read_audio_codec(stream: av.AudioStream) -> AudioCodec:

@@ -194,8 +194,8 @@ def needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
 
 # Read what demuxers state, but PyAV does not expose.
 
+# Codecs that MP4 supports and QuickTime does not. For ProRes, DV and others, the opposite is true.
 _ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
-"""Codecs that MP4 supports and QuickTime does not. For ProRes, DV and others, the opposite is true."""
 
 # IDs of Matroska elements. The second one also occurs in names of codecs (such as "vp9"), but there the next
 # byte is not the size of an element.

@@ -311,8 +311,8 @@ def chroma_steps(pix_fmt: str) -> tuple[int, int]:
 
 
 _LIMITED = 1
+# Gray formats of video codecs, which may have limited range.
 _LIMITED_GRAY = frozenset({"gray", "gray9le", "gray10le", "gray12le", "gray14le"})
-"""Gray formats of video codecs, which may have limited range."""
 
 
 def has_limited_gray(frame: av.VideoFrame) -> bool:

@@ -46,23 +46,23 @@ __all__ = ("Muxer",)
 _OF_ARGUMENTS = frozenset(
     {errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE, errno.ENOSYS}
 )
+# Formats that store the orientation. Matroska cannot store a mirrored one.
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
-"""Formats that store the orientation. Matroska cannot store a mirrored one."""
+# Formats that store matrix and range. MOV cannot store the range.
 _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
-"""Formats that store matrix and range. MOV cannot store the range."""
+# Codecs whose data states matrix and range.
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
-"""Codecs whose data states matrix and range."""
+# Codecs that FFmpeg refuses for MOV, but only when it writes the header.
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
-"""Codecs that FFmpeg refuses for MOV, but only when it writes the header."""
+# Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio.
 _IN_MPEGTS = frozenset(
     "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc jpeg2000 mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m "
     "truehd vc1 vvc".split()
 )
-"""Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio."""
+# Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
-"""Formats with edit lists, which hide frames before second 0."""
+# Attributes that PyAV's codec context and our codec classes have under the same name.
 _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
-"""Attributes that PyAV's codec context and our codec classes have under the same name."""
 
 
 class _Track(NamedTuple):

@@ -162,8 +162,8 @@ def _on_ffmpeg_clock(samples: Samples, stream: Any) -> PacketTable | None:
 # For comparison: a file of many hours in fragments of a second has some ten thousand of them.
 _MAX_FRAGMENTS = 1 << 18
 
+# Flags of a sample in a fragment: not a sync sample, or it depends on others.
 _IS_NO_KEY = 0x01010000
-"""Flags of a sample in a fragment: not a sync sample, or it depends on others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ def _webp(view: memoryview, size: int) -> str | None:
     return short_of(size, length + 8, "the RIFF form")
 
 
+# Compressions of rows of one size: none, and two with masks.
 _BMP_ROWS = (0, 3, 6)
-"""Compressions of rows of one size: none, and two with masks."""
 
 
 def _bmp(view: memoryview, size: int) -> str | None:
@@ -251,8 +251,8 @@ _PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 322, 338, 339
 _STRIPS, _LZW = 273, 5
 _UNSIGNED = (1, 4)  # the last is "undefined"
 _ASSOCIATED_ALPHA = 1
+# No compression, the three of CCITT, LZW, Deflate and PackBits.
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
-"""No compression, the three of CCITT, LZW, Deflate and PackBits."""
 _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
 
@@ -323,8 +323,8 @@ def targa_reason(view: memoryview) -> str | None:
 
 
 _DDS_RGB = 0x40
+# DXGI formats with 8 bits each of red, green, blue and alpha.
 _DDS_RGBA = range(27, 32)
-"""DXGI formats with 8 bits each of red, green, blue and alpha."""
 
 
 def dds_reason(view: memoryview) -> str | None:

@@ -51,8 +51,8 @@ _TO_DEVICE = {
     "transfer_fn": "functools.partial(sm.transfer_buffer, cuda_config=0)",
 }
 
+# Seconds without a batch after which a measurement fails.
 _TIMEOUT = 120
-"""Seconds without a batch after which a measurement fails."""
 
 _SECONDS = click.FloatRange(0, 3600, min_open=True)
 _MOST_THREADS = 64

@@ -38,8 +38,8 @@ _COLUMNS = ("kind", "path", "reason")
 # Maximum number of packets and decoded frames of a video in memory at a time.
 _PACKETS, _FRAMES = 64, 8
 
+# Formats of still images by suffix.
 _FORMATS = {**STILL_FORMATS, "gif": "gif"}
-"""Formats of still images by suffix."""
 
 _STREAMS = (VideoStreamInfo, AudioStreamInfo)
 
