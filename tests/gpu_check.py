@@ -214,8 +214,9 @@ def exits(seconds: float = 40) -> None:
 def start(command: list[str]) -> subprocess.Popen[bytes]:
     """Start a process in a group of its own, so that its children are ended with it."""
     path = os.pathsep.join([str(TESTS.parent), str(TESTS), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
-    return subprocess.Popen(command, env=environment, start_new_session=True)
+    # Without buffers, or a part that is cut off would lose what it has printed.
+    environment = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> str:
@@ -247,7 +248,7 @@ def main(*names: str) -> int:
         say(f"--- {name}")
         begin = time.monotonic()
         code = f"import gpu_check; gpu_check.{name}()"
-        words[name] = ended(start([sys.executable, "-uc", code]), PARTS[name][1])
+        words[name] = ended(start([sys.executable, "-c", code]), PARTS[name][1])
         say(f"--- {name}: {words[name]} after {time.monotonic() - begin:.0f} s")
     say("; ".join(f"{name} {word}" for name, word in words.items()))
     left = set(words.values()) - {"done"}
