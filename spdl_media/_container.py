@@ -299,14 +299,12 @@ class Container:
         # A packet of PyAV's keeps its container, and so the whole source, alive. The "null" bitstream filter
         # moves its data into a packet that does not.
         detach = BitStreamFilterContext("null").filter if keep else None
-        for packet in self.av.demux(streams):
-            if not packet.size:  # PyAV ends each stream with an empty packet
-                continue
-            self._empty = False
-            if detach is None:
-                yield packet
-            else:
-                yield from detach(packet)
+        with suppress(IndexError):  # PyAV raises it at the end if a stream came up meanwhile
+            for packet in self.av.demux(streams):
+                if not packet.size:  # PyAV ends each stream with an empty packet
+                    continue
+                self._empty = False
+                yield from (packet,) if detach is None else detach(packet)
         self._input.check()
         self._ended = True
 

@@ -14,10 +14,12 @@ from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
     frame_index,
+    index_frames,
     index_planes,
     index_samples,
     make_audio,
     make_media,
+    make_tone,
     make_video,
 )
 
@@ -259,3 +261,16 @@ def test_an_mp4_that_begins_with_the_bytes_of_an_icon_or_a_cursor(size: int) -> 
     data[:before] = size.to_bytes(4, "big") + plain[4:before] + b"isom" * ((size - before) // 4)
     assert indices(sm.decode_packets(sm.demux_video(bytes(data)), None)) == [0, 1, 2]
     assert np.array_equal(sm.load_video(bytes(data)), sm.load_video(plain))
+
+
+def test_a_stream_that_comes_up_on_the_way_is_ignored() -> None:
+    """FFmpeg makes a stream of captions of the first one, however late it is in an FLV."""
+    frames = VideoTrack(frames=index_frames(60, 32, 32), codec="flv", frame_rate=25)
+    tone = AudioTrack(
+        samples=make_tone(66150, 22050, (440.0,)), sample_rate=22050, codec="libmp3lame"
+    )
+    data = make_media([frames, tone], format="flv")
+    text = b"\x02\0\x0aonTextData\x03\0\x04text\x02\0\x01x\0\0\x09"
+    size = len(text).to_bytes(3, "big")
+    caption = b"\x12" + size + bytes(7) + text + (11 + len(text)).to_bytes(4, "big")
+    assert sm.load_video(data + caption).shape[0] == 60
