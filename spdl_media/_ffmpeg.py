@@ -147,21 +147,16 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 class _CurrentLog(threading.local):
-    """The log lines of a thread's outermost :func:`ffmpeg_log` block."""
+    """The log lines of a thread's outermost :func:`ffmpeg_log` block; ``None`` outside of one.
+
+    To enter a block takes 3 microseconds, so a loop over many frames enters one around the loop and reads
+    them for each frame.
+    """
 
     lines: list[LogLine] | None = None
 
 
-_current_log = _CurrentLog()
-
-
-def current_log() -> list[LogLine] | None:
-    """Return the log lines of this thread's outermost :func:`ffmpeg_log` block; ``None`` outside of one.
-
-    To enter a block takes 3 microseconds, so a loop over many frames enters one around the loop and calls
-    this function for each frame.
-    """
-    return _current_log.lines
+current_log = _CurrentLog()
 
 
 def ffmpeg_log(*, anew: bool = False) -> AbstractContextManager[list[LogLine]]:
@@ -175,20 +170,20 @@ def ffmpeg_log(*, anew: bool = False) -> AbstractContextManager[list[LogLine]]:
     Args:
         anew: Collect them also inside an :func:`unheard_log` block, in a list of its own.
     """
-    lines = _current_log.lines
+    lines = current_log.lines
     return _current(_captured()) if lines is None or anew else nullcontext(lines)
 
 
 @contextmanager
 def _current(log: AbstractContextManager[list[LogLine]]) -> Iterator[list[LogLine]]:
     """Make the lines of a log those of the thread's outermost block."""
-    outer = _current_log.lines
+    outer = current_log.lines
     with log as lines:
-        _current_log.lines = lines
+        current_log.lines = lines
         try:
             yield lines
         finally:
-            _current_log.lines = outer
+            current_log.lines = outer
             if LogState.forwarded:
                 for level, name, line in lines:
                     logger = logging.getLogger(f"libav.{name or 'generic'}")
@@ -201,7 +196,7 @@ def unheard_log() -> AbstractContextManager[list[LogLine]]:
     PyAV takes the GIL for each line, whatever its level, and FFmpeg may log thousands while it opens an MP4.
     Errors of the block lack FFmpeg's reason: repeat what failed in an :func:`ffmpeg_log` block.
     """
-    if LogState.forwarded or _current_log.lines is not None:
+    if LogState.forwarded or current_log.lines is not None:
         return ffmpeg_log()
     with LogState.lock:
         _suppress_output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain
@@ -22,9 +23,8 @@ from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_durati
 from spdl_media.coded_units import needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filters import PictureFilter
+from spdl_media.filters import PictureFilter, naming
 from spdl_media.geometry import matrix_orientation
-from spdl_media.graph import naming
 from spdl_media.operations import PictureOps
 from spdl_media.packets import (
     FrameMetadata,
@@ -81,7 +81,7 @@ class PictureDecoder(OpenDecoder):
         self.needs_key, self.gives_lead_in = True, False
         self.orientation, self.num_skipped = 1, 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
-        self._first_key_pts: int | None = None
+        self._first_key_pts = -math.inf
         self._leading: set[int | None] = set()
         self._next_pts: int | None = None
         # Heap of the dts of packets whose frames have not come out; None as soon as a packet has a pts.
@@ -141,8 +141,8 @@ class PictureDecoder(OpenDecoder):
             if not packet.is_keyframe:
                 self._skip(pts)
                 return False
-            self.needs_key, self._first_key_pts = False, pts
-        elif self._is_lead_in(pts):
+            self.needs_key, self._first_key_pts = False, -math.inf if pts is None else pts
+        elif pts is not None and pts < self._first_key_pts:
             self._leading.add(pts)
         if pts is not None:
             self._pending_dts = None
@@ -165,7 +165,7 @@ class PictureDecoder(OpenDecoder):
         """Reset the decoder for packets that do not continue the last ones, from index ``packet`` on."""
         # After its end was signalled, a decoder takes no packets until its buffers are flushed.
         self._context.flush_buffers()
-        self.needs_key, self._first_key_pts, self._next_pts = True, None, None
+        self.needs_key, self._first_key_pts, self._next_pts = True, -math.inf, None
         self.discarded, self._pending_dts = frozenset(), []
         self._leading.clear()
         self._packet_index = packet - 1
@@ -188,7 +188,7 @@ class PictureDecoder(OpenDecoder):
             self._context.skip_frame = "NONREF" if skip else "DEFAULT"
 
     def _send(self, packet: AvPacket | None) -> list[av.VideoFrame]:
-        log = current_log()
+        log = current_log.lines
         assert log is not None, "the loop over the packets stands in a block of ffmpeg_log"
         start = len(log)
         if packet is not None and self._codec.decoder == "png":
@@ -250,7 +250,7 @@ class PictureDecoder(OpenDecoder):
 
     def _is_lead_in(self, pts: int | None) -> bool:
         """Whether a frame is shown before the first key frame, so that it may refer to missing frames."""
-        return pts is not None and self._first_key_pts is not None and pts < self._first_key_pts
+        return pts is not None and pts < self._first_key_pts
 
     def _skip(self, pts: int | None) -> None:
         self.num_skipped += pts is None or self._first <= pts < self._stop

@@ -133,7 +133,7 @@ class SampleDecoder(OpenDecoder):
         """
         decode, unit = self._context.decode, self._codec.time_base.denominator
         put = self._filling(put) if self._fills else put
-        lines = current_log()
+        lines = current_log.lines
         assert lines is not None, "decode in a block of ffmpeg_log()"
         for packet in packets:
             if packet is not None:

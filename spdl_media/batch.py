@@ -24,9 +24,9 @@ from spdl_media.errors import (
     SourceError,
     with_message,
 )
+from spdl_media.filters import naming
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.geometry import swaps_sides
-from spdl_media.graph import naming
 from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, PictureOps

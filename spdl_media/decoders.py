@@ -18,10 +18,10 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
 from spdl_media.errors import DecodeError
+from spdl_media.filters import naming
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index
 from spdl_media.frames import AudioFrames, FrameList
-from spdl_media.graph import naming
 from spdl_media.image_frames import ImageFrames, VideoFrames, frame_numbers
 from spdl_media.packet_table import read_table
 from spdl_media.packets import (

@@ -13,7 +13,6 @@ from typing import Any
 import av
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
-from spdl_media._ffmpeg import keep_freed_memory
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.formats import (
     RGB_8BIT,
@@ -30,7 +29,7 @@ from spdl_media.geometry import CHROMA_GRID, Box, Placement, Size, fits, middle,
 from spdl_media.operations import PictureOps
 
 _HALF_CHROMA = "yuv420p"
-_BICUBIC = int(Interpolation.BICUBIC)
+BICUBIC = int(Interpolation.BICUBIC)
 GBR, FULL_RANGE = 0, 2
 _UNKNOWN_MATRIX, _UNKNOWN_RANGE, _BT601 = 2, 0, 5
 # Flags of the scale filter with other names in PyAV; all others are PyAV's in lower case.
@@ -83,7 +82,7 @@ class FastChain:
 
     def __init__(self, ops: PictureOps, formats: tuple[str, ...], before: int, flags: int) -> None:
         self.ops, self._formats, self._before = ops, formats, before
-        self._flags = flags, *[_BICUBIC] * (len(formats) - 1)
+        self._flags = flags, *[BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
         self.converts_first = ops.is_exact_conversion
         # Frames in this format need no conversion if they have the right size: planar RGB and back would not
@@ -239,7 +238,7 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     is_default = ops.uses_default_conversion
     before = (() if is_default else ops.formats) or (target,)
     formats = before if before[-1] == target else (*before, target)
-    return FastChain(ops, formats, len(before), _BICUBIC if is_default else _flags(ops.flags))
+    return FastChain(ops, formats, len(before), BICUBIC if is_default else _flags(ops.flags))
 
 
 def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None:
@@ -275,41 +274,6 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
         return None
     cut = Placement(size, (w, h), -x, -y)
     return chain.run(placed(frame, cut, mirror=ops.mirror), placement)
-
-
-# FFmpeg's default conversion to packed RGB takes each pixel's colour from one chroma sample, wherever that is
-# said to lie, so a graph gives the same pixels. It needs pairs of rows. A scaler takes 40 microseconds for
-# 480x270, a graph 62.
-_QUICK_YUV = frozenset({"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"})
-_QUICK_RGB = {f"format={name}": name for name in ("rgb24", "bgr24")}
-
-
-class QuickConversion:
-    """Converts the frames of a video by the scaler alone, bit for bit as a graph of ``format=`` only."""
-
-    def __init__(self, pix_fmt: str) -> None:
-        keep_freed_memory()
-        self._pix_fmt, self._scaler = pix_fmt, VideoReformatter()
-
-    @classmethod
-    def of(cls, frame: av.VideoFrame, desc: str) -> QuickConversion | None:
-        """Return the conversion of frames like this one; ``None``: only a graph gives the same pixels."""
-        pix_fmt = _QUICK_RGB.get(desc)
-        is_quick = pix_fmt and frame.format.name in _QUICK_YUV and frame.height % 2 == 0
-        return cls(pix_fmt) if pix_fmt and is_quick else None
-
-    def run(self, frame: av.VideoFrame) -> av.VideoFrame | None:
-        """Convert a frame. ``None``: it needs the graph."""
-        if frame.interlaced_frame:  # the scaler alone would convert the fields one by one
-            return None
-        try:
-            result = self._scaler.reformat(
-                frame, format=self._pix_fmt, interpolation=_BICUBIC, threads=1
-            )
-        except av.FFmpegError:
-            return None
-        result.colorspace, result.color_range = GBR, FULL_RANGE
-        return result
 
 
 def _is_whole(placement: Placement) -> bool:

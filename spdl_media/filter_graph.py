@@ -16,7 +16,7 @@ from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
-from spdl_media.filters import frame_options, pull_all, push_frame, source_args
+from spdl_media.filters import frame_options, source_args
 from spdl_media.formats import format_name
 from spdl_media.frames import (
     AudioFrames,
@@ -37,6 +37,8 @@ from spdl_media.graph import (
     build,
     filter_errors,
     graph_error,
+    pull_all,
+    push_frame,
     quote_value,
     wire,
 )

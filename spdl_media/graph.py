@@ -1,4 +1,4 @@
-"""Parse descriptions of FFmpeg's filter graphs, and build the graphs.
+"""Parse descriptions of FFmpeg's filter graphs, build the graphs, and pass frames through them.
 
     [in0][in1] overlay=x=8 [mixed]; [mixed] scale=64:48, format=rgb24 [out]
 
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import av
 import av.filter
@@ -303,6 +303,30 @@ def wire(desc: str) -> Wiring:
     return Wiring(desc, nodes, tuple(links), *ends)
 
 
+@lru_cache(maxsize=512)
+def wire_simple(desc: str, kind: Kind) -> Wiring:
+    """Do what :func:`wire` does for a graph with one open input and one open output, of this kind.
+
+    Raises:
+        FilterError: As for :func:`wire`, or the graph has other inputs or outputs.
+    """
+    wiring = wire(desc)
+    declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
+    ends = len(wiring.inputs), len(wiring.outputs)
+    if declared or ends != (1, 1):
+        found = f"has {ends[0]} open inputs and {ends[1]} open outputs"
+        raise FilterError(
+            f"filter description {desc!r} {f'declares {declared[0]}' if declared else found}; decoding needs "
+            "one input and one output, both left open. FilterGraph runs any graph over decoded frames",
+            filter_desc=desc,
+        )
+    for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
+        if pad.kind != kind:
+            problem = f"{verb} {pad.kind}, but the packets are {kind}"
+            raise FilterError(f"filter description {desc!r} {problem}", filter_desc=desc)
+    return wiring
+
+
 _Labels: TypeAlias = tuple[str | None, ...]
 
 
@@ -360,20 +384,6 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
     return translated_errors(lambda text: graph_error(desc, f"{what}: {text}"))
 
 
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Add the name of the source to a FilterError of the block, because graphs do not know it.
-
-    Raises:
-        FilterError: The error of the block, with ``source`` set.
-    """
-    try:
-        yield
-    except FilterError as error:
-        error.source = error.source or source
-        raise
-
-
 class BuiltGraph(NamedTuple):
     """A configured graph with its buffer sources and sinks: first those of the text, then the open ones."""
 
@@ -410,3 +420,30 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
     ):
         graph.configure()
     return BuiltGraph(graph, sources, sinks)
+
+
+def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
+    """Take all frames that a sink has ready; the second result tells whether it has ended.
+
+    Raises:
+        av.FFmpegError: A filter fails.
+    """
+    frames: list[Any] = []
+    while True:
+        try:
+            frames.append(sink.pull())
+        except (av.BlockingIOError, av.EOFError) as error:  # "not yet", "no more"
+            return frames, isinstance(error, av.EOFError)
+
+
+def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
+    """Send a frame; ``None``: the end. Return False if the filters have ended, as trim does.
+
+    Raises:
+        av.FFmpegError: A filter fails.
+    """
+    try:
+        source.push(frame)
+    except av.EOFError:
+        return False
+    return True

@@ -361,7 +361,9 @@ def frame_request(
     count_asked, on_short = given.get("num_frames"), given.get("on_short")
     if count_asked is not None or on_short is not None:
         given["num_frames"] = check_length("num_frames", count_asked, on_short)
-    ops = PictureOps(**{name: arguments[name] for name in _PICTURE_OPS if name in arguments})
+    chosen = {name: arguments[name] for name in _PICTURE_OPS if name in arguments}
+    changed = [name for name in chosen if chosen[name] is not getattr(defaults, name)]
+    ops = PictureOps(**chosen) if changed else defaults
     if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
         given["config"] = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     decoder = given.get("decoder", "auto")

@@ -71,15 +71,15 @@ def _load_input(
     config: DemuxConfig,
 ) -> CPUBuffer:
     tries, count = NO_VP9 if states_vp9(input) else None, request.num_frames
-    with closing(Container(input, config, tries=tries)) as container:
-        parts = read_video(container, stream_index, window, _PART_BYTES, count)
-        first = next(parts)
-        if count is not None:
-            return load_frames(first, request, parts)[0]
-        # Most videos are a single part, so the number of rows is known.
-        second = next(parts, None)
-        more = None if second is None else chain((second,), parts)
-        return load_frames(first, request, more)[0]
+    container = Container(input, config, tries=tries)  # closed with the input
+    parts = read_video(container, stream_index, window, _PART_BYTES, count)
+    first = next(parts)
+    if count is not None:
+        return load_frames(first, request, parts)[0]
+    # Most videos are a single part, so the number of rows is known.
+    second = next(parts, None)
+    more = None if second is None else chain((second,), parts)
+    return load_frames(first, request, more)[0]
 
 
 def load_frames(
@@ -274,7 +274,7 @@ def expected_frames(
     first, stop = metadata_of(packets).span(packets.time_base)
     pts = [packet.pts for packet in av_packets(packets)]
     # Packets without a timestamp may lie in the window, too.
-    count = max(1, sum(p is None or first <= p < stop for p in pts))
+    count = max(1, sum([p is None or first <= p < stop for p in pts]))
     if limit is not None and limit <= count:
         return limit, True
     ops = None if filter_desc is None else picture_ops(filter_desc)
