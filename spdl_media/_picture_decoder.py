@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
-from spdl_media.coded_units import needs_newer_pyav, states_orientation
+from spdl_media.coded_units import has_checksum, needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter, naming
@@ -156,10 +156,9 @@ class PictureDecoder(OpenDecoder):
         Raises:
             DecodeError: As for :meth:`decode`.
         """
-        if self._packet_index < 0:
-            return
-        yield from self.decode(None)
-        self.restart()
+        if self._packet_index >= 0:
+            yield from self.decode(None)
+            self.restart()
 
     def restart(self, packet: int = 0) -> None:
         """Reset the decoder for packets that do not continue the last ones, from index ``packet`` on."""
@@ -275,8 +274,7 @@ class PictureDecoder(OpenDecoder):
 
 # Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
-# Codecs with checksums. FFmpeg only logs a wrong one.
-_LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})
+_LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})  # FFmpeg only logs a wrong one
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
@@ -443,6 +441,8 @@ def decode_into(
         path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
         # A stream without any key frame uses intra refresh, and its decoder can start anywhere.
         path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
+        if coded and packets.codec.name == "hevc":  # its decoder logs four lines for each frame
+            path.decoder.tells_log = has_checksum(coded[0], packets.codec)
         is_full = path.run(chain(coded, following()), sink) if coded else False
     # If the sink is full, the missing end is not needed.
     if missing is not None and not is_full:

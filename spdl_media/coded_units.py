@@ -54,6 +54,11 @@ def is_gradual(packet: AvPacket, codec: VideoCodec) -> bool:
     )
 
 
+def has_checksum(packet: AvPacket, codec: VideoCodec) -> bool:
+    """Whether an HEVC packet has a hash of its picture (unit 40), or metadata of Dolby Vision (62)."""
+    return any(kind in (40, 62) for kind, _ in _typed_units(packet, codec))
+
+
 def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[bytes]:
     """Yield the payloads of the SEI messages of a type in a packet.
 
