@@ -9,8 +9,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
-from spdl_media._container import NO_VP9, Container
-from spdl_media._ffmpeg import as_fraction, unheard_log
+from spdl_media._container import NO_DECODERS, NO_VP9, Container
+from spdl_media._ffmpeg import LogState, as_fraction, unheard_log
 from spdl_media._picture_decoder import decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
@@ -21,6 +21,7 @@ from spdl_media.formats import Array
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
+from spdl_media.parts import states_reordering
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
@@ -70,8 +71,7 @@ def _load_input(
     stream_index: int | None,
     config: DemuxConfig,
 ) -> CPUBuffer:
-    tries, count = NO_VP9 if states_vp9(input) else None, request.num_frames
-    container = Container(input, config, tries=tries)  # closed with the input
+    container, count = _open_container(input, request, config), request.num_frames
     parts = read_video(container, stream_index, window, _PART_BYTES, count)
     first = next(parts)
     if count is not None:
@@ -80,6 +80,21 @@ def _load_input(
     second = next(parts, None)
     more = None if second is None else chain((second,), parts)
     return load_frames(first, request, more)[0]
+
+
+def _open_container(input: Input, request: FrameRequest, config: DemuxConfig) -> Container:
+    """Open a container, which is closed with the input. FFmpeg decodes no frames if the header suffices."""
+    tries = NO_VP9 if states_vp9(input) else None
+    # The header may state another size or shape of the pixels. FFmpeg logs an error for each decoder that it
+    # may not open, which the user must not see.
+    is_simple = request.is_plain and request.cuts is None and not LogState.forwarded
+    if is_simple and input.is_local and states_reordering(input.read_at, input.size()):
+        tries = NO_DECODERS
+    container = Container(input, config, tries=tries)
+    streams = container.av.streams.video
+    if tries == NO_DECODERS and not (len(streams) == 1 and streams[0].codec_context.has_b_frames):
+        container = Container(input, config)
+    return container
 
 
 def load_frames(
