@@ -84,10 +84,11 @@ def _load_input(
 
 def _open_container(input: Input, request: FrameRequest, config: DemuxConfig) -> Container:
     """Open a container, which is closed with the input. FFmpeg decodes no frames if the header suffices."""
+    if LogState.forwarded:  # FFmpeg logs an error for each decoder that it may not open
+        return Container(input, config)
     tries = NO_VP9 if states_vp9(input) else None
-    # The header may state another size or shape of the pixels. FFmpeg logs an error for each decoder that it
-    # may not open, which the user must not see.
-    is_simple = request.is_plain and request.cuts is None and not LogState.forwarded
+    # The header may state another size or shape of the pixels.
+    is_simple = request.is_plain and request.cuts is None
     if is_simple and input.is_local and states_reordering(input.read_at, input.size()):
         tries = NO_DECODERS
     container = Container(input, config, tries=tries)

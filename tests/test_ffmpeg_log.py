@@ -237,6 +237,17 @@ def test_ffmpeg_is_heard_only_where_its_lines_are_wanted() -> None:
     assert not is_heard()
 
 
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("make", [VIDEO["vp9"], lambda: container("mp4, index in front")])
+def test_no_error_is_shown_for_a_video_that_has_none(
+    make: Callable[[], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """FFmpeg logs one for each decoder that it may not open."""
+    sm.set_log_level("error")
+    sm.load_video(make())
+    assert not caplog.messages
+
+
 def hevc_with_dolby_vision() -> bytes:
     frames = sm.testing.index_frames(1, 64, 48)
     return sm.testing.make_video(frames, codec="libx265", format="hevc") + b"\0\0\1\x7c\1\x19\x80"
