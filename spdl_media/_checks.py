@@ -195,8 +195,8 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
     # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
     except (TypeError, RuntimeError) as error:
         raise TypeError(
-            f"NumPy takes no such {type(values).__name__}: {error}. A tensor such as "
-            "tensor.detach().cpu().float() is one that it takes"
+            f"NumPy cannot view this {type(values).__name__}: {error}. Convert a tensor first, such as by "
+            "tensor.detach().cpu().float()"
         ) from error
 
 

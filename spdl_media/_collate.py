@@ -87,8 +87,8 @@ def collate(
     # Strings and mappings are iterable, but are not a batch.
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
         raise TypeError(
-            f"collate takes a sequence of items, not one of {type(items).__name__}; as the aggregator of a "
-            "DataLoader it gets one with batch_size="
+            f"collate takes a sequence of items, not {type(items).__name__}; as the aggregator of a "
+            "DataLoader it needs batch_size="
         )
     # A list, because an iterator is accepted as well and the items are iterated several times.
     values = list(items)
@@ -159,8 +159,8 @@ def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapp
     if not isinstance(given, Mapping):
         kind, example = ("storages", "pool") if name == "storage" else ("axes", -1)
         raise TypeError(
-            f"{where} has the fields {list(fields)}, so {name}= maps them to {kind}, such as "
-            f"{{{next(iter(fields), 0)!r}: {example}}}, and is not {given!r}"
+            f"{where} has the fields {list(fields)}, so {name}= must map them to {kind}, such as "
+            f"{{{next(iter(fields), 0)!r}: {example}}}, not {given!r}"
         )
     if unknown := [key for key in given if key not in fields]:
         raise ValueError(f"{name}= names {unknown}, but {where} has the fields {list(fields)}")
@@ -180,7 +180,7 @@ def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
 
 def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     if axis is not None and as_int(axis) is None:
-        raise TypeError(f"{where} has no fields, so pad= is a bool or an axis for it, not {axis!r}")
+        raise TypeError(f"{where} has no fields, so pad= must be a bool or an axis, not {axis!r}")
     if storage is not None and not isinstance(storage, StoragePool):
         raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
@@ -239,7 +239,7 @@ def _convert(
     if axis == -1 and not first.ndim:
         axis = None  # pad=True applies to all fields, and labels may be zero-dimensional tensors
     if axis is not None and not -first.ndim <= axis < first.ndim:
-        raise ConvertError(f"{where} has shape {first.shape}, and pad= names axis {axis} of it")
+        raise ConvertError(f"{where} has shape {first.shape}, without the axis {axis} of pad=")
     along = None if axis is None else axis % first.ndim
     common = _shape_except(first, along)
     for position, array in enumerate(arrays):

@@ -200,9 +200,9 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     sampler: Any = getattr(source, "sampler", source)
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
-            "states of several ranks are taken for a sampler of spdl_media.source, a MapIterator over one, "
-            f"ImageFolder and Shards, which share out again what is left; {type(source).__name__} does not. "
-            "Load the state of each rank there, and change the number of ranks between two epochs"
+            "states of several ranks need a sampler of spdl_media.source, a MapIterator over one, "
+            f"ImageFolder or Shards, which split the rest again; {type(source).__name__} cannot. Load the "
+            "state of each rank there, and change the number of ranks between two epochs"
         )
     # An empty sequence is refused, because the states of all ranks are missing.
     epoch = min((state.epoch for state in states), default=0)
@@ -261,7 +261,7 @@ def _places_of(states: Sequence[State], current: Sequence[State], epoch: int, ow
         or len({(state.seed, state.before) for state in current}) != 1
     ):
         raise ValueError(
-            "pass one state of each rank that there was, all saved at one time, of the same sampler and "
+            "pass one state of each former rank, all saved after the same batch, of the same sampler and "
             f"seed as this loader's, {own.order}. These are of epochs {[one.epoch for one in states]}, seeds "
             f"{[one.seed for one in states]} and orders {[one.order for one in states]}"
         )

@@ -55,8 +55,8 @@ def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
     if is_batch:
         return list(srcs)
     raise TypeError(
-        f"a batch is a sequence of sources, such as a list of paths, not one of {type(srcs).__name__}; "
-        f"{one} takes one"
+        f"a batch is a sequence of sources, such as a list of paths, not {type(srcs).__name__}; {one} takes "
+        "one source"
     )
 
 

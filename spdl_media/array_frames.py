@@ -207,14 +207,14 @@ def _planes(
         channels = 1 if values.ndim < 3 else values.shape[-3 if layout == "NCHW" else -1]
         if values.dtype.name not in ("uint8", "uint16"):
             raise TypeError(
-                f"an image is of uint8 or uint16, not {values.dtype}: scale and convert the array, or say "
-                "what it is, such as pix_fmt='grayf32'"
+                f"an image must be uint8 or uint16, not {values.dtype}: scale and convert the array, or "
+                "state its format, such as pix_fmt='grayf32'"
             )
         pix_fmt = _PIXEL_FORMATS.get((values.dtype.name, channels))
         if pix_fmt is None:
             raise ValueError(
                 f"an array of shape {values.shape} is neither gray (H, W), RGB (H, W, 3) nor RGBA (H, W, 4), "
-                "nor N of these, (N, H, W, 1) if gray. Move its axes, or say what they are: layout='NCHW', "
+                "nor N of these, (N, H, W, 1) if gray. Move its axes, or state them: layout='NCHW', "
                 "pix_fmt='yuv420p'"
             )
     own = _layout_of(pix_fmt)
@@ -246,7 +246,7 @@ def _given_planes(
     planes: list[npt.NDArray[Any]], pix_fmt: str | None
 ) -> tuple[list[npt.NDArray[Any]], av.VideoFrame, bool]:
     if pix_fmt is None or not is_pixel_format(pix_fmt):
-        raise ValueError(f"planes need a pix_fmt that says what they are, not {pix_fmt!r}")
+        raise ValueError(f"planes need the name of their format as pix_fmt=, not {pix_fmt!r}")
     axes = [view.ndim for view in plane_views(av.VideoFrame(16, 16, pix_fmt))]
     if len(axes) != len(planes):
         raise ValueError(f"{pix_fmt} has {len(axes)} planes, not {len(planes)}")
@@ -268,7 +268,7 @@ def _given_planes(
 def _checked_frame(count: int, width: int, height: int, pix_fmt: str) -> av.VideoFrame:
     """Return a frame of this size and format, after a check that no number is 0."""
     if not (count and width and height):
-        raise ValueError(f"there is nothing to see in {count} frames of {width}x{height}")
+        raise ValueError(f"{count} frames of {width}x{height} have no pixels")
     return av.VideoFrame(width, height, pix_fmt)
 
 
@@ -325,7 +325,7 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
     packed = {dtype: name for name, dtype in SAMPLE_DTYPES.items()}
     if sample_fmt is None:
         if values.dtype.name not in packed:
-            raise TypeError(f"audio is of {listed(packed)}, not {values.dtype}")
+            raise TypeError(f"audio must be {listed(packed)}, not {values.dtype}")
         sample_fmt = f"{packed[values.dtype.name]}p"
     check_choice("sample_fmt", sample_fmt, [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)])
     planar = sample_fmt.endswith("p")

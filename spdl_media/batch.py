@@ -226,7 +226,7 @@ def none_loaded(
         fill: Whether to explain which options ``on_error="fill"`` needs.
     """
     if fill:
-        remedy = " on_error='fill' can make zeros of them where width=, height= and pix_fmt= say the size."
+        remedy = " on_error='fill' gives zeros if width=, height= and pix_fmt= state the shape."
     listed = "; ".join(f"input {f.index}: {f.error}" for f in failures[:_MAX_LISTED])
     more = f"; and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
     error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}{more}")

@@ -124,7 +124,7 @@ def load_clip(
     clip_window(start, 1 if duration is None else duration)  # validates before the source is opened
     if duration is num_samples is None and (num_frames is None or not frame_rate):
         raise ValueError(
-            "nothing says how long the clip is: give duration=, num_samples=, or num_frames= with frame_rate="
+            "the clip has no length: give duration=, num_samples=, or num_frames= with frame_rate="
         )
     # Opens the device first, so that nothing is read if there is none.
     decode = frame_steps(request)
@@ -254,16 +254,18 @@ def sample_windows(
     if isinstance(src, int | float | Real | Decimal):
         duration = cast("float", src)
         if not 0 < duration < math.inf:
-            raise ValueError(f"src is audio of {duration} seconds; give a finite number above 0")
+            raise ValueError(
+                f"the duration must be a finite number of seconds above 0, not {duration}"
+            )
     else:
         info = src if isinstance(src, MediaInfo) else probe(src)
         name = str(src) if isinstance(src, str | PathLike) else None
         if info.audio is None:
-            raise DemuxError("there is no audio to draw windows from", source=name)
+            raise DemuxError("there is no audio stream to choose windows from", source=name)
         rate, duration = info.audio.sample_rate, info.audio.duration or info.duration
         if duration is None:
             raise DemuxError(
-                f"this {info.format} does not say how long it is. Give the seconds in its place, such as "
+                f"this {info.format} states no duration. Pass the seconds instead of the source, such as "
                 "sm.demux_audio(src).get_timestamps()[-1], which reads all of it",
                 source=name,
             )

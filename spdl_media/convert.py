@@ -340,7 +340,7 @@ def _check_number(dtype: np.dtype[Any], values: Array) -> None:
     if dtype.kind not in NUMBER_KINDS:
         example = f" such as {values.flat[0]!r}" if values.size else ""
         raise TypeError(
-            f"a buffer holds numbers, not {dtype}{example}; make them numbers that NumPy has a type for"
+            f"a buffer holds numbers, not {dtype}{example}; convert them to a numeric type of NumPy"
         )
 
 
@@ -353,12 +353,12 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
         # Compare the values, not the ranges of the dtypes.
         limits = np.iinfo(wanted)
         fits = source.min() >= limits.min and source.max() <= limits.max
-        reason = f"it holds {limits.min} to {limits.max}, and the values are others"
+        reason = f"its range is {limits.min} to {limits.max}"
     elif fits:
         largest = np.finfo(wanted).max
         # As floats, because the absolute value of the smallest integer overflows its dtype.
         fits = not (np.abs(1.0 * source[np.isfinite(source)]) > largest).any()
-        reason = f"it holds {-largest:g} to {largest:g}, and the values are others"
+        reason = f"its range is {-largest:g} to {largest:g}"
     if not fits:
         raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")
 

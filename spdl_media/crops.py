@@ -216,7 +216,7 @@ def apply_crop(
         )
     x, y, w, h = _checked_box(box, "box")
     if not isinstance(size, Iterable) or len(sides := tuple(size)) != 2:
-        raise TypeError(f"size must be (width, height), either of them perhaps None, not {size!r}")
+        raise TypeError(f"size must be (width, height), of which one may be None, not {size!r}")
     placement = place((w, h), sides[0], sides[1], scale_mode)
     points = given.reshape(*given.shape[:-1], given.shape[-1] // 2, 2) - (x, y)
     if flip:

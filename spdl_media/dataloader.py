@@ -398,12 +398,12 @@ class DataLoader:
                 name += f" over a {type(iterator).__name__}"
             if not start.is_fresh:
                 raise ValueError(
-                    f"the source, a {name}, can be read once, and was read already; make it and the "
-                    "loader again to go on from a state"
+                    f"the source, a {name}, can be read only once, and was read already; make it and the "
+                    "loader again to resume from a state"
                 )
             warn_caller(
-                f"the source, a {name}, can be read once: another iteration gives what is left of it, "
-                "without what was under way when the last one stopped. Pass a list, or an object whose "
+                f"the source, a {name}, can be read only once: another iteration gives the rest of it, "
+                "without the items in progress when the last one stopped. Pass a list, or an object whose "
                 "__iter__ starts again",
                 UserWarning,
             )

@@ -297,7 +297,7 @@ def sample_decode_video(
     config = as_decode_config(decode_config)
     if config.on_corrupt == "drop":
         raise ValueError(
-            "decode_config(on_corrupt='drop') leaves frames out, and they are numbered here"
+            "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or 'raise'"
         )
     metadata, coded = metadata_of(packets), av_packets(packets)
     if metadata.pillow is not None:

@@ -320,9 +320,9 @@ class VideoEncoder:
             self._duration = max(1, round(shown) or ticks - self._last)
         if ticks <= self._last and self._count:
             raise EncodeError(
-                f"frame {self._count} is shown {float((self._last - ticks) * self.time_base):g} s before "
-                "the one before it, or at once with it. Sort frames by time, or have them placed "
-                "evenly: frame_rate= of save_video or video_encode_config"
+                f"frame {self._count} is not after the frame before it, but "
+                f"{float((self._last - ticks) * self.time_base):g} s earlier. Sort frames by time, or place "
+                "them evenly: frame_rate= of save_video or video_encode_config"
             )
         self._count, self._last = self._count + 1, ticks
         return ticks
@@ -441,8 +441,8 @@ class AudioEncoder:
             peak = float(np.abs(plane).max()) if plane.dtype.kind == "f" else 0
             if not peak <= _MAX_PEAK:
                 raise EncodeError(
-                    f"the samples reach {peak:g}, and floats are from -1 to 1. Divide those that come from "
-                    "int16 by 32768, and take out what is no number: np.nan_to_num"
+                    f"the samples reach {peak:g}, but floats must be from -1 to 1. Divide values of int16 by "
+                    "32768, and replace NaN: np.nan_to_num"
                 )
 
     def flush(self) -> Iterator[AvPacket]:

@@ -406,7 +406,7 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     if names:
         differences = ", ".join(f"{name} {ours.get(name)} and {theirs.get(name)}" for name in names)
         raise ValueError(
-            f"ranks {rank} and {other} share out different epochs, so items would come twice or never, or "
-            f"one would wait for the other: {differences}. Make the samplers and loaders of all ranks with "
+            f"ranks {rank} and {other} split different epochs, so items would be repeated or lost, or one "
+            f"rank would wait for the other: {differences}. Make the samplers and loaders of all ranks with "
             "the same arguments, over the same data, and set the same epoch"
         )

@@ -113,8 +113,8 @@ class VideoSource:
         what = None
         if not self._input.seekable:
             what = (
-                "the source cannot seek, and frames are asked for in any order. Read it into bytes, or "
-                "write it to a file first"
+                "the source cannot seek, which frames in any order need. Read it into bytes, or write it to "
+                "a file first"
             )
         elif pillow_video_reason(image_head(self._input)):
             what = "this is an animated image, whose frames have no index. load_video loads them"
@@ -142,8 +142,8 @@ class VideoSource:
             stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
             if checks and not len(table) and (stream.duration or stream.frames):
                 raise DecodeError(
-                    "there is no frame in the file, and its header states some. "
-                    "decode_config(on_corrupt='keep') opens it as a video of none",
+                    "the file has no frames, but its header states some. "
+                    "decode_config(on_corrupt='keep') opens it as a video without frames",
                     source=container.name,
                 )
             return make_index(table, codec, self.metadata, self._config, container.format, restart)
@@ -354,8 +354,8 @@ class FrameDecoder:
         ops = None if desc is None else picture_ops(desc)
         if ops is not None and (ops.window or ops.num_frames or ops.frame_rate):
             raise ValueError(
-                "frames are asked for by number, and a filter_desc with frame_rate=, timestamp= or "
-                "num_frames= would choose among them again. Leave these out"
+                "a filter_desc with frame_rate=, timestamp= or num_frames= chooses frames itself, so it "
+                "cannot be used for frames by index. Leave these out"
             )
         if ops is None or not ops.gives_one or ops.uncut is not ops:
             return PictureFilter(self._codec, desc, self._config)
@@ -406,7 +406,7 @@ class Route(Generic[P]):
 
     def _count_error(self, how: str) -> FilterError:
         return FilterError(
-            f"frames are asked for by number, and the filters give {how} frames than they take. Use filters "
-            "that give one for each",
+            f"the filters output {how} frames than they take, so frames by index would be wrong. Use filters "
+            "that output one frame for each",
             source=self._source,
         )

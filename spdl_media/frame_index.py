@@ -123,8 +123,8 @@ class FrameIndex:
         if len(back) or NO_TIME in self.pts[:1]:
             where = f"step back at frame {back[0]}" if len(back) else "are not stated"
             raise DemuxError(
-                f"the times of the frames {where}, so that none is certain to be shown at a time. Ask for "
-                "frames by number, or write the file again with them: save_video(frame_rate=)",
+                f"the times of the frames {where}, so the frame at a time is unknown. Use frames by index, "
+                "or write the file again with times: save_video(frame_rate=)",
                 source=source,
             )
 

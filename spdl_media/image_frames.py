@@ -366,12 +366,14 @@ def frame_numbers(indices: object, count: int, source: str) -> list[int]:
     if isinstance(indices, slice):
         return list(range(*indices.indices(count)))
     if isinstance(indices, str) or not isinstance(indices, Iterable):
-        raise TypeError(f"frames are asked for by int, slice or a sequence of int, not {indices!r}")
+        raise TypeError(
+            f"frames are indexed by an int, a slice or a sequence of int, not {indices!r}"
+        )
     numbers = []
     for index in indices:
         number = as_int(index)
         if number is None:
-            raise TypeError(f"a frame is asked for by an int, not {index!r}")
+            raise TypeError(f"the index of a frame must be an int, not {index!r}")
         if not -count <= number < count:
             raise IndexError(f"{source}: there is no frame {number} among {count} frames")
         numbers.append(number % count)

@@ -127,9 +127,9 @@ class SharedSource:
         self._turn += 1
         if not self._lock.acquire(timeout=_FORMER_READ_SECONDS):
             raise TimeoutError(
-                f"a read of the source, a {type(self.source).__name__}, that the last iteration began, has "
-                f"not ended within {_FORMER_READ_SECONDS} s, and the next one would miss what it gives; "
-                "iterate again when it has ended, or make the source and the loader again"
+                f"the last iteration still reads the source, a {type(self.source).__name__}, after "
+                f"{_FORMER_READ_SECONDS} s, and the next one would lose that item; iterate again later, or "
+                "make the source and the loader again"
             )
         # Released at once: each read of the new run acquires it.
         self._lock.release()
@@ -237,7 +237,7 @@ class SharedSource:
             if self.is_shared and turn != self._turn:
                 raise RuntimeError(
                     f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
-                    "which one at a time can read; make a loader and a source for each"
+                    "which has one reader at a time; make a loader and a source for each"
                 )
             yield
 

@@ -163,8 +163,8 @@ class SampleCache:
             kept = self._samples.get(item)
         except TypeError as error:
             raise TypeError(
-                f"cache= keeps samples by their items, and one is no key: {error}. Take paths or indices, as "
-                "of MapIterator(dataset)"
+                f"the items are the keys of cache=, but one cannot be: {error}. Use paths or indices, such "
+                "as those of MapIterator(dataset)"
             ) from error
         # Unpickled for each use, so that changing a sample in place does not change the cached one.
         if kept is not None:

@@ -226,7 +226,7 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
-            f"executor=, num_processes=, cache= and on_error={on_error!r} are for one sample an item, and "
+            f"executor=, num_processes=, cache= and on_error={on_error!r} need one sample per item, but "
             f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
         )
     has_items = fetch is not None or preprocessor is not None

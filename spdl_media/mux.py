@@ -287,8 +287,8 @@ class Muxer:
         for packet in av_packets(packets):
             if packet.pts is None or packet.dts is None:
                 raise EncodeError(
-                    f"the {packets.codec.name} packets have no times of presentation or decoding, which "
-                    "files need. Decode and encode them",
+                    f"the {packets.codec.name} packets have no timestamps, which files need. Decode and "
+                    "encode them",
                     source=packets.source,
                 )
             # A copy, because muxers change packets.
@@ -414,8 +414,8 @@ class Muxer:
         mirrors = self._format != "matroska" or not is_mirrored(orientation)
         if orientation != 1 and not (self._format in _ORIENTED and mirrors):
             raise EncodeError(
-                f"format {self._format!r} cannot say the orientation {orientation}. Turn the frames upright, "
-                "or write MP4 or MOV",
+                f"format {self._format!r} cannot store the orientation {orientation}. Turn the frames "
+                "upright, or write MP4 or MOV",
                 source=self._name,
             )
         if orientation != 1:

@@ -443,5 +443,5 @@ def _position(file: Any, name: str) -> int | None:
         return None
     except Exception as error:  # a file object may raise any class
         raise SourceError(
-            f"its position cannot be told: {type(error).__name__}: {error}", source=name
+            f"its tell() failed: {type(error).__name__}: {error}", source=name
         ) from error

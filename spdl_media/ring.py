@@ -130,9 +130,8 @@ class Ring:
         if self._warns:
             self._warns = False
             warn_caller(
-                f"the batches that are kept lie in more than {self._num_views} blocks of the memory that is "
-                "shared with the process that makes them, so those that come are copied. Let go of batches "
-                "earlier",
+                f"the batches that you keep use more than {self._num_views} blocks of shared memory, so "
+                "further batches are copied. Release batches earlier",
                 UserWarning,
             )
 
@@ -272,9 +271,8 @@ class Sender:
         nbytes = sum(_aligned(array.nbytes) for array in arrays)
         if nbytes > self._blocks.block_size:
             raise ValueError(
-                f"the arrays of a batch take {nbytes} bytes, and a block of the memory in which they cross "
-                f"to the other process has {self._blocks.block_size}. Make batches smaller, or give "
-                "block_size="
+                f"the arrays of a batch take {nbytes} bytes, but a block of shared memory has "
+                f"{self._blocks.block_size}. Use smaller batches, or a larger block_size="
             )
         number = self._take()
         self._num_holders[number] = 1

@@ -325,7 +325,7 @@ def check_length(name: str, count: int | None, on_short: str | None) -> int | No
         return check_int(name, count)
     if on_short is not None:
         raise ValueError(
-            f"on_short={on_short!r} says what becomes of too few, so it needs {name}=, which says how many"
+            f"on_short={on_short!r} handles too few, so it needs {name}=, the number that is enough"
         )
     return None
 
@@ -339,11 +339,11 @@ def check_enough(
         ConvertError: There are too few.
     """
     if found < wanted and on_short == "error":
-        remedy = "on_short='repeat_last', 'wrap' or 'zeros' fills up"
+        remedy = "on_short='repeat_last', 'wrap' or 'zeros' adds the rest"
         if what == "samples":
             remedy += "; decode_config(gaps='fill') puts silence where the file leaves audio out"
         raise ConvertError(
-            f"{wanted} {what} are asked for, and there are {found} in {window.name}. {remedy}",
+            f"{wanted} {what} were requested, but {window.name} has {found}. {remedy}",
             source=source,
         )
 

@@ -73,8 +73,8 @@ class DistributedSampler(Epochs):
         self.rank, self.world_size = _rank_and_world_size(*place)
         if self.num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
-                f"{self.num_draws} samples are fewer than {self.world_size} ranks, and the last round, "
-                f"which is the only one, would be dropped; pass {self._remedy}"
+                f"{self.num_draws} samples are fewer than {self.world_size} ranks, so the only round would "
+                f"be dropped; pass {self._remedy}"
             )
 
     def check_size(self, count: int) -> None:
@@ -85,8 +85,8 @@ class DistributedSampler(Epochs):
         """
         if self._n > count:
             raise ValueError(
-                f"the sampler is for {self._n} items, and the dataset has {count}, so some have none. "
-                "Make it with the length of this dataset"
+                f"the sampler is for {self._n} items, but the dataset has {count}. Make it with the length "
+                "of this dataset"
             )
 
     def __len__(self) -> int:
@@ -328,7 +328,7 @@ class BatchByLength(DistributedRandomSampler):
                 f"lengths must have one number for each sample, at least one; it has the shape {sizes.shape}"
             )
         if batch_size is None and max_total is None:
-            raise ValueError("nothing says how large a batch is: give batch_size= or max_total=")
+            raise ValueError("the batches have no size: give batch_size= or max_total=")
         if max_total is not None and not (isinstance(max_total, Real) and 0 < max_total < np.inf):
             raise ValueError(f"max_total must be a finite number above 0, not {max_total!r}")
         # Part of the state, because other samples may make equally many batches.

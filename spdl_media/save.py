@@ -355,9 +355,9 @@ def _as_audio(waveform: Any) -> AudioFrames:
     if isinstance(waveform, AudioFrames):
         return waveform
     if not isinstance(waveform, tuple) or len(waveform) != 2:
-        raise TypeError(f"a waveform needs its sample rate beside it, which {waveform!r} lacks")
+        raise TypeError(f"audio= is a pair of a waveform and its sample rate, not {waveform!r}")
     if isinstance(waveform[0], AudioFrames):
-        raise TypeError(f"{waveform[0]!r} has a sample rate, so {waveform[1]!r} is one too many")
+        raise TypeError(f"{waveform[0]!r} has a sample rate; pass it without {waveform[1]!r}")
     frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
     return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
 

@@ -88,8 +88,8 @@ class SharedBlocks:
             os.posix_fallocate(self._fd, start, missing)
         except OSError as error:
             raise MemoryError(
-                f"{missing} bytes of shared memory more cannot be had ({error}). Make batches smaller, or "
-                "fewer of them at a time: buffer_size="
+                f"{missing} more bytes of shared memory cannot be allocated ({error}). Use smaller batches, "
+                "or fewer at a time: buffer_size="
             ) from error
         self._reserved[number] = nbytes
 
@@ -118,8 +118,8 @@ class SharedBlocks:
         nbytes = min(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, self.block_size)
         if code := int(cudart.cudaHostRegister(address, nbytes, 0)):
             raise MemoryError(
-                f"{nbytes} bytes of shared memory cannot be pinned (CUDA's error {code}). Make batches "
-                "smaller, or fewer of them at a time, or leave out pin_memory=True"
+                f"{nbytes} bytes of shared memory cannot be pinned (CUDA's error {code}). Use smaller "
+                "batches, or fewer at a time, or leave out pin_memory=True"
             )
         # Unpinned before the memory is unmapped. Not at exit, when the driver may be unloaded.
         base: Any = self._memory.base

@@ -97,8 +97,8 @@ def _pinned(size: int, package: str) -> Bytes:
         if not is_out_of_memory(error):
             raise
         raise TransferError(
-            f"{size} bytes of page-locked memory cannot be had ({type(error).__name__}: {error}). It is "
-            "taken from the machine's own memory: use fewer or smaller blocks, or pin_memory=False"
+            f"{size} bytes of pinned memory cannot be allocated ({type(error).__name__}: {error}). It is "
+            "taken from the host's memory: use fewer or smaller blocks, or pin_memory=False"
         ) from error
 
 
@@ -243,12 +243,12 @@ class StoragePool:
         """Raise or allocate another block, as ``on_exhausted`` tells, after no block became free."""
         if self._on_exhausted == "wait":
             raise TimeoutError(
-                f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Let go of "
+                f"all {self._count} blocks of the pool stayed in use for {self._timeout:g} s. Release "
                 "buffers earlier, or give the pool more blocks"
             )
         if self._on_exhausted == "raise":
             raise RuntimeError(
-                f"all {self._count} blocks of the pool are in use. Let go of buffers earlier, give the pool "
+                f"all {self._count} blocks of the pool are in use. Release buffers earlier, give the pool "
                 "more blocks, or let it wait: on_exhausted='wait'"
             )
         # Leased before the warning, which may be raised as an error: the block then becomes free.
@@ -290,7 +290,7 @@ class CPUStorage(StoragePool):
 
     def _exhausted(self) -> Bytes:
         self._warn_once(
-            "an earlier buffer still uses this storage, so fresh memory was taken. A "
+            "an earlier buffer still uses this storage, so new memory was allocated. A "
             f"StoragePool({self._size}, count) keeps several blocks and allocates nothing"
         )
         return _allocate(self._size, self._pin_with)

@@ -205,7 +205,7 @@ class _Starts(NamedTuple):
         if count > fitting:
             what = "frames" if unit else "s"
             raise ConvertError(
-                f"{count} clips are asked for, and {fitting} of {float(length):g} {what} fit, one each "
+                f"{count} clips were requested, but {fitting} of {float(length):g} {what} fit, one each "
                 f"{float(stride):g} {what}. Take a smaller stride=, or sampler='uniform'",
                 source=source,
             )
@@ -257,8 +257,8 @@ def _places(
 def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence[int]:
     if found < wanted and on_short == "error":
         raise ConvertError(
-            f"a clip has {wanted} frames, and the video is long enough for {found} of them. "
-            "on_short='repeat_last', 'wrap' or 'zeros' fills up",
+            f"a clip has {wanted} frames, but the video is long enough for {found} of them. "
+            "on_short='repeat_last', 'wrap' or 'zeros' adds the rest",
             source=source,
         )
     # A start is inside the video, so at least one frame was found.

@@ -106,8 +106,8 @@ class VideoFile:
         self.decode_config = config = as_decode_config(decode_config)
         if config.on_corrupt == "drop":
             raise ValueError(
-                "decode_config(on_corrupt='drop') leaves frames out, and here they are asked for by number. "
-                "Take 'keep', or 'raise'"
+                "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or "
+                "'raise'"
             )
         # A decoder named in the config may be for the audio of clips.
         for_video, _ = configs_by_kind(config)

@@ -119,7 +119,7 @@ def test_it_is_a_batch_sampler_of_pytorch() -> None:
         ([1, 0], {"batch_size": 1}, r"lengths must be finite and above 0, but lengths\[1\] is 0.0"),
         ([1, float("nan")], {"batch_size": 1}, r"lengths\[1\] is nan"),
         (iter([1]), {"batch_size": 1}, "lengths must be a sequence of numbers, not list_iterator"),
-        ([1, 2], {}, "nothing says how large a batch is"),
+        ([1, 2], {}, "the batches have no size: give batch_size= or"),
         ([1, 2], {"batch_size": 0}, "batch_size must be at least 1"),
         ([1, 7, 2], {"max_total": 5}, "sample 1 has length 7, more than max_total=5"),
         ([1, 2], {"max_total": float("inf")}, "max_total must be a finite number above 0, not inf"),

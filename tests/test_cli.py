@@ -385,9 +385,9 @@ def test_check_continues_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Pat
     terminal.press(b"\x03")
     assert terminal.wait() == 130
     text = " ".join(terminal.text().split())
-    (left,) = map(int, re.findall(r"interrupted: (\d+) files are found and not checked", text))
+    (left,) = map(int, re.findall(r"interrupted: (\d+) files were found but not checked", text))
     assert 0 < left < count
-    assert "Run it again to go on" in text
+    assert "Run it again to continue" in text
 
     # Known results are taken from the state, even if they are outdated, because size and time are unchanged.
     (checked,) = map(int, re.findall(r"(\d[\d,]*) files in", text.replace(",", "")))

@@ -280,7 +280,9 @@ def test_tensors_that_numpy_does_not_take(options: dict[str, Any], reason: str) 
     if "dtype" in options:
         options = {"dtype": getattr(torch, options["dtype"])}
     tensor = torch.ones(2, **options)
-    match = rf"NumPy takes no such Tensor: .*{reason}.* such as tensor\.detach\(\)\.cpu\(\)\.float\(\) is"
+    match = (
+        rf"NumPy cannot view this Tensor: .*{reason}.* by tensor\.detach\(\)\.cpu\(\)\.float\(\)"
+    )
     with pytest.raises(TypeError, match=match):
         sm.convert_array(tensor)
     with pytest.raises(TypeError, match=rf"item\['x'\]: {match}"):

@@ -333,7 +333,7 @@ class TestEpochs:
     def test_a_generator_can_be_read_once(self) -> None:
         loader = DataLoader(iter(range(3)), output_order="input")
         assert list(loader) == [0, 1, 2]
-        with pytest.warns(UserWarning, match="range_iterator, can be read once.*Pass a list"):
+        with pytest.warns(UserWarning, match="range_iterator, can be read only once.*Pass a list"):
             assert list(loader) == []
 
     def test_an_endless_source_continues(self) -> None:

@@ -616,7 +616,7 @@ class TestWhatDoesNotFit:
         loader = DataLoader(iter(range(9)), output_order="input")
         list(itertools.islice(loader, 3))
         loader.load_state_dict(loader.state_dict())
-        with pytest.raises(ValueError, match="range_iterator, can be read once, and was read"):
+        with pytest.raises(ValueError, match="range_iterator, can be read only once, and was read"):
             iter(loader)
 
     def test_no_state(self) -> None:

@@ -81,7 +81,7 @@ def test_what_fills_up_frames() -> None:
     assert len(sm.load_video(VIDEO, (1.5, None), num_frames=8)) == 5
     assert len(sm.load_video(VIDEO, num_frames=8, on_short="error")) == 8
     with pytest.raises(
-        sm.ConvertError, match=r"8 frames are asked for, and there are 5 .*on_short="
+        sm.ConvertError, match=r"8 frames were requested, but .* has 5\. .*on_short="
     ):
         sm.load_video(VIDEO, (1.5, None), num_frames=8, on_short="error")
     with pytest.raises(sm.ConvertError, match="there is no frame in the window"):
@@ -109,7 +109,7 @@ def test_what_fills_up_samples(source: str, sample_fmt: str | None) -> None:
             )
             np.testing.assert_array_equal(np.moveaxis(np.asarray(filled), axis, 0), wanted)
     with pytest.raises(
-        sm.ConvertError, match=r"8 samples are asked for, and there are 5 .*gaps='fill'"
+        sm.ConvertError, match=r"8 samples were requested, but .* has 5\. .*gaps='fill'"
     ):
         sm.load_audio(data, num_samples=8, on_short="error")
 
@@ -133,7 +133,7 @@ def test_lengths_that_say_nothing() -> None:
         sm.load_clip(movie(), 0, num_frames=1, num_samples=1, on_short="loop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"on_short must be .*not 'loop'"):
         sm.load_clip(movie(), 0, duration=1, on_short="loop")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nothing says how long the clip is"):
+    with pytest.raises(ValueError, match="the clip has no length: give duration="):
         sm.load_clip(movie(), 0, num_frames=3)
     with pytest.raises(TypeError, match="num_samples= for audio, and these are AudioPackets"):
         sm.decode_packets(sm.demux_audio(SOUND), num_frames=3)  # type: ignore[call-overload]
@@ -195,10 +195,10 @@ def test_clips_have_one_shape_wherever_they_start(format: str, rng: np.random.Ge
 def test_clips_at_the_end_of_a_file() -> None:
     options: Any = {"num_frames": 8, "num_samples": 6400, "pix_fmt": "gray", "sample_fmt": "s16p"}
     with pytest.raises(
-        sm.ConvertError, match=r"8 frames are asked for, and there are 5 in the window \[1.5"
+        sm.ConvertError, match=r"8 frames were requested, but the window \[1.5.* has 5"
     ):
         sm.load_clip(movie(), 1.5, **options)
-    with pytest.raises(sm.ConvertError, match=r"6400 samples are asked for, and there are 4000"):
+    with pytest.raises(sm.ConvertError, match=r"6400 samples were requested, but .* has 4000"):
         sm.load_clip(movie(seconds=4), 1.5, **options)
 
     for on_short, places in FILLED.items():
@@ -255,7 +255,7 @@ def test_gaps_are_silence_where_asked(on_corrupt: Any) -> None:
     clip = sm.load_clip(data, "0.6", num_frames=2, num_samples=1600, **options)
     np.testing.assert_array_equal(np.asarray(clip.audio), wanted[4800:6400].T)
     assert clip.audio_timestamp == 0.6
-    with pytest.raises(sm.ConvertError, match=r"1600 samples are asked for, and there are 256"):
+    with pytest.raises(sm.ConvertError, match=r"1600 samples were requested, but .* has 256"):
         sm.load_clip(data, "0.6", num_frames=2, num_samples=1600)
 
 

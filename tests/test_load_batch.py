@@ -275,14 +275,14 @@ def test_none_given() -> None:
 def test_one_source_is_no_sequence(one: Any) -> None:
     with pytest.raises(
         TypeError,
-        match=f"a batch is a sequence of sources, .* not one of {type(one).__name__}; load_image takes",
+        match=f"a batch is a sequence of sources, .* not {type(one).__name__}; load_image takes",
     ):
         sm.load_image_batch(one)
 
 
 def test_one_tensor_is_no_sequence() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="not one of Tensor; load_image takes one"):
+    with pytest.raises(TypeError, match="not Tensor; load_image takes one"):
         sm.load_image_batch(torch.zeros(3, dtype=torch.uint8))
 
 

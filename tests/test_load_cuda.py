@@ -215,7 +215,7 @@ def test_a_bad_image_at_each_position(way: str, position: int, bad: Any) -> None
 def test_nothing_but_bad_images(way: str) -> None:
     with pytest.raises(sm.ConvertError, match="none of the 2 inputs could be loaded"):
         sm.load_image_batch([BAD, BAD], cuda=0, on_error="skip", **OPTIONS)
-    with pytest.raises(sm.ConvertError, match="can make zeros of them where width="):
+    with pytest.raises(sm.ConvertError, match="gives zeros if width="):
         sm.load_image_batch([BAD, BAD], cuda=0, on_error="fill")
     buffer = sm.load_image_batch([BAD, BAD], cuda=0, on_error="fill", **OPTIONS)
     assert buffer.shape == (2, 40, 48, 3)
@@ -557,7 +557,7 @@ def test_lengths_are_those_of_the_cpu(nvdec: CupyWithKernels) -> None:
         assert np.abs(host(buffer).astype(int) - want.array).max() <= 2
         assert bool(nvdec.launches) is (on_short == "error")
         nvdec.launches.clear()
-    with pytest.raises(sm.ConvertError, match="18 frames are asked for, and there are 15"):
+    with pytest.raises(sm.ConvertError, match=r"18 frames were requested, but .* has 15"):
         sm.load_video(CLIP, (0.5, None), cuda=0, num_frames=18, on_short="error")
     with pytest.raises(ValueError, match=r"decoder='nvdec': on_short='wrap' is for the CPU"):
         sm.load_video(CLIP, cuda=0, num_frames=18, on_short="wrap", decoder="nvdec")

@@ -74,7 +74,7 @@ def test_equal_ranks_continue(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seed": 3}, "ranks 1 and 0 share out different epochs, .*: seed 3 and 0. Make"),
+        ({"seed": 3}, "ranks 1 and 0 split different epochs, .*: seed 3 and 0. Make"),
         ({"n": 11}, "length 11 and 9"),
         ({"n": 11, "seed": 1}, "seed 1 and 0, length 11 and 9"),
     ],
@@ -144,7 +144,7 @@ def test_other_batches_are_reported_where_ranks_need_equally_many(
         assert len([*batches, *second]) == 5
         return
     with pytest.raises(
-        ValueError, match=r"ranks 1 and 0 share out different epochs.*batch_size 3 and 2"
+        ValueError, match=r"ranks 1 and 0 split different epochs.*batch_size 3 and 2"
     ):
         iter(second)
 

@@ -105,7 +105,7 @@ def test_ranks_are_those_of_the_sources() -> None:
     with pytest.raises(ValueError, match="'rank': 1, 'world_size': 2"):
         sm.DataLoader(of_rank(0)).load_state_dict(state)
     states = [sm.DataLoader(of_rank(rank)).state_dict() for rank in (0, 1)]
-    with pytest.raises(TypeError, match=r"Mix does not\. Load the state of each rank there, and"):
+    with pytest.raises(TypeError, match=r"Mix cannot\. Load the state of each rank there, and"):
         sm.DataLoader(of_rank(0)).load_state_dict(states)
 
 

@@ -468,4 +468,4 @@ def test_two_ranks_end_together_and_compare_their_epochs(tmp_path: Path) -> None
             rank.kill()
     assert [output[:2] for output in outputs] == [["10 4", "ended"], ["10 0", "ended"]]
     # The second rank detects the difference, and the first then finds that the other one is gone.
-    assert any("share out different epochs" in output[-1] for output in outputs)
+    assert any("split different epochs" in output[-1] for output in outputs)

@@ -177,24 +177,28 @@ def test_what_padding_gives_again_after_the_change_has_other_random_numbers() ->
 @pytest.mark.parametrize(
     ("states", "error", "message"),
     [
-        (list, ValueError, r"pass one state of each rank.*of epochs \[\]"),
-        (lambda: states_of(2)[:1], ValueError, "pass one state of each rank.*'world_size': 2"),
+        (list, ValueError, r"pass one state of each former rank.*of epochs \[\]"),
+        (
+            lambda: states_of(2)[:1],
+            ValueError,
+            "pass one state of each former rank.*'world_size': 2",
+        ),
         (
             lambda: states_of(2) + states_of(2),
             ValueError,
-            "pass one state of each rank that there was",
+            "pass one state of each former rank",
         ),
         (
             lambda: [states_of(2)[0], {**DataLoader(range(10)).state_dict(), "epoch": EPOCH}],
             ValueError,
-            "pass one state of each rank that there was.*orders .*None",
+            "pass one state of each former rank.*orders .*None",
         ),
         (lambda: states_of(2, seed=1), ValueError, "same sampler and seed.*'seed': 0.*'seed': 1"),
         (lambda: [*states_of(2)[:1], 3], TypeError, "must be a mapping"),
         (
             lambda: [states_of(2)[0], {**states_of(2)[1], "epoch": EPOCH + 1}],
             ValueError,
-            r"saved at one time.*of epochs \[3, 4\]",
+            r"saved after the same batch.*of epochs \[3, 4\]",
         ),
         (
             lambda: [{**state, "source_length": 11} for state in states_of(2)],
@@ -212,7 +216,7 @@ def test_values_that_are_not_states_of_all_ranks(
 
 
 def test_a_source_that_is_not_shared_out_has_no_ranks_to_change() -> None:
-    with pytest.raises(TypeError, match="share out again what is left; list does not"):
+    with pytest.raises(TypeError, match="split the rest again; list cannot"):
         DataLoader([1, 2]).load_state_dict([DataLoader([1, 2]).state_dict()])
 
 

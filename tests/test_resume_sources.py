@@ -119,9 +119,7 @@ class TestReadsThatOutlastTheirIteration:
         assert slow.was_asked.wait(20)
         del iterator
         monkeypatch.setattr("spdl_media.loader_ends._FORMER_READ_SECONDS", 0.01)
-        message = (
-            f"a {type(source).__name__}, that the last iteration began, has not ended within 0.01 s"
-        )
+        message = f"a {type(source).__name__}, after 0.01 s, and the next one would lose"
         with warns_unless(is_stateful), pytest.raises(TimeoutError, match=message):
             iter(loader)
         monkeypatch.undo()
@@ -140,7 +138,7 @@ class TestReadsThatOutlastTheirIteration:
         del iterator
         loader.load_state_dict(loader.state_dict())
         monkeypatch.setattr("spdl_media.loader_ends._FORMER_READ_SECONDS", 0.01)
-        with pytest.raises(TimeoutError, match="the source, a Anew, that the last iteration"):
+        with pytest.raises(TimeoutError, match="still reads the source, a Anew, after"):
             iter(loader)
         slow.proceed.set()
         monkeypatch.undo()
@@ -178,10 +176,10 @@ def test_what_is_made_of_an_iterator_can_be_read_once(make: Any, name: str) -> N
     loader = DataLoader(make(), output_order="input")
     first = list(itertools.islice(loader, 3))
     state = loader.state_dict()
-    with pytest.warns(UserWarning, match=f"a {name}, can be read once"):
+    with pytest.warns(UserWarning, match=f"a {name}, can be read only once"):
         iter(loader)
     loader.load_state_dict(state)
-    with pytest.raises(ValueError, match=f"a {name}, can be read once, and was read already"):
+    with pytest.raises(ValueError, match=f"a {name}, can be read only once, and was read already"):
         iter(loader)
     resumed = DataLoader(make(), output_order="input")
     resumed.load_state_dict(state)
@@ -195,7 +193,7 @@ def test_what_has_no_weight_is_not_read_at_all() -> None:
 
 
 def warns_unless(condition: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if condition else pytest.warns(UserWarning, match="can be read once")
+    return nullcontext() if condition else pytest.warns(UserWarning, match="can be read only once")
 
 
 class TestSequences:

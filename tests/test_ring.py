@@ -253,7 +253,7 @@ def test_one_array_may_be_sent_any_number_of_times(rig: Rig) -> None:
 
 
 def test_a_receiver_that_keeps_much_gets_copies_and_a_warning(rig: Rig) -> None:
-    with pytest.warns(UserWarning, match="in more than 4 blocks of the memory") as caught:
+    with pytest.warns(UserWarning, match="more than 4 blocks of shared memory") as caught:
         kept = [rig.cross(big(index)) for index in range(40)]
     assert len(caught) == 1
     for index, array in enumerate(kept):
@@ -278,7 +278,7 @@ def test_shared_empty_takes_any_type_and_shape(rig: Rig) -> None:
 def test_what_does_not_fit_is_refused_and_takes_no_block(rig: Rig) -> None:
     free = rig.num_free
     with pytest.raises(
-        ValueError, match=r"take 1048640 bytes, and a block .* has 1048576.*block_size="
+        ValueError, match=r"take 1048640 bytes, but a block .* has 1048576.*block_size="
     ):
         rig.cross(np.zeros(BLOCK + 1, np.uint8))
     with pytest.raises(TypeError, match="cannot pickle"):
@@ -297,7 +297,7 @@ def test_memory_that_cannot_be_had_is_an_error_and_no_crash(
     # An array that has not been sent yet may be elsewhere.
     assert shared_empty(10_000).nbytes == 10_000
     with pytest.raises(
-        MemoryError, match=r"10048 bytes of shared memory more .*No space left.*buffer_size="
+        MemoryError, match=r"10048 more bytes of shared memory .*No space left.*buffer_size="
     ):
         rig.cross(big(shape=(10_048,)))
     assert rig.num_free == free

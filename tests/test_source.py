@@ -354,7 +354,7 @@ def test_epochs_are_a_protocol() -> None:
 
 @pytest.mark.parametrize("kind", [DistributedRandomSampler, DistributedDeterministicSampler])
 def test_a_sampler_for_more_items_than_there_are(kind: Any) -> None:
-    with pytest.raises(ValueError, match="the sampler is for 11 items, and the dataset has 10"):
+    with pytest.raises(ValueError, match="the sampler is for 11 items, but the dataset has 10"):
         MapIterator(range(10), kind(11, rank=0, world_size=1))
     # Fewer draws than items, and more, are both allowed.
     assert sorted(MapIterator(range(10), kind(9, rank=0, world_size=1))) == [*range(9)]

@@ -459,7 +459,7 @@ def test_deterministic(make: Callable[[], bytes]) -> None:
         ({"codec": "flac"}, "'flac' encodes audio, not video"),
         ({"format": "nope"}, "cannot make nope with ffv1"),
         ({"format": "webm"}, "'webm' format does not support 'ffv1'"),
-        ({"pix_fmt": "nope"}, "planes need a pix_fmt .* not 'nope'"),
+        ({"pix_fmt": "nope"}, "planes need the name of their format .* not 'nope'"),
         ({"pix_fmt": "yuv444p"}, r"yuv444p have the shapes \[\(1, 48, 64\), .* not .*24, 32"),
         ({"options": {"crf9": "1"}}, "encoder 'ffv1' has no option 'crf9'"),
         ({"codec": "libx264", "options": {"qp": "zz"}}, "cannot make matroska with libx264"),
@@ -520,7 +520,7 @@ def test_wrong_arguments_of_audio(
 @pytest.mark.parametrize(
     ("picture", "codec", "kind", "message"),
     [
-        (np.zeros((9, 9, 3)), "png", TypeError, "of uint8 or uint16, not float64"),
+        (np.zeros((9, 9, 3)), "png", TypeError, "uint8 or uint16, not float64"),
         (np.zeros((9, 9, 2), np.uint8), "png", ValueError, r"shape \(9, 9, 2\) is neither"),
         (np.zeros((9, 9, 3), np.uint8), "nope", ValueError, "this FFmpeg has no encoder 'nope'"),
     ],

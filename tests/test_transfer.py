@@ -369,14 +369,14 @@ def test_memory_that_cannot_be_pinned_is_named_and_the_pool_continues(
 ) -> None:
     for make in (sm.cpu_storage, sm.StoragePool):
         with pytest.raises(
-            sm.TransferError, match=r"2097152 bytes of page-locked memory.*pin_memory=False"
+            sm.TransferError, match=r"2097152 bytes of pinned memory.*pin_memory=False"
         ) as caught:
             make(2 << 20)
         assert isinstance(caught.value.__cause__, fake_cuda.FakeOutOfMemoryError)
     pool = sm.StoragePool(64, 1)
     first = pool.acquire(64)
     card.total = 0
-    with pytest.raises(sm.TransferError, match="64 bytes of page-locked memory cannot be had"):
+    with pytest.raises(sm.TransferError, match="64 bytes of pinned memory cannot be allocated"):
         pool.acquire(64)
     assert (pool.count, pool.num_free) == (1, 0)
     del first

@@ -77,7 +77,7 @@ def test_regular_clips_begin_every_stride() -> None:
     check(clips, [[0, 3], [25, 28], [50, 53]])
     back_to_back = sm.sample_clips(opened(), num_frames=16, sampler="regular")
     assert back_to_back.indices[:, 0].tolist() == [0, 16, 32]
-    with pytest.raises(sm.ConvertError, match="4 clips are asked for, and 3 of 16 frames fit"):
+    with pytest.raises(sm.ConvertError, match="4 clips were requested, but 3 of 16 frames fit"):
         sm.sample_clips(opened(), num_frames=16, num_clips=4, sampler="regular")
 
 
@@ -112,7 +112,7 @@ def test_a_video_that_is_too_short(on_short: Any, expected: list[int]) -> None:
     seconds = [k / RATE if k >= 0 else np.nan for k in expected]
     np.testing.assert_allclose(clips.timestamps, [seconds])
     with pytest.raises(
-        sm.ConvertError, match="a clip has 5 frames, and the video is long enough for 3 of them"
+        sm.ConvertError, match="a clip has 5 frames, but the video is long enough for 3 of them"
     ):
         sm.sample_clips(opened(), num_frames=5, step=25)
 

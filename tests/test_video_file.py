@@ -394,7 +394,7 @@ def test_times_that_step_back_are_refused() -> None:
     for kind, number in (("asf/mpeg2video/2/closed", 3), ("edited", 10)):
         video = opened(kind)
         assert video.timestamps[number] < video.timestamps[number - 1]
-        match = f"the times of the frames step back at frame {number}, so that none is certain"
+        match = f"the times of the frames step back at frame {number}, so the frame at a time is unknown"
         with pytest.raises(sm.DemuxError, match=match):
             video.at([0.5])
         with pytest.raises(sm.DemuxError, match=match):
@@ -450,11 +450,11 @@ def test_all_frames_of_a_load_are_cut_alike(rng: np.random.Generator) -> None:
 
 def test_filters_that_leave_frames_out_are_refused() -> None:
     data = clip("mp4/libx265/2/closed")
-    with pytest.raises(sm.FilterError, match="the filters give fewer frames than they take"):
+    with pytest.raises(sm.FilterError, match="the filters output fewer frames than they take"):
         sm.VideoFile(data, filter_desc="select='not(mod(n,2))'")[[1, 2, 3]]
-    with pytest.raises(sm.FilterError, match="the filters give more frames than they take"):
+    with pytest.raises(sm.FilterError, match="the filters output more frames than they take"):
         sm.VideoFile(data).load([1, 9], filter_desc="loop=2:1,format=rgb24")
-    with pytest.raises(ValueError, match="frames are asked for by number, and a filter_desc with"):
+    with pytest.raises(ValueError, match=r"a filter_desc with frame_rate=.* chooses frames itself"):
         sm.VideoFile(data, filter_desc=sm.get_video_filter_desc(frame_rate=5))[0]
 
 
@@ -680,7 +680,7 @@ def test_indices_that_there_are_not() -> None:
         with pytest.raises(IndexError, match=rf"there is no frame {index} among 30 frames"):
             video[[0, index]]
     for wrong in ("3", 1.5, [1.0], [True]):
-        with pytest.raises(TypeError, match="ask"):
+        with pytest.raises(TypeError, match=r"must be an int|are indexed by an int"):
             video[wrong]  # type: ignore[call-overload]
     with pytest.raises(sm.ConvertError, match="the indices are empty"):
         video.load([])
@@ -754,7 +754,7 @@ def test_a_video_whose_frames_are_not_found_is_an_error() -> None:
     data = bytearray(whole)
     assert data[start : start + 4] == count
     data[start : start + 4] = bytes(4)
-    with pytest.raises(sm.DecodeError, match="there is no frame in the file, and its header stat"):
+    with pytest.raises(sm.DecodeError, match="the file has no frames, but its header stat"):
         sm.VideoFile(bytes(data))
     keep = sm.decode_config(on_corrupt="keep")
     with sm.VideoFile(bytes(data), decode_config=keep) as video:
@@ -778,7 +778,7 @@ def test_sources_that_have_no_numbered_frames() -> None:
         sm.VideoFile(make_audio(index_samples(1000, 1)))
     with pytest.raises(sm.DemuxError, match="the source cannot seek"):
         sm.VideoFile(_Pipe(clip("matroska/ffv1/0/closed")))
-    with pytest.raises(ValueError, match=r"on_corrupt='drop'.* leaves frames out"):
+    with pytest.raises(ValueError, match=r"on_corrupt='drop'.* would change the indices"):
         sm.VideoFile(
             clip("matroska/ffv1/0/closed"), decode_config=sm.decode_config(on_corrupt="drop")
         )

@@ -193,7 +193,7 @@ def _report_error(error: BaseException) -> int:
         message = f"{os.fsdecode(error.filename or 'the output')}: {error.strerror}. {remedy}"
     elif not isinstance(error, click.ClickException | MediaError):
         kind, status = type(error).__name__, 3
-        message = f"a fault of this program, {kind}: {error}. Repeat it with --debug for a report"
+        message = f"internal error, {kind}: {error}. Repeat it with --debug for a report"
     write_error(message)
     return status
 

@@ -250,7 +250,7 @@ def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
         why = "cores are left over: a lock, memory or other programs hold it back"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
     if load > 2 * cores:
-        why += f". Other programs were at work (load {load:.1f}): repeat it when they are not"
+        why += f". Other programs used the cores (load {load:.1f}): repeat it without them"
     return f"{step}, {steps[step] / total:.0%} of a sample's time; {why}"
 
 

@@ -139,7 +139,7 @@ def test_none_can_be_loaded() -> None:
         sm.ConvertError, match=r"none of the 2 inputs could be loaded.*input 1: .*damaged png"
     ):
         decode_image_batch(bad, on_error="skip", **OPTIONS)
-    with pytest.raises(sm.ConvertError, match=r"none of the 2 inputs .*zeros of them where width="):
+    with pytest.raises(sm.ConvertError, match=r"none of the 2 inputs .*gives zeros if width="):
         decode_image_batch(bad, on_error="fill", cuda="cpu")
     zeros = decode_image_batch(bad, on_error="fill", **OPTIONS)
     assert host(zeros.array).shape == (2, 20, 24, 3)

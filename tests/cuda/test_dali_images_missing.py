@@ -133,7 +133,7 @@ def test_misuse_is_refused_before_anything_is_read(
 def test_one_source_is_no_batch(srcs: object) -> None:
     with pytest.raises(
         TypeError,
-        match=r"a batch is a sequence of sources, .*not one of .*; decode_image_nvjpeg takes",
+        match=r"a batch is a sequence of sources, .*not .*; decode_image_nvjpeg takes",
     ):
         load_image_batch_nvjpeg(srcs, cuda="cpu", width=8, height=8)  # type: ignore[arg-type]
 

@@ -152,7 +152,7 @@ ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
     "raise": (LookupError, "no third item", "in __getitem__"),
     "memory": (MemoryError, "none left", "in __getitem__"),
     "unpicklable": (TypeError, "cannot pickle '_thread.lock' object", "item of class lock"),
-    "large": (ValueError, "take 1048576 bytes, and a block .* has 65536", "class ndarray"),
+    "large": (ValueError, "take 1048576 bytes, but a block .* has 65536", "class ndarray"),
 }
 
 
@@ -245,7 +245,9 @@ def test_what_fails_before_the_first_item_is_reported_with_it() -> None:
 def test_shared_memory_that_is_full_is_an_error() -> None:
     with (
         iterate_in_subprocess(Batches, initializer=refuse_memory) as batches,
-        pytest.raises(MemoryError, match=r"shared memory more cannot be had .*No space left"),
+        pytest.raises(
+            MemoryError, match=r"more bytes of shared memory cannot be allocated .*No space left"
+        ),
     ):
         list(batches)
 
