@@ -369,7 +369,8 @@ class SampleRows:
 
 def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
     """Copy samples. Integers that become floats are scaled to -1 to 1, as FFmpeg does."""
-    target[...] = source
+    with np.errstate(over="ignore"):  # doubles beyond the range of floats become infinite
+        target[...] = source
     if source.dtype.kind != target.dtype.kind:
         if source.dtype == np.uint8:
             # Unsigned samples are centred at 128.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -319,3 +320,10 @@ def test_opus_without_a_stated_delay_has_one_length() -> None:
     data[size + 1 : size + 1 + (data[size] & 0x7F)] = bytes(data[size] & 0x7F)
     assert sm.demux_audio(data).codec.delay == 0
     assert len({sm.load_audio(data).array.shape for _ in range(2)}) == 1
+
+
+def test_samples_beyond_the_range_of_floats_become_infinite() -> None:
+    samples = np.array([[0.5], [0.25]], np.float32)
+    data = make_audio(samples, 48000, codec="pcm_f64le")
+    data = data.replace(struct.pack("<d", 0.25), struct.pack("<d", 1e39))
+    assert sm.load_audio(data).array.tolist() == [[0.5, np.inf]]
