@@ -52,7 +52,7 @@ class VideoSource:
 
     Raises:
         SourceError: The source cannot be opened or read, or the index belongs to another video.
-        DemuxError: The source is not media, has no such stream, cannot seek, or is an animated image.
+        DemuxError: The source is not media, has no such stream, cannot seek, or is read by Pillow.
         DecodeError: The source is truncated, or no decoder takes it.
 
     Thread safety: one thread at a time.
@@ -117,7 +117,7 @@ class VideoSource:
                 "a file first"
             )
         elif pillow_video_reason(image_head(self._input)):
-            what = "this is an animated image, whose frames have no index. load_video loads them"
+            what = "Pillow reads this image, so its frames have no index. load_video loads them"
         if what is not None:
             raise DemuxError(what, source=self._input.name)
 

@@ -74,8 +74,8 @@ class VideoFile:
     Raises:
         SourceError: The source cannot be opened or read, or ``index`` belongs to another video: its size,
             first bytes or stream differ.
-        DemuxError: The source is not media, has no such stream or no video, cannot seek, or is an animated
-            image.
+        DemuxError: The source is not media, has no such stream or no video, cannot seek, or is an image
+            that Pillow reads.
         DecodeError: The source is truncated and its format has no index of packets, or no decoder takes it.
             ``decode_config(on_corrupt="keep")`` opens the available part.
         ValueError: An option is invalid.

@@ -371,3 +371,9 @@ def test_tga_of_16_bits_is_gray_and_alpha_or_five_bits_a_colour(mode: str, tmp_p
     path = tmp_path / "picture.tga"
     path.write_bytes(data)
     np.testing.assert_array_equal(sm.load_image(path, pix_fmt="rgba").array, by_pillow(data))
+
+
+@pytest.mark.parametrize("make", [big_endian_tiles, lambda: animation("WEBP")[0]])
+def test_an_image_that_pillow_reads_is_no_video_file(make: Callable[[], bytes]) -> None:
+    with pytest.raises(sm.DemuxError, match="Pillow reads this image, so its frames have no index"):
+        sm.VideoFile(make())
