@@ -240,9 +240,11 @@ def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
             try:
                 batch.set_result(reading(index))
             except BaseException as error:  # noqa: BLE001  # the consumer raises it, even a SystemExit
-                if not isinstance(error, StopIteration):
-                    name = threading.current_thread().name
-                    error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
+                # The user's class may refuse a note, for example if it is frozen.
+                with suppress(Exception):
+                    if not isinstance(error, StopIteration):
+                        name = threading.current_thread().name
+                        error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
                 batch.set_exception(error)
         # Otherwise the batch would be kept alive until the next task.
         del reading, index, batch

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -361,13 +362,21 @@ def test_an_error_is_raised_when_its_batch_is_due_and_the_next_batch_follows() -
         list(DataLoader(Squares(), collate_fn=lambda _: 1 // 0, num_workers=1))
 
 
-def test_a_dataset_that_exits_ends_the_program_and_not_a_thread_alone() -> None:
-    class Exiting(Squares):
-        def __getitem__(self, index: int) -> Any:
-            raise SystemExit(3)
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
 
-    with pytest.raises(SystemExit, match="3"):
-        next(iter(DataLoader(Exiting(), num_workers=1)))
+
+@pytest.mark.parametrize("error", [SystemExit(3), FrozenError(3)])
+def test_an_unusual_exception_ends_the_program_and_not_a_thread_alone(
+    error: BaseException,
+) -> None:
+    class Failing(Squares):
+        def __getitem__(self, index: int) -> Any:
+            raise error
+
+    with pytest.raises(type(error), match="3"):
+        next(iter(DataLoader(Failing(), num_workers=1, timeout=10)))
 
 
 LEFT_OVER = """

@@ -163,8 +163,7 @@ class Child:
             raise
         succeeded, value, text = unpack(answer, ring)
         if not succeeded:
-            value.__cause__ = RemoteTraceback(text)
-            raise value
+            raise value from RemoteTraceback(text)
         return value
 
     def receive(self, pipe: Connection, timeout: float | None = None) -> bytes:

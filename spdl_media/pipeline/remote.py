@@ -264,8 +264,7 @@ class SubprocessIterable(Generic[T]):
                     return
                 if kind == _FAILED:
                     error, text = value
-                    error.__cause__ = RemoteTraceback(text)
-                    raise error
+                    raise error from RemoteTraceback(text)
                 self._ask(child, epoch, 1)
                 box = [value]
                 # Keep no reference, so that the memory is free when the consumer drops the item.
