@@ -29,7 +29,7 @@ import pytest
 
 import spdl_media
 from spdl_media.dataloader import DataLoader
-from spdl_media.pipeline import PipelineBuilder, PipelineStopped
+from spdl_media.pipeline import PipelineBuilder, PipelineStopped, ProcessPoolExecutorConfig
 from spdl_media.pipeline.engine import run as engine_run
 from spdl_media.pipeline.engine.hub import new_loop
 
@@ -299,6 +299,32 @@ def test_one_while_a_loop_is_left_is_heard(
         # The interrupt arrives here at the latest.
         for _ in range(500):
             time.sleep(0.01)
+
+
+at_fork: list[Callable[[], object]] = []
+os.register_at_fork(after_in_parent=lambda: [call() for call in at_fork])
+
+
+def test_one_while_a_process_is_forked_is_heard() -> None:
+    """CPython only prints exceptions in its handlers of forks."""
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.raise_signal(signal.SIGINT)
+
+    def in_thread() -> None:
+        # The main thread blocks the signal, so another thread gets it.
+        at_fork.clear()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        thread.join()
+
+    pool = ProcessPoolExecutorConfig(1, mp_context="fork")
+    pipeline = PipelineBuilder().add_source([1]).pipe(abs, executor=pool).build()
+    at_fork.append(in_thread)
+    with pytest.raises(KeyboardInterrupt):
+        list(pipeline)
+    assert list(pipeline) == [1]
 
 
 class Interrupt:
