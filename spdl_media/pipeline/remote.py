@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
+from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
@@ -158,6 +158,9 @@ class SubprocessIterable(Generic[T]):
     Thread safety: for one thread at a time.
     """
 
+    # A class attribute, so that __del__ finds it if __init__ raises.
+    _child: Child | None = None
+
     def __init__(
         self,
         fn: Callable[[], Iterable[T]],
@@ -184,7 +187,6 @@ class SubprocessIterable(Generic[T]):
         self._seeds = draw_seeds()
         self._epoch = 0
         self._is_closed = False
-        self._child: Child | None = None
         self._start()
 
     def __iter__(self) -> Iterator[T]:
@@ -231,16 +233,18 @@ class SubprocessIterable(Generic[T]):
             **self._ring_options,
         )
         self._has_answered = False
-        self._finalizer = weakref.finalize(self, child.end)
-        # At interpreter exit, all processes are ended together.
-        self._finalizer.atexit = False
         return child
 
     def _end(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            self._finalizer.detach()
             child.end()
+
+    def __del__(self) -> None:
+        try:
+            self._end()
+        except KeyboardInterrupt:
+            interrupt_again()
 
     def _ask(self, child: Child, epoch: int, number: int) -> None:
         # A process that was forked from this one has the pipe, too, but must not use it.

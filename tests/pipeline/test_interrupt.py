@@ -29,7 +29,13 @@ import pytest
 
 import spdl_media
 from spdl_media.dataloader import DataLoader
-from spdl_media.pipeline import PipelineBuilder, PipelineStopped, ProcessPoolExecutorConfig
+from spdl_media.pipeline import (
+    PipelineBuilder,
+    PipelineStopped,
+    ProcessPoolExecutorConfig,
+    iterate_in_subprocess,
+)
+from spdl_media.pipeline.children import Child
 from spdl_media.pipeline.engine import run as engine_run
 from spdl_media.pipeline.engine.hub import new_loop
 
@@ -439,20 +445,32 @@ def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_end_of_the_epoch
             return
 
 
-def test_one_while_a_dropped_pipeline_is_finalized_is_heard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    request_stop = engine_run.Run.request_stop
-
-    def interrupted(self: engine_run.Run) -> None:
-        request_stop(self)
-        raise KeyboardInterrupt
-
+def started() -> Any:
     pipeline = PipelineBuilder().add_source(range(100)).build()
     pipeline.start()
-    monkeypatch.setattr(engine_run.Run, "request_stop", interrupted)
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "method"),
+    [
+        (started, engine_run.Run, "request_stop"),
+        (lambda: iterate_in_subprocess(list, mp_context="fork"), Child, "end"),
+    ],
+)
+def test_one_while_what_was_dropped_is_finalized_is_heard(
+    make: Callable[[], Any], kind: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = getattr(kind, method)
+
+    def interrupted(self: Any) -> None:
+        end(self)
+        raise KeyboardInterrupt
+
+    dropped = make()
+    monkeypatch.setattr(kind, method, interrupted)
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it arrives a moment later
-        del pipeline
+        del dropped
         gc.collect()
         for _ in range(500):
             time.sleep(0.01)
