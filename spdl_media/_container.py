@@ -423,7 +423,7 @@ class Container:
             base = as_fraction(self.av.streams[indices[0]].time_base)
             if (pts - back) * base < self.zero:
                 break
-            back = back * 2 or round(1 / base)
+            back = back * 2 or max(1, round(1 / base))
         self.rewind()
         yield self.packets(indices, keep=keep, mend=mend), False
 

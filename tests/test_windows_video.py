@@ -619,3 +619,11 @@ def test_a_window_of_the_cover_in_an_ogg_file() -> None:
             muxer.mux(stream.encode(part))
     frames = sm.load_video(file.getvalue(), timestamp=(0.01, 1)).array
     np.testing.assert_array_equal(frames, np.full((1, 2, 3, 3), 7))
+
+
+def test_windows_of_an_avi_of_a_frame_every_ten_seconds() -> None:
+    """A tick of its clock is longer than the second by which each further seek goes back."""
+    planes = index_planes(12, 32, 32, "yuv420p")
+    options: Any = {"format": "avi", "pix_fmt": "yuv420p", "frame_rate": Fraction(1, 10)}
+    data = make_video(planes, codec="libx264", gop_size=4, **options)
+    assert indices(sm.decode_packets(sm.demux_video(data, timestamp=(25, 60)), None)) == [3, 4, 5]
