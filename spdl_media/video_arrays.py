@@ -93,7 +93,8 @@ def _open_container(input: Input, request: FrameRequest, config: DemuxConfig) ->
         tries = NO_DECODERS
     container = Container(input, config, tries=tries)
     streams = container.av.streams.video
-    if tries == NO_DECODERS and not (len(streams) == 1 and streams[0].codec_context.has_b_frames):
+    codec = streams[0].codec_context if len(streams) == 1 else None
+    if tries == NO_DECODERS and not (codec and codec.has_b_frames):
         container = Container(input, config)
     return container
 

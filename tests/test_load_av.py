@@ -110,6 +110,12 @@ def test_ffmpeg_decodes_no_frames_to_open_an_mp4_that_states_all(
     assert [frame_index(frame) for frame in np.asarray(found)] == list(range(2, 8))
 
 
+def test_an_mp4_of_an_unknown_codec() -> None:
+    data = make_video(index_planes(20, 64, 48), codec="libx264", format="mp4", max_b_frames=2)
+    with pytest.raises(sm.DemuxError, match="this FFmpeg has no decoder for video stream 0"):
+        sm.load_video(data.replace(b"avc1", b"none"))
+
+
 def test_options_of_a_video() -> None:
     small = sm.load_video(VIDEO, (0, 1), width=16, height=16, pix_fmt="yuv420p")
     assert small.shape == (10, 1, 24, 16)
