@@ -10,9 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from spdl_media._optional import require
@@ -140,28 +140,26 @@ def in_threads(call: Callable[[S], T], items: Sequence[S], num_threads: int) -> 
     Raises:
         BaseException: The first error that a call raised; no more calls begin.
     """
-    results: dict[int, T] = {}
-    # None ends a thread.
-    left: deque[int | None] = deque([*range(len(items)), *[None] * num_threads])
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    results = [Future[T]() for _ in items]
+    left = deque(zip(results, items, strict=True))
 
     def work() -> None:
-        try:
-            while (at := left.popleft()) is not None:
-                results[at] = call(items[at])
-                ended.put(None)
-        except BaseException as error:  # noqa: BLE001  # raised below, or by nobody once that is over
-            ended.put(error)
+        with suppress(IndexError):  # no items are left
+            while True:
+                result, item = left.popleft()
+                try:
+                    result.set_result(call(item))
+                except BaseException as error:  # noqa: BLE001  # raised below, or by nobody once that is over
+                    result.set_exception(error)
 
-    for _ in range(min(num_threads, len(items))):
-        threading.Thread(target=work, daemon=True).start()
     try:
-        for _ in items:
-            if (error := ended.get()) is not None:
-                raise error
+        for _ in range(min(num_threads, len(items))):
+            threading.Thread(target=work, daemon=True).start()
+        for result in as_completed(results):
+            result.result()
+        return [result.result() for result in results]
     finally:
         left.clear()
-    return [results[at] for at in range(len(items))]
 
 
 def retried(call: Callable[[], T]) -> T:
