@@ -407,8 +407,8 @@ def read_wav_info(input: Input, head: bytes) -> tuple[WAVHeader, AudioCodec] | N
         head: Its first :data:`WAV_HEAD_SIZE` bytes.
 
     Returns:
-        ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, states an unusual size, or its
-        samples are not PCM, float, A-law or mu-law of whole bytes.
+        ``None`` if FFmpeg must read it: it is not a WAV file, is truncated, states an unusual size or sample
+        rate, or its samples are not PCM, float, A-law or mu-law of whole bytes.
 
     Raises:
         SourceError: The source cannot be read.
@@ -422,7 +422,7 @@ def read_wav_info(input: Input, head: bytes) -> tuple[WAVHeader, AudioCodec] | N
     rest = input.size() - header.data_offset
     if stated == NO_SIZE and rest % header.block_align == 0:
         stated, header = rest, header._replace(data_size=rest)
-    if not 0 < stated < SURE_BELOW or stated > rest:
+    if not 0 < stated < SURE_BELOW or stated > rest or header.sample_rate >= 1 << 31:
         return None
     num_channels = header.num_channels
     size = header.block_align // num_channels

@@ -110,8 +110,9 @@ def test_arrays_are_those_of_ffmpeg(kind: tuple[int, int, int, int | None], tmp_
         lambda data: data.replace(b"data" + struct.pack("<I", 4408), b"data" + bytes(4)),
         lambda data: data.replace(b"fmt ", b"fmx "),
         lambda data: data[:30],
+        lambda data: data.replace(struct.pack("<I", 11025), struct.pack("<I", 1 << 31)),
     ],
-    ids=["a byte short", "500 bytes short", "no size", "size 0", "no format", "head cut"],
+    ids=["a byte short", "500 bytes short", "no size", "size 0", "no format", "head cut", "rate"],
 )
 @pytest.mark.parametrize("on_corrupt", ["raise", "keep"])
 def test_errors_are_those_of_ffmpeg(change: Callable[[bytes], bytes], on_corrupt: str) -> None:
