@@ -159,7 +159,7 @@ class ImageOptions(TypedDict, total=False):
             stills has the BT.601 matrix and full range, as in JPEG, whatever the file has.
         scale_mode: With both ``width`` and ``height``: ``"pad"`` scales the image to fit inside and adds a
             black border, ``"crop"`` scales it to cover the size and crops the rest, ``None`` stretches.
-        scale_algo: Name of FFmpeg's scaling algorithm.
+        scale_algo: FFmpeg's scaling algorithm, such as ``"bicubic"``, ``"bilinear"`` or ``"area"``.
         quality: Accuracy of scaling and conversion; see :func:`~spdl_media.get_video_filter_desc`.
         layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
         dtype: ``"float32"`` or ``"float16"`` converts RGB and gray to ``(value / 255 - mean) / std``, as

@@ -81,7 +81,7 @@ def get_video_filter_desc(
             that were demuxed with a window, which is applied before the graph.
         scale_width: Width in pixels. Without ``scale_height`` the aspect ratio is kept.
         scale_height: Height in pixels. Without ``scale_width`` the aspect ratio is kept.
-        scale_algo: Name of FFmpeg's scaling algorithm.
+        scale_algo: FFmpeg's scaling algorithm, such as ``"bicubic"``, ``"bilinear"`` or ``"area"``.
         scale_mode: With both sides given, ``"pad"`` fits the whole image inside and adds a border,
             ``"crop"`` covers the whole size and crops the excess, ``None`` stretches. The result has exactly
             the requested size.

@@ -66,7 +66,7 @@ class ImageRecipe:
         std: Values are divided by it: a number per channel, or one for all, such as ``IMAGENET_STD``.
         layout: ``"NCHW"`` or ``"NHWC"``.
         resize_size: Size of the shorter side before the centre crop. ``None``: ``size * 256 / 224``.
-        scale_algo: Name of FFmpeg's scaling algorithm.
+        scale_algo: FFmpeg's scaling algorithm, such as ``"bicubic"``, ``"bilinear"`` or ``"area"``.
         quality: How exact scaling and conversion are; see :func:`~spdl_media.get_video_filter_desc`.
         decode_config: How to decode. With ``decode_config(downscale="dct")``, random boxes at least twice as
             large as ``size`` get edges at multiples of 8 pixels, so that they can be cropped from a reduced
