@@ -201,6 +201,8 @@ class Container:
             self._check_untiled()
         if stream.codec_context is None:
             raise self.error(f"this FFmpeg has no decoder for {kind} stream {stream.index}")
+        if kind == "audio" and not stream.codec_context.sample_rate:
+            raise self.error(f"audio stream {stream.index} is damaged: it has no sample rate")
         return stream
 
     def _check_untiled(self) -> None:

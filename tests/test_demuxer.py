@@ -211,3 +211,13 @@ def test_a_failing_source_is_a_source_error(movie: bytes) -> None:
             causes.append(type(error))
             error = error.__cause__
         assert ConnectionResetError in causes
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda data: sm.load_audio(data, stream_index=0), lambda data: sm.Demuxer(data).codec(0)],
+)
+def test_an_audio_stream_without_any_frame_has_no_sample_rate(use: Any) -> None:
+    sound = make_audio(index_samples(4800, 1), 48000, codec="aac", format="mpegts")
+    with pytest.raises(sm.DemuxError, match="stream 0 is damaged: it has no sample rate"):
+        use(sound.replace(b"\xff\xf1", bytes(2)))  # the syncword of each frame
