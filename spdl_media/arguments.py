@@ -81,9 +81,8 @@ def check_array_layout(layout: str | None) -> None:
     Raises:
         ValueError: ``layout`` is not ``"NCHW"``, ``"NHWC"`` or ``None``.
     """
-    if layout is not None:
-        remedy = "convert_frames(layout='planes') gives one array a plane"
-        check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
+    remedy = "convert_frames(layout='planes') gives one array a plane"
+    check_choice("layout", layout, (*get_args(ArrayLayout), None), remedy=remedy)
 
 
 def own_filter(

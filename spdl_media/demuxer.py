@@ -14,7 +14,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
-from spdl_media.inputs import Input, Source, open_input
+from spdl_media.inputs import Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import first_image, our_packets, read_audio, read_clip, read_video
@@ -47,11 +47,7 @@ class Demuxer:
     """
 
     def __init__(
-        self,
-        src: Source | Input,
-        *,
-        demux_config: DemuxConfig | None = None,
-        name: str | None = None,
+        self, src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
     ) -> None:
         self._guard = OneThread("Demuxer")
         config = as_demux_config(demux_config)

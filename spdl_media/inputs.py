@@ -44,7 +44,7 @@ CPU tensor, or a binary file object."""
 
 
 def open_input(
-    src: Source | Input, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None
+    src: Source, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None
 ) -> Input:
     """Open a source of any kind.
 
@@ -52,8 +52,7 @@ def open_input(
         src: A path (``PathLike``, or a ``str`` without ``://``), a URL for fsspec, or content: bytes,
             any C-contiguous buffer, a 1-D uint8 array or CPU tensor (none of them is copied), or a
             binary file object. A seekable file object is read from byte 0, and closing the input
-            restores its position; other file objects are read from their current position. An
-            ``Input`` is returned unchanged.
+            restores its position; other file objects are read from their current position.
         config: Its ``storage_options`` are passed to fsspec.
         name: Name of the source in messages, instead of its path, URL or size.
 
@@ -68,8 +67,6 @@ def open_input(
 
     Thread safety: safe; the input serves one thread at a time.
     """
-    if isinstance(src, Input):
-        return src
     if (path := local_path(src)) is not None:
         return _open_path(path, name or path)
     stream: Any = src

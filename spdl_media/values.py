@@ -115,8 +115,8 @@ def _tables(values: Values, count: int, bits: int) -> tuple[Array, Array, Array 
         return scale, offset, None if is_near else table.astype(values.dtype)
 
 
-def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values | None:
-    """Check the options ``dtype``, ``mean`` and ``std``. ``None``: values are not converted.
+def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values:
+    """Check the options ``dtype``, ``mean`` and ``std``, of which at least one is given.
 
     Args:
         dtype: Type of the result, if given.
@@ -135,8 +135,6 @@ def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Val
             if given is not None:
                 remedy = "give dtype='float32' or 'float16' beside it"
                 raise ValueError(f"{name}= is for floats: {remedy}")
-        if dtype is None:
-            return None
         values = Values(dtype)
     else:
         means = (0.0,) if mean is None else _numbers("mean", mean)
