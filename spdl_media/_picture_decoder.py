@@ -435,14 +435,14 @@ def decode_into(
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
-        # Frames that an edit list hides are decoded, because others refer to them. FFmpeg drops them after
-        # decoding, but packets from another process have lost the flag for that, so their timestamps are
-        # passed on. Not for parts: the timestamps of one part do not tell which ones another part shows.
+        # Frames that an edit list hides are decoded, because others refer to them, and dropped by timestamp:
+        # packets of another process lack FFmpeg's flag. Timestamps of one part do not tell another's frames.
         path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()
         # A stream without any key frame uses intra refresh, and its decoder can start anywhere.
-        path.decoder.needs_key = any(packet.is_keyframe for packet in coded)
-        if coded and packets.codec.name == "hevc":  # its decoder logs four lines for each frame
-            path.decoder.tells_log = has_checksum(coded[0], packets.codec)
+        keys = [packet for packet in coded if packet.is_keyframe]
+        path.decoder.needs_key = bool(keys)
+        if packets.codec.name == "hevc":  # its decoder logs four lines for each frame
+            path.decoder.tells_log = any(has_checksum(p, packets.codec) for p in keys or coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
     # If the sink is full, the missing end is not needed.
     if missing is not None and not is_full:

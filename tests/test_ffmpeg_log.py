@@ -248,9 +248,10 @@ def test_no_error_is_shown_for_a_video_that_has_none(
     assert not caplog.messages
 
 
-def hevc_with_dolby_vision() -> bytes:
+def raw_hevc(params: str = "hash=0") -> bytes:
+    options = {"x265-params": f"{params}:log-level=none:pools=none"}
     frames = sm.testing.index_frames(1, 64, 48)
-    return sm.testing.make_video(frames, codec="libx265", format="hevc") + b"\0\0\1\x7c\1\x19\x80"
+    return sm.testing.make_video(frames, codec="libx265", format="hevc", options=options)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,8 @@ def hevc_with_dolby_vision() -> bytes:
         (lambda: container("mp4, index in front"), False),
         (VIDEO["hevc"], False),
         (VIDEO["hevc with hashes"], True),
-        (hevc_with_dolby_vision, True),
+        (lambda: raw_hevc() + b"\0\0\1\x7c\1\x19\x80", True),  # with metadata of Dolby Vision
+        (lambda: raw_hevc() + raw_hevc("hash=1"), True),
     ],
 )
 def test_a_video_is_loaded_without_hearing_ffmpeg_if_no_checksum_fails_in_the_log_alone(
