@@ -32,8 +32,8 @@ class AudioChunk:
     frame: av.AudioFrame
     start: int
     stop: int
-    position: int | None = None
-    """Position of the first sample on the container's clock, if known."""
+    # Position of the first sample on the container's clock.
+    position: int
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -73,9 +73,7 @@ class AudioFrames(DecodedFrames):
         # The first chunk gives the format and the position of the first sample, so empty ones are removed.
         self._chunks = tuple(chunk for chunk in chunks if len(chunk))
         self._metadata = metadata or FrameMetadata()
-        # The position of a chunk takes precedence, because it includes gaps before the chunk.
-        stated = self._chunks[0].position if self._chunks else None
-        self._first_sample = first_sample if stated is None else stated
+        self._first_sample = self._chunks[0].position if self._chunks else first_sample
 
     def _first(self) -> av.AudioFrame:
         if not self._chunks:
@@ -150,13 +148,7 @@ class AudioFrames(DecodedFrames):
     @property
     def timestamps(self) -> tuple[float, ...]:
         """Start times of the :attr:`chunks` in seconds on the container's clock."""
-        position, times = self._first_sample, []
-        for chunk in self._chunks:
-            # A chunk may begin after a gap: audio that the file lacks, or damage that was dropped.
-            position = position if chunk.position is None else chunk.position
-            times.append(position / self.sample_rate)
-            position += len(chunk)
-        return tuple(times)
+        return tuple(chunk.position / self.sample_rate for chunk in self._chunks)
 
     @property
     def is_corrupt(self) -> tuple[bool, ...]:
@@ -255,8 +247,8 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
         first = max(start - position, 0)
         last = len(chunk) if stop is None else min(stop - position, len(chunk))
         if first < last:
-            place = None if chunk.position is None else chunk.position + first
-            yield AudioChunk(chunk.frame, chunk.start + first, chunk.start + last, place)
+            begin, end = chunk.start + first, chunk.start + last
+            yield AudioChunk(chunk.frame, begin, end, chunk.position + first)
         position += len(chunk)
 
 
@@ -298,20 +290,12 @@ def frame_of(
     return frame
 
 
-def _exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int | None:
-    """Return the chunk's start on the stream's own clock, rounded to this time base; ``None``: unknown."""
-    frame, rate = chunk.frame, chunk.frame.sample_rate
+def _exact_pts(chunk: AudioChunk, time_base: Fraction, zero: Fraction) -> int:
+    """Return the chunk's start on the stream's own clock, rounded to this time base."""
+    rate = chunk.frame.sample_rate
     # In integers: fractions would take longer than filtering a small frame.
-    if chunk.position is not None:
-        ticks = chunk.position * zero.denominator + zero.numerator * rate
-        unit = zero.denominator * rate
-    elif frame.pts is not None:
-        base = time_base_of(frame)
-        ticks = frame.pts * base.numerator * rate + chunk.start * base.denominator
-        unit = base.denominator * rate
-    else:
-        return None
-    divisor = unit * time_base.numerator
+    ticks = chunk.position * zero.denominator + zero.numerator * rate
+    divisor = zero.denominator * rate * time_base.numerator
     # Halves are rounded up, as in nearest_sample.
     return (2 * ticks * time_base.denominator + divisor) // (2 * divisor)
 

@@ -329,7 +329,7 @@ class SampleRows:
     def _copy_filtered(self, frames: list[av.AudioFrame]) -> None:
         for frame in frames:
             if self._rows is None:
-                self.first = placed_chunk(frame, self._zero).position or 0
+                self.first = placed_chunk(frame, self._zero).position
                 self.sample_rate, self.sample_fmt = frame.sample_rate, frame.format.name
             self._copy(sample_planes(frame))
 

@@ -164,5 +164,5 @@ def sound(
         layout = {1: "mono", 2: "stereo", 3: "2.1"}[samples.shape[1]]
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(data), sample_fmt, layout)
         frame.sample_rate = rate
-        chunks.append(AudioChunk(frame, 0, len(part)))
+        chunks.append(AudioChunk(frame, 0, len(part), sum(map(len, chunks))))
     return sm.AudioFrames(chunks)

@@ -11,7 +11,7 @@ import pytest
 from audio_oracle import clip, samples_of
 
 import spdl_media as sm
-from spdl_media.frames import AudioChunk
+from spdl_media.frames import placed_chunk
 
 # Time bases: a millisecond, 1/90000 s with a start offset, and a sample.
 FILES = [
@@ -129,11 +129,11 @@ def test_audio_of_two_files_in_one_input() -> None:
     assert result.first_sample == 4000
 
 
-def test_frames_without_a_place_keep_their_timestamps() -> None:
+def test_frames_of_a_graph_keep_their_timestamps() -> None:
     frame = av.AudioFrame.from_ndarray(np.zeros((1, 100), np.int16), "s16p", "mono")
     frame.sample_rate, frame.pts, frame.time_base = 8000, 125, Fraction(1, 1000)
     graph = sm.FilterGraph("anull")
-    graph.add_frames(sm.AudioFrames([AudioChunk(frame, 40, 100)]))
+    graph.add_frames(sm.AudioFrames([placed_chunk(frame, Fraction(0))])[40:])
     result = graph.get_frames()
     assert isinstance(result, sm.AudioFrames)
     assert result.first_sample == 1040

@@ -24,7 +24,7 @@ from spdl_media import (
     get_video_filter_desc,
 )
 from spdl_media.formats import picture_planes
-from spdl_media.frames import AudioChunk
+from spdl_media.frames import placed_chunk
 from spdl_media.image_frames import av_frames
 from spdl_media.operations import picture_ops, sound_ops
 
@@ -60,7 +60,7 @@ def run(desc: str | None, *frames: Any) -> list[Any]:
     if isinstance(frames[0], av.VideoFrame):
         graph.add_frames(VideoFrames(list(frames)))
     else:
-        graph.add_frames(AudioFrames([AudioChunk(frame, 0, frame.samples) for frame in frames]))
+        graph.add_frames(AudioFrames([placed_chunk(frame, Fraction(0)) for frame in frames]))
     graph.flush()
     result = graph.get_frames()
     if isinstance(result, AudioFrames):

@@ -15,7 +15,7 @@ import pytest
 import spdl_media as sm
 from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames
 from spdl_media.filters import FrameFilter
-from spdl_media.frames import AudioChunk
+from spdl_media.frames import placed_chunk
 from spdl_media.image_frames import av_frames
 
 TENTH = Fraction(1, 10)
@@ -44,7 +44,7 @@ def sound(count: int = 1000, *, rate: int = 8000, layout: str = "mono", pts: int
 
 
 def audio(*chunks: Any) -> AudioFrames:
-    return AudioFrames([AudioChunk(chunk, 0, chunk.samples) for chunk in chunks])
+    return AudioFrames([placed_chunk(chunk, Fraction(0)) for chunk in chunks])
 
 
 def levels(frames: Any) -> list[int]:

@@ -267,7 +267,7 @@ def test_silence_of_any_format(fmt: str, layout: str) -> None:
     frame = silent_frame(like, 1000)
     assert (frame.format.name, frame.layout.name, frame.samples) == (fmt, layout, 1000)
     assert frame.sample_rate == RATE
-    for plane in AudioChunk(frame, 0, 1000).planes:
+    for plane in AudioChunk(frame, 0, 1000, 0).planes:
         assert set(np.unique(plane)) == {128 if fmt.startswith("u8") else 0}
 
 
