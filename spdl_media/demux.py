@@ -34,6 +34,7 @@ from spdl_media.packets import (
     copy_packet,
     make_packet,
 )
+from spdl_media.parts import refusal
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -137,6 +138,8 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     data = input.read_all()
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
+    if text := refusal(data):
+        raise DemuxError(text, source=input.name)
     codec = _still_stream(decoder)
     # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None

@@ -22,7 +22,7 @@ from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.parts import index_is_last, missing_end
+from spdl_media.parts import index_is_last, missing_end, refusal
 from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
 from spdl_media.stills import unread_kind
 
@@ -373,8 +373,7 @@ class Input:
         return DemuxError("the source is empty (0 bytes)", source=self.name)
 
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
-        if bytes(self.head(4)) == b"RIFX" and config.format in (None, "wav"):
-            text = "it is a WAV of big-endian numbers (RIFX), which FFmpeg reads as little-endian; convert it"
+        if text := refusal(self.head(16), config.format):
             raise DemuxError(text, source=self.name)
         # Protocols that FFmpeg may open itself, for playlists and scripts. "none" matches no protocol.
         options = {"protocol_whitelist": "none"}

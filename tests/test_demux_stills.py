@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import struct
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -150,3 +151,15 @@ def test_a_photograph_serves_many_reads(media_dir: Path) -> None:
     with sm.Demuxer(str(path)) as demuxer:
         for name in ("video", "video", "image", "stream", "image"):
             assert READS[name](demuxer) == data
+
+
+@pytest.mark.parametrize("load", [sm.probe, sm.load_image, sm.load_video, sm.load_audio])
+@pytest.mark.parametrize("format", [None, "sunrast_pipe"])
+def test_a_sun_raster_at_which_ffmpeg_ends_the_process_is_refused(
+    load: Callable[..., object], format: str | None
+) -> None:
+    data = struct.pack(">8I", 0x59A66A95, 15447, 15447, 24, 100, 2, 0, 0) + bytes(100)
+    with pytest.raises(
+        sm.DemuxError, match=r"Sun raster of 15447x15447, which is too large.*convert it"
+    ):
+        load(data, demux_config=sm.demux_config(format=format))
