@@ -138,7 +138,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     data = input.read_all()
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
-    if text := refusal(data):
+    if decoder == "sunrast" and (text := refusal(data)):
         raise DemuxError(text, source=input.name)
     codec = _still_stream(decoder)
     # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
