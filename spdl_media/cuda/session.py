@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_void_p
 from itertools import accumulate
 from typing import Any
@@ -18,6 +15,7 @@ from weakref import WeakSet
 
 import av
 
+from spdl_media._checks import interrupts_delayed
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda.cuvid import (
     CODECS,
@@ -35,7 +33,7 @@ from spdl_media.cuda_driver import HISTORY, DriverError, Event, current, error_n
 _END_OF_STREAM, _TIMESTAMP = 1, 2
 # Pictures that the hardware may have in work before the first of them is read, and its limit of surfaces.
 _AHEAD, _MOST_SURFACES = 8, 32
-# Times may wait for the frames in that many surfaces, each of two fields.
+# Limit of times that wait for their frames: those of two fields a surface.
 _MOST_TIMES = 2 * _MOST_SURFACES
 # Times are multiples of a prime, so that none that the parser invents is taken for that of another packet.
 _GRID, _SECOND = 97, 97 * 103_093
@@ -62,24 +60,6 @@ def shows_frame(data: bytes) -> bool:
         if bits & 0b1010:  # show_existing_frame, show_frame
             return True
     return False
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Handle a Ctrl-C after the block: Python only prints what it raises at the start of a callback."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if not callable(before):
-        yield
-        return
-    found: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda *given: found.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if found:
-            before(*found[0])
 
 
 class Session:
@@ -167,7 +147,7 @@ class Session:
         """Return timestamp and duration of the packet that the parser was given with a time."""
         found = self._times.pop(time, None)
         if found and len(self._times) > _MOST_TIMES:
-            # Frames come in the order of their times, so these have none of their own: second fields, say.
+            # Frames come in the order of their times, so older times, as of second fields, have none.
             self._times = {t: one for t, one in self._times.items() if t > time}
         if found is None and self._times and self._name in _IN_ORDER:
             # A packet of VP9 or AV1 may begin with a frame that is not shown, and takes the time.
@@ -180,7 +160,8 @@ class Session:
         key = id(self)
         _PARSING[key] = self
         try:
-            with _interrupts_later():
+            # Python only prints what a Ctrl-C raises at the start of a callback.
+            with interrupts_delayed():
                 status = library()[1].cuvidParseVideoData(self._parser, byref(data))
         finally:
             del _PARSING[key]
@@ -266,7 +247,7 @@ class Session:
         if parser is not None and not HISTORY.lost:
             with suppress(DriverError), current(self._index):  # the device may be gone
                 library()[0].cuvidDestroyVideoParser(parser)
-                # Not by the next clip: the stream may be gone then, and stream 2 is one of each thread.
+                # Recorded now, because the stream may be gone at the next clip. Stream 2 differs by thread.
                 self._done = Event(self._index, self.stream)
 
     def __del__(self) -> None:

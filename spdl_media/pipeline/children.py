@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from spdl_media._checks import interrupts_delayed
 from spdl_media.pipeline.executors import WHAT_PICKLES
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
@@ -119,7 +120,10 @@ class Child:
                 name=f"spdl_media {owner}",
                 daemon=is_daemon,
             )
-            with _interrupts_delayed(context), _interrupts_blocked(context):
+            # Python loses a Ctrl-C in its handlers of forks, and keeps their locks.
+            is_fork = context.get_start_method() == "fork"
+            delay = interrupts_delayed() if is_fork else contextlib.nullcontext()
+            with delay, _interrupts_blocked(context):
                 process.start()
             if self.ring is not None:
                 self.ring.hand_over()
@@ -297,25 +301,6 @@ def _end_at_exit() -> None:
     for child in children:
         child.ask_to_end()
     _end_all(children)
-
-
-@contextlib.contextmanager
-def _interrupts_delayed(context: BaseContext) -> Iterator[None]:
-    """Delay Ctrl-C until a fork is done: Python loses one in its handlers of forks, and keeps their locks."""
-    is_main = threading.current_thread() is threading.main_thread()
-    # None: a handler that Python did not set, and cannot set again.
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if context.get_start_method() != "fork" or before is None:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 @contextlib.contextmanager
