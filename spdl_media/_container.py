@@ -95,7 +95,7 @@ class Container:
             text = f"the name says {found}, but the content is not"
         elif self.format == "mjpeg" and head[:2] != b"\xff\xd8":
             # FFmpeg finds JPEGs anywhere in a file.
-            text = "it holds JPEGs, as archives do (iter_samples and Shards read tar), and begins otherwise"
+            text = "it holds JPEGs, but begins with other data, as archives do (iter_samples reads tar)"
         else:
             return
         self.av.close()

@@ -159,7 +159,7 @@ class _CurrentLog(threading.local):
 current_log = _CurrentLog()
 
 
-def ffmpeg_log(*, anew: bool = False) -> AbstractContextManager[list[LogLine]]:
+def ffmpeg_log(*, always: bool = False) -> AbstractContextManager[list[LogLine]]:
     """Collect the lines that FFmpeg logs in this thread during a ``with`` block.
 
     Enter it once for a whole call: entering takes longer than reading a packet. An inner block gives the list
@@ -168,10 +168,10 @@ def ffmpeg_log(*, anew: bool = False) -> AbstractContextManager[list[LogLine]]:
     generator may be resumed in another thread, or never.
 
     Args:
-        anew: Collect them also inside an :func:`unheard_log` block, in a list of its own.
+        always: Collect them also inside an :func:`unheard_log` block, in a list of its own.
     """
     lines = current_log.lines
-    return _current(_captured()) if lines is None or anew else nullcontext(lines)
+    return _current(_captured()) if lines is None or always else nullcontext(lines)
 
 
 @contextmanager

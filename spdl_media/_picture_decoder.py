@@ -77,7 +77,7 @@ class PictureDecoder(OpenDecoder):
             self._remedy = _KEEPS_FRAMES
         elif codec.name in _PARTLY_DECODED:
             self._remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
-        self.tells_log = codec.name in _LOGGED_CHECKSUMS
+        self.needs_log = codec.name in _LOGGED_CHECKSUMS
         self.needs_key, self.gives_lead_in = True, False
         self.orientation, self.num_skipped = 1, 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
@@ -142,7 +142,7 @@ class PictureDecoder(OpenDecoder):
                 self._skip(pts)
                 return False
             self.needs_key, self._first_key_pts = False, -math.inf if pts is None else pts
-        elif pts is not None and pts < self._first_key_pts:
+        elif self._is_lead_in(pts):
             self._leading.add(pts)
         if pts is not None:
             self._pending_dts = None
@@ -344,7 +344,7 @@ class PicturePath:
             FilterError: As for :meth:`push`.
         """
         try:
-            with ffmpeg_log(anew=self.decoder.tells_log):  # one for all packets; see current_log
+            with ffmpeg_log(always=self.decoder.needs_log):  # one for all packets; see current_log
                 for packet in packets:
                     if self._put(self.decoder.decode(packet), sink):
                         return True
@@ -442,7 +442,7 @@ def decode_into(
         keys = [packet for packet in coded if packet.is_keyframe]
         path.decoder.needs_key = bool(keys)
         if packets.codec.name == "hevc":  # its decoder logs four lines for each frame
-            path.decoder.tells_log = any(has_checksum(p, packets.codec) for p in keys or coded)
+            path.decoder.needs_log = any(has_checksum(p, packets.codec) for p in keys or coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
     # If the sink is full, the missing end is not needed.
     if missing is not None and not is_full:

@@ -149,7 +149,7 @@ def in_threads(call: Callable[[S], T], items: Sequence[S], num_threads: int) -> 
                 result, item = left.popleft()
                 try:
                     result.set_result(call(item))
-                except BaseException as error:  # noqa: BLE001  # raised below, or by nobody once that is over
+                except BaseException as error:  # noqa: BLE001  # raised below, unless the caller has left
                     result.set_exception(error)
 
     try:

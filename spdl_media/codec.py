@@ -184,7 +184,7 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
         context.layout = f"{layout.nb_channels} channels"
     if context.codec.name in ("ape", "tak"):  # PyAV does not expose their bits, only the format
         bits = _BITS.get(sample_fmt or "", 0)
-    elif context.codec.name == "g726le" and context.sample_rate:  # not supported by WAV
+    elif context.codec.name == "g726le" and context.sample_rate:  # which _wave_format does not read
         bits = (context.bit_rate or 0) // context.sample_rate
     return AudioCodec(
         **_common(stream, ("sample_rate", "extradata", "delay", "frame_size")),

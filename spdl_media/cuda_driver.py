@@ -189,7 +189,7 @@ def _primary_context(index: int) -> int:
     return context.value or 0
 
 
-class current:  # noqa: N801  # a function in use; a generator takes half as long again
+class current:  # noqa: N801  # used like a function; a generator takes half as long again
     """Make a device current in a ``with`` block, without initializing other devices.
 
     Raises:

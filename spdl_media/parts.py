@@ -1,4 +1,4 @@
-"""Walk the parts of containers, boxes and chunks; tell what is truncated, and where FFmpeg seeks wrongly.
+"""Walk the parts of containers, boxes and chunks; tell what is truncated, and what FFmpeg reads wrongly.
 
 Readers yield the start and end of each part's payload as declared in the file; the end may lie past the data.
 A truncated header raises ``struct.error``. Nothing is copied.
@@ -50,7 +50,7 @@ def refusal(head: Bytes, format: str | None = None) -> str | None:
         return "it is a WAV of big-endian numbers (RIFX), which FFmpeg reads as little-endian; convert it"
     if bytes(head[:4]) == b"\x59\xa6\x6a\x95" and len(head) >= 16:
         width, height, depth = struct.unpack_from(">3I", head, 4)
-        # FFmpeg's decoder asserts it, which would end the process.
+        # FFmpeg's decoder asserts that it fits into 31 bits, which would end the process.
         if (width * depth + 7) // 8 * height * 3 >= 2**31:
             return (
                 f"it is a Sun raster of {width}x{height}, which is too large for FFmpeg; convert it"
