@@ -29,6 +29,7 @@ from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_flac, find_mp3
 from spdl_media.frames import silence_of
 from spdl_media.inputs import Input, Source, open_input
+from spdl_media.ogg_frames import OggAudio, decode_ogg, find_ogg
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
@@ -275,7 +276,7 @@ _MOST_DELAYED = 32
 def _load_without_container(
     input: Input, window: Window, ops: SoundOps, request: AudioRequest
 ) -> AudioArray | None:
-    """Load WAV, MP3, FLAC or AAC without FFmpeg's demuxers; ``None`` if one is needed or an error is due."""
+    """Load WAV, MP3, FLAC, AAC or Ogg without a container of PyAV's; ``None`` if one must tell, or raise."""
     config, most, rate, asked = request.config, request.num_samples, ops.sample_rate, window
     if config.decoder is not None or config.decoder_options or not input.has_size:
         return None
@@ -299,7 +300,7 @@ def _load_without_container(
 
 
 def _load_found(
-    name: str, found: CodedFrames | _WAVSamples, window: Window, request: AudioRequest
+    name: str, found: CodedFrames | OggAudio | _WAVSamples, window: Window, request: AudioRequest
 ) -> AudioArray | None:
     """Return the samples; ``None`` if a frame does not give the expected ones, or a filter fails."""
     codec, rate = found.codec, found.codec.sample_rate
@@ -310,6 +311,9 @@ def _load_found(
         if isinstance(found, CodedFrames):
             # Decode many frames per packet.
             if not decode_frames(found, request.config, rows, name):
+                return None
+        elif isinstance(found, OggAudio):
+            if not decode_ogg(found, rows):
                 return None
         else:
             format = codec.sample_fmt or "", codec.channel_layout, rate
@@ -390,10 +394,11 @@ def _read_wav(
     return _WAVSamples(codec, array, (start, stop))
 
 
-# By the first byte: that of RIFF, fLaC, ID3 and of an MP3 frame.
-_FINDERS: dict[bytes, Callable[..., CodedFrames | _WAVSamples | None]] = {
+# By the first byte: that of RIFF, fLaC, OggS, ID3 and of an MP3 frame.
+_FINDERS: dict[bytes, Callable[..., CodedFrames | OggAudio | _WAVSamples | None]] = {
     b"R": _read_wav,
     b"f": find_flac,
+    b"O": find_ogg,
     b"I": find_mp3,
     b"\xff": find_mp3,
 }

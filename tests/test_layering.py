@@ -29,7 +29,7 @@ ORDER = [
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],
-    ["pillow_frames", "_picture_decoder", "sample_rows", "_sample_decoder"],
+    ["pillow_frames", "_picture_decoder", "sample_rows", "_sample_decoder", "ogg_frames"],
     ["frame_index", "frame_decoder"],
     ["image_decoder", "decode", "decoders"],
     ["cuda_driver", "handover", "devices"],

@@ -1,0 +1,177 @@
+"""Whole Ogg files load the same samples and errors in FFmpeg's graph as packet by packet."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import av
+import numpy as np
+import pytest
+from audio_oracle import clip, sound
+
+import spdl_media as sm
+from spdl_media import audio_arrays, ogg_frames
+from spdl_media.testing import AudioTrack, make_media
+
+CODECS = {"vorbis": ("vorbis", 44100), "opus": ("libopus", 48000)}
+
+
+@cache
+def ogg(codec: str, channels: int = 2, seconds: int = 3) -> bytes:
+    name, rate = CODECS[codec]
+    samples = sound(seconds * rate + 777, rate, channels)
+    track = AudioTrack(samples=samples, sample_rate=rate, codec=name)
+    return make_media([track], format="ogg")
+
+
+def pages(data: bytes) -> Iterator[bytearray]:
+    while data:
+        sizes = data[27 : 27 + data[26]]
+        size = 27 + len(sizes) + sum(sizes)
+        yield bytearray(data[:size])
+        data = data[size:]
+
+
+def checksum(page: bytes) -> int:
+    """Compute the checksum of a page whose own is zero: RFC 3533, section 6."""
+    value = 0
+    for byte in page:
+        value ^= byte << 24
+        for _ in range(8):
+            value = (value << 1 ^ 0x04C11DB7 * (value >> 31)) & 0xFFFFFFFF
+    return value
+
+
+def sealed(page: bytearray) -> bytes:
+    page[22:26] = bytes(4)
+    page[22:26] = struct.pack("<I", checksum(page))
+    return bytes(page)
+
+
+def without_page(data: bytes) -> bytes:
+    first, second, third, _, *rest = pages(data)
+    return b"".join((first, second, third, *rest))
+
+
+def moved(data: bytes, samples: int) -> bytes:
+    """State all positions later, as in a part of a broadcast."""
+    parts = list(pages(data))
+    for page in parts[2:]:
+        (position,) = struct.unpack_from("<q", page, 6)
+        struct.pack_into("<q", page, 6, position + samples)
+    return b"".join(map(sealed, parts))
+
+
+def ended(data: bytes) -> bytes:
+    """Clear the flag of the last page."""
+    *parts, last = pages(data)
+    last[5] = 0
+    return b"".join(map(bytes, parts)) + sealed(last)
+
+
+FILES = {
+    "vorbis": lambda: ogg("vorbis"),
+    "opus": lambda: ogg("opus"),
+    "mono": lambda: ogg("opus", 1),
+}
+# They are read packet by packet.
+OTHERS = {
+    "chained": lambda: ogg("vorbis") + ogg("vorbis"),
+    "another codec": lambda: clip("flac", "ogg"),
+    "a page is missing": lambda: without_page(ogg("opus")),
+    "of a broadcast": lambda: moved(ogg("opus"), 10**7),
+    "never finished": lambda: ended(ogg("vorbis")),
+    "more bytes": lambda: ogg("opus") + b"OggS, not",
+    "with video": lambda: make_media(
+        [AudioTrack(samples=sound(30000), sample_rate=48000, codec="vorbis")] * 2, format="ogg"
+    ),
+}
+# The graph gives another number of samples than the last page states.
+WRONG = {
+    "one page": lambda: make_media(
+        [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
+    ),
+    "a little later": lambda: moved(ogg("vorbis"), 500),
+}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"sample_rate": 16000, "num_channels": 1},
+    {"sample_fmt": "s16"},
+    {"filter_desc": None},
+    {"decode_config": sm.decode_config(gaps="fill")},
+    {"timestamp": (0.5, 1.25)},
+    {"num_samples": 5000},
+]
+
+
+def outcome(data: bytes, **options: Any) -> Any:
+    try:
+        return sm.load_audio(data, **options).array
+    except sm.MediaError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def by_packets(data: bytes, **options: Any) -> Any:
+    with mock.patch.dict(audio_arrays._FINDERS):
+        del audio_arrays._FINDERS[b"O"]
+        return outcome(data, **options)
+
+
+@pytest.mark.parametrize("name", [*FILES, *OTHERS, *WRONG])
+def test_samples_equal_those_by_packets(name: str) -> None:
+    data = (FILES | OTHERS | WRONG)[name]()
+    for number, case in enumerate(CASES):
+        with (
+            mock.patch.object(ogg_frames, "Graph", wraps=ogg_frames.Graph) as graph,
+            mock.patch.object(av, "open", wraps=av.open) as opened,
+        ):
+            found = outcome(data, **case)
+        # The last cases are not of whole files.
+        assert graph.called is (name not in OTHERS and number < 4)
+        assert opened.called is (name not in FILES or number >= 4)
+        np.testing.assert_array_equal(found, by_packets(data, **case), err_msg=str(case))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damage_gives_the_same_errors(codec: str, rng: np.random.Generator) -> None:
+    parts = list(pages(ogg(codec, 2, 1)))
+    outcomes = set()
+    for number in range(60):
+        damaged = [*map(bytearray, parts)]
+        page = damaged[int(rng.integers(2, len(parts)))]
+        place = int(rng.integers(0 if number % 4 else 27 + page[26], len(page)))
+        page[place] ^= int(rng.integers(1, 256))
+        # With a right checksum, it is the decoder that finds the damage, or does not.
+        data = b"".join(map(sealed if number % 2 else bytes, damaged))
+        found, wanted = outcome(data), by_packets(data)
+        outcomes.add(type(wanted))
+        np.testing.assert_array_equal(found, wanted)
+    assert outcomes == {str, np.ndarray}
+
+
+def test_truncated_files_give_the_same_errors() -> None:
+    data = ogg("vorbis", 2, 1)
+    for length in (*range(1, 60), *range(60, len(data), len(data) // 40), len(data) - 1):
+        np.testing.assert_array_equal(outcome(data[:length]), by_packets(data[:length]))
+
+
+@pytest.mark.parametrize("fault", ["no memfd", "no descriptor", "no proc"])
+def test_a_system_without_files_in_memory_reads_packets(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ogg("opus")
+    wanted = by_packets(data)
+    if fault == "no memfd":
+        monkeypatch.delattr(ogg_frames.os, "memfd_create")
+    else:
+        made = {"no descriptor": OSError("too many open files"), "no proc": None}[fault]
+        monkeypatch.setattr(
+            ogg_frames.os, "memfd_create", mock.Mock(side_effect=made, return_value=1 << 20)
+        )
+        monkeypatch.setattr(ogg_frames.os, "write", lambda _, content: len(content))
+        monkeypatch.setattr(ogg_frames.os, "close", lambda _: None)
+    np.testing.assert_array_equal(outcome(data), wanted)
