@@ -24,7 +24,7 @@ from spdl_media.inputs import Source
 from spdl_media.load import VIDEO_OPS, awaitable, frame_request, frame_steps
 from spdl_media.packets import AudioPackets, VideoPackets, metadata_of
 from spdl_media.rows import OnShort, check_length
-from spdl_media.timing import Seconds, Window, clip_window, parse_window
+from spdl_media.timing import Seconds, Window, parse_duration, parse_time, parse_window
 from spdl_media.transfer import on_its_way
 
 __all__ = ("Clip", "async_load_clip", "load_clip", "sample_windows")
@@ -121,7 +121,8 @@ def load_clip(
     request = frame_request(of_video, VIDEO_OPS, "load_clip(cuda=)")
     ops = audio_options(arguments)
     frame_rate: Any = request.ops.frame_rate  # parsed
-    clip_window(start, 1 if duration is None else duration)  # validates before the source is opened
+    begin = parse_time(start, "start")
+    length = None if duration is None else parse_duration(duration)
     if duration is num_samples is None and (num_frames is None or not frame_rate):
         raise ValueError(
             "the clip has no length: give duration=, num_samples=, or num_frames= with frame_rate="
@@ -136,7 +137,7 @@ def load_clip(
         # Read both streams before decoding, so that the source is closed early.
         counts, rates = (num_frames, num_samples), (frame_rate, ops.sample_rate)
         streams = arguments["video_stream_index"], arguments["audio_stream_index"]
-        frames, coded_audio = _read(demuxer, start, duration, counts, rates, streams)
+        frames, coded_audio = _read(demuxer, begin, length, counts, rates, streams)
     video, timestamps = decode(frames)
     try:
         audio = decode_audio_array(coded_audio, of_audio)
@@ -153,8 +154,8 @@ async_load_clip = awaitable(load_clip)
 
 def _read(
     demuxer: Demuxer,
-    start: Seconds,
-    duration: Seconds | None,
+    start: Fraction,
+    duration: Fraction | None,
     counts: tuple[int | None, int | None],
     rates: tuple[Fraction | None, int | None],
     streams: tuple[int | None, int | None],
@@ -163,8 +164,8 @@ def _read(
 
     Args:
         demuxer: The open source.
-        start: As for :func:`load_clip`.
-        duration: As for :func:`load_clip`.
+        start: Start of the clip in seconds.
+        duration: Length of the clip in seconds; ``None``: as long as the numbers last.
         counts: ``num_frames`` and ``num_samples``.
         rates: ``frame_rate`` and ``sample_rate``.
         streams: Indices of the video and the audio stream; ``None``: the best one.
@@ -173,34 +174,31 @@ def _read(
         DemuxError: One of the streams is missing.
     """
     (num_frames, num_samples), (frame_rate, sample_rate) = counts, rates
-    window = clip_window(start, 1 if duration is None else duration)
-    begin, end = window.start or Fraction(0), window.end or Fraction(0)
-    seconds = None if duration is None else end - begin
-    of_audio = seconds
-    if seconds is None and num_frames is not None and frame_rate is not None:
-        seconds = of_audio = num_frames / frame_rate
+    of_video = of_audio = duration
+    if duration is None and num_frames is not None and frame_rate is not None:
+        of_video = of_audio = num_frames / frame_rate
     if num_samples is not None:
         sound = demuxer.audio_codec if streams[1] is None else demuxer.codec(streams[1])
         # A stream of another kind has no sample rate; demux_clip raises the error for it.
         rate = getattr(sound, "sample_rate", 1)
         wanted = Fraction(num_samples, sample_rate or rate)
-        if duration is None or of_audio is None or wanted <= of_audio:
+        if duration is None or wanted <= duration:
             of_audio = wanted if sample_rate in (None, rate) else wanted + RESAMPLED
-        if num_frames is None and seconds is None:
-            seconds = wanted
+        if num_frames is None and of_video is None:
+            of_video = wanted
     chosen = dict(zip(("video_stream_index", "audio_stream_index"), streams, strict=True))
     assert of_audio is not None, "checked before the source was opened"
-    audio_window = Window(begin, begin + of_audio)
-    if num_frames is None or seconds is not None:
+    audio_window = Window(start, start + of_audio)
+    if num_frames is None or of_video is not None:
         return demuxer.demux_clip(
-            Window(begin, begin + (seconds or 0)), audio_timestamp=audio_window, **chosen
+            Window(start, start + (of_video or 0)), audio_timestamp=audio_window, **chosen
         )
     # Interlaced video may have one packet per field, so read twice as many packets as frames. The decoder
     # stops after num_frames.
     video = demuxer.video_codec if streams[0] is None else demuxer.codec(streams[0])
     seconds = (2 * num_frames + 1) / (getattr(video, "frame_rate", None) or Fraction(25))
     while True:
-        window = Window(begin, begin + seconds)
+        window = Window(start, start + seconds)
         frames, audio = demuxer.demux_clip(window, audio_timestamp=audio_window, **chosen)
         if len(frames.get_timestamps()) >= 2 * num_frames or not metadata_of(frames).goes_on:
             return frames, audio
@@ -249,7 +247,7 @@ def sample_windows(
         >>> end - start
         Fraction(3, 1)
     """
-    seconds, rate = clip_window(0, length).end or Fraction(0), _RATE
+    seconds, rate = parse_duration(length, "length"), _RATE
     duration: Seconds | None
     if isinstance(src, int | float | Real | Decimal):
         duration = cast("float", src)

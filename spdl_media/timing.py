@@ -134,8 +134,8 @@ def parse_window(timestamp: Timestamp | Window | None) -> Window:
             f"timestamp must be a pair (start, end) in seconds, either of them None, not {timestamp!r}"
         )
     first, last = timestamp
-    start = -math.inf if first is None else _parse_seconds(first, timestamp)
-    end = math.inf if last is None else _parse_seconds(last, timestamp)
+    start = -math.inf if first is None else _parse_seconds(first, "the start of timestamp")
+    end = math.inf if last is None else _parse_seconds(last, "the end of timestamp")
     if start >= end:
         raise ValueError(
             f"timestamp {timestamp!r} holds no time: the window is [start, end), so start must be "
@@ -169,23 +169,6 @@ def parse_rate(value: Rate, name: str = "frame_rate") -> Fraction:
     return rate
 
 
-def clip_window(start: Seconds, duration: Seconds) -> Window:
-    """Return the window of a start and a duration.
-
-    Raises:
-        TypeError: An argument is not a number.
-        ValueError: ``start`` is not finite, or ``duration`` is not positive and finite.
-    """
-    begin = parse_window((start, None)).start
-    length = parse_window((None, duration)).end
-    if begin is None or length is None or length <= 0:
-        raise ValueError(
-            f"a clip begins at a finite time and lasts more than 0 s, not start={start!r}, "
-            f"duration={duration!r}"
-        )
-    return Window(begin, begin + length)
-
-
 def tick_at(seconds: Fraction, time_base: Fraction, zero: Fraction) -> int:
     """Return FFmpeg's last timestamp that is not later than a time on the container's clock."""
     # In integers, which take a fifth of the time of fractions.
@@ -196,29 +179,38 @@ def tick_at(seconds: Fraction, time_base: Fraction, zero: Fraction) -> int:
     return ticks // (units * parts * _PARTS * length)
 
 
-def parse_time(time: Seconds) -> Fraction:
-    """Convert a user's time.
+def parse_time(time: Seconds, name: str = "a time") -> Fraction:
+    """Convert a user's time, given as the argument ``name``.
 
     Raises:
         TypeError: The time is not a number.
         ValueError: The time is not finite.
     """
-    seconds = _parse_seconds(time, time)
+    seconds = _parse_seconds(time, name)
     if isinstance(seconds, float):
-        raise ValueError(f"a time must be finite, not {time!r}")
+        raise ValueError(f"{name} must be finite, not {time!r}")
     return seconds
 
 
-def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
-    """Convert one side of a window; the result is a float only if it is infinite."""
+def parse_duration(duration: Seconds, name: str = "duration") -> Fraction:
+    """Convert a user's duration, given as the argument ``name``.
+
+    Raises:
+        TypeError: The duration is not a number.
+        ValueError: The duration is not positive and finite.
+    """
+    if (seconds := parse_time(duration, name)) <= 0:
+        raise ValueError(f"{name} must be above 0 seconds, not {duration!r}")
+    return seconds
+
+
+def _parse_seconds(value: Seconds, name: str) -> Fraction | float:
+    """Convert a time; the result is a float only if it is infinite."""
     # bool is a subclass of int, but not a time.
     if isinstance(value, bool) or not (
         isinstance(value, int | float | Decimal | Fraction | str) or hasattr(value, "__float__")
     ):
-        raise TypeError(
-            f"timestamp {timestamp!r}: a side must be a number of seconds, a numeric string or None, "
-            f"not {type(value).__name__}"
-        )
+        raise TypeError(f"{name} must be a number of seconds or a numeric string, not {value!r}")
     try:
         number = float(value)
         if math.isinf(number):  # including numbers too large for a float: no file lasts that long
@@ -227,9 +219,7 @@ def _parse_seconds(value: Seconds, timestamp: object) -> Fraction | float:
         # it, also for NumPy's float32. Decimal parses text in a third of the time.
         return Fraction(value if isinstance(value, int | Fraction) else Decimal(str(value)))
     except (ValueError, ArithmeticError) as error:
-        raise ValueError(
-            f"timestamp {timestamp!r}: {value!r} is not a number of seconds"
-        ) from error
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}") from error
 
 
 def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:

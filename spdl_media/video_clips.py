@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_choice, check_int, check_seconds
+from spdl_media._checks import check_choice, check_int
 from spdl_media.arguments import ClipSampleArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer, CPUBuffer
@@ -26,7 +26,7 @@ from spdl_media.errors import ConvertError
 from spdl_media.frames import silence_of
 from spdl_media.operations import SoundOps
 from spdl_media.rows import OnShort
-from spdl_media.timing import Rate, Window, parse_rate
+from spdl_media.timing import Rate, Window, parse_duration, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 
 __all__ = ("VideoCache", "VideoClips", "sample_clips")
@@ -197,9 +197,7 @@ class _Starts(NamedTuple):
         if self.stride is not None and unit:
             stride = check_int("stride", self.stride)
         elif self.stride is not None:
-            if math.isinf(check_seconds("stride", self.stride)):
-                raise ValueError("stride must be finite; num_clips=1 gives one clip")
-            stride = Fraction(str(self.stride))  # the shortest decimal form
+            stride = parse_duration(self.stride, "stride")
         fitting = int(last / stride) + 1
         count = fitting if self.num_clips is None else self.num_clips
         if count > fitting:

@@ -232,9 +232,9 @@ def test_clips_are_cut_each_at_a_place_of_its_own() -> None:
         *(
             ({"sampler": "regular", "stride": stride, "frame_rate": 10}, error, match)
             for stride, error, match in (
-                (float("nan"), ValueError, "stride must be above 0 seconds, not nan"),
+                (float("nan"), ValueError, "stride must be a number of seconds, not nan"),
                 (float("inf"), ValueError, "stride must be finite"),
-                (-0.1, ValueError, "stride must be above 0 seconds, not -0.1"),
+                (-0.1, ValueError, "stride must be above 0 seconds, not -0.1$"),
                 (True, TypeError, "stride must be a number of seconds"),
             )
         ),
