@@ -220,16 +220,15 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
     # With num_processes, the aggregator runs there if there is no other function to run.
     executor: Any = executor_of(loader)
-    preprocessor, cache, on_error = loader.preprocessor, loader.cache, loader.on_error
-    replaces = on_error == "replace" or callable(on_error)
+    preprocessor, cache = loader.preprocessor, loader.cache
+    replaces = loader.on_error == "replace" or callable(loader.on_error)
     # These options cache, move or replace the sample of an item, so an item must have exactly one.
     is_single = replaces or executor is not None or cache is not None
     if is_single and preprocessor is not None and "generator" in kind_of(preprocessor):
         raise ValueError(
-            f"executor=, num_processes=, cache= and on_error={on_error!r} need one sample per item, but "
-            f"{name_of(preprocessor)} is a generator; use a function, or leave them out"
+            "executor=, num_processes=, cache=, on_error='replace' and on_error=function need one sample "
+            f"per item, but {name_of(preprocessor)} is a generator; use a function, or leave them out"
         )
-    has_items = fetch is not None or preprocessor is not None
     if executor is not None:
         called = fetch if preprocessor is None else preprocessor
         if called is None and loader.num_processes is not None:
@@ -241,13 +240,12 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
             )
         # Not checked for a dataset: it is pickled with the call when an epoch begins.
         PipeConfig(int if called is fetch else called, executor=executor)
-    if cache is None:
-        return
-    if not has_items:
+    if cache is not None and fetch is preprocessor is None:
         raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
-    rng = None if preprocessor is None else rng_parameter(preprocessor)
-    is_random = getattr(preprocessor, "is_random", False)
-    if preprocessor is not None and rng and (is_random or rng.default is rng.empty):
+    if cache is None or preprocessor is None:
+        return
+    rng = rng_parameter(preprocessor)
+    if rng and (getattr(preprocessor, "is_random", False) or rng.default is rng.empty):
         raise ValueError(
             f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
             "another in each; leave one of them out, or draw in the aggregator"

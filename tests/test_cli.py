@@ -322,7 +322,10 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     clip = MEDIA / "nasa_13013.mp4"
     assert "13 is not in the range 1<=x<=12" in refusal(capfd, "contact-sheet", clip, "--rows", 13)
     wrong = tmp_path / "sheet.nothing"
-    assert "sheet.nothing" in refusal(capfd, "contact-sheet", clip, "-o", wrong)
+    assert re.search(
+        "sheet.nothing: there is no image encoder for the suffix '.nothing'. Use .jpg",
+        refusal(capfd, "contact-sheet", clip, "-o", wrong),
+    )
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)

@@ -121,9 +121,9 @@ _SETTINGS = {
     "terminal_width": min(shutil.get_terminal_size().columns, 100) - 1,
     "show_default": True,
 }
-# Modules of the commands that share one.
-_MODULES = dict.fromkeys(("probe", "doctor", "contact-sheet"), "show")
-_COMMANDS = ("probe", "check", "bench", "doctor", "contact-sheet")
+# The module of each command.
+_COMMANDS = {"probe": "show", "check": "check", "bench": "bench", "doctor": "show"}
+_COMMANDS["contact-sheet"] = "show"
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -147,7 +147,7 @@ def run(arguments: Sequence[str] | None) -> int:
     try:
         # Import only the module of this command: importing all takes longer than showing its help.
         for name in [one for one in _COMMANDS if one in others] or _COMMANDS:
-            module = importlib.import_module(f"spdl_media.cli.{_MODULES.get(name, name)}")
+            module = importlib.import_module(f"spdl_media.cli.{_COMMANDS[name]}")
             _spdl_media.add_command(getattr(module, f"{name.replace('-', '_')}_command"))
         status: int = _spdl_media.main(others, prog_name="spdl-media", standalone_mode=False)
         _flush()

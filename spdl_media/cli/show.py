@@ -160,8 +160,10 @@ def contact_sheet_command(*, video: str, output: Path, columns: int, rows: int, 
             sheet[top : top + height, left : left + width] = frame
     try:
         save_image(output, sheet)
-    except ValueError as error:  # no encoder for this suffix
-        raise Refused(f"{printable(output)}: {error}") from error
+    except ValueError as error:
+        suffix = printable(output.suffix)
+        problem = f"{printable(output)}: there is no image encoder for the suffix {suffix!r}"
+        raise Refused(f"{problem}. Use .jpg or .png") from error
     size = f"{sheet.shape[1]}x{sheet.shape[0]}"
     make_console().print(f"{printable(output)}: {count} frames of {end:.1f} s, {size} pixels")
     return 0
