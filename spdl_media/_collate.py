@@ -94,10 +94,11 @@ def collate(
     values = list(items)
     if not values:
         raise ConvertError("there are no items to collate: the sequence is empty")
-    return _collate(values, storage, pad, "item")
+    return _collate(values, storage, pad, "")
 
 
 def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
+    """Collate the values of all items at one place, such as ``['image']``; "" for the items themselves."""
     fields = fields_of(values[0])
     axis = None if axis is False else axis
     if fields is None:
@@ -139,7 +140,7 @@ def _structures_differ(first: Any, value: Any, position: int, where: str) -> Con
     is_list = isinstance(first, list) and isinstance(value, list)
     remedy = ". Make it an array, as by np.array(tokens), and pass pad=True" if is_list else ""
     return ConvertError(
-        f"the items differ in structure: {where} of item 0 is {_describe(first)}, of item {position} "
+        f"the items differ in structure: items[0]{where} is {_describe(first)}, items[{position}]{where} "
         f"{_describe(value)}{remedy}"
     )
 
@@ -159,11 +160,11 @@ def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapp
     if not isinstance(given, Mapping):
         kind, example = ("storages", "pool") if name == "storage" else ("axes", -1)
         raise TypeError(
-            f"{where} has the fields {list(fields)}, so {name}= must map them to {kind}, such as "
+            f"item{where} has the fields {list(fields)}, so {name}= must map them to {kind}, such as "
             f"{{{next(iter(fields), 0)!r}: {example}}}, not {given!r}"
         )
     if unknown := [key for key in given if key not in fields]:
-        raise ValueError(f"{name}= names {unknown}, but {where} has the fields {list(fields)}")
+        raise ValueError(f"{name}= names {unknown}, but item{where} has the fields {list(fields)}")
     return given
 
 
@@ -180,9 +181,11 @@ def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
 
 def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     if axis is not None and as_int(axis) is None:
-        raise TypeError(f"{where} has no fields, so pad= must be a bool or an axis, not {axis!r}")
+        raise TypeError(
+            f"item{where} has no fields, so pad= must be a bool or an axis, not {axis!r}"
+        )
     if storage is not None and not isinstance(storage, StoragePool):
-        raise TypeError(f"{where} takes a CPUStorage or a StoragePool, not {storage!r}")
+        raise TypeError(f"item{where} takes a CPUStorage or a StoragePool, not {storage!r}")
     first = values[0]
     kind = _kind_of(first)
     # Check the first value of each type only: most fields have values of one type.
@@ -193,17 +196,17 @@ def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> A
             raise _structures_differ(first, value, position, where)
         if _kind_of(value) != kind:
             raise ConvertError(
-                f"{where} of item 0 is {type(first).__name__}, of item {position} "
+                f"items[0]{where} is {type(first).__name__}, items[{position}]{where} "
                 f"{type(value).__name__}; one field holds one kind"
             )
     if kind is not None:
         try:
             return _convert(kind, values, storage, axis, where)
         except TypeError as error:  # add the name of the field
-            raise TypeError(f"{where}: {error}") from error
+            raise TypeError(f"item{where}: {error}") from error
     if storage is not None:
         raise ValueError(
-            f"{where} is {type(first).__name__}, which stays a list and needs no storage"
+            f"item{where} is {type(first).__name__}, which stays a list and needs no storage"
         )
     return values
 
@@ -239,7 +242,7 @@ def _convert(
     if axis == -1 and not first.ndim:
         axis = None  # pad=True applies to all fields, and labels may be zero-dimensional tensors
     if axis is not None and not -first.ndim <= axis < first.ndim:
-        raise ConvertError(f"{where} has shape {first.shape}, without the axis {axis} of pad=")
+        raise ConvertError(f"item{where} has shape {first.shape}, without the axis {axis} of pad=")
     along = None if axis is None else axis % first.ndim
     common = _shape_except(first, along)
     for position, array in enumerate(arrays):
@@ -250,7 +253,7 @@ def _convert(
                     ". Load images at one width= and height=; pad= fills up arrays along one axis"
                 )
             raise ConvertError(
-                f"{where} of item 0 has shape {first.shape} and type {first.dtype}, of item {position} "
+                f"items[0]{where} has shape {first.shape} and type {first.dtype}, items[{position}]{where} "
                 f"{array.shape} and {array.dtype}; {rule}"
             )
     data = stack_arrays(arrays, storage, axis)

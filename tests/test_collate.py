@@ -80,7 +80,7 @@ def test_clips_become_a_clip_of_batches() -> None:
     assert (batch.video.shape, batch.audio.shape) == ((2, *pictures.shape), (2, 2, 5))
     assert np.asarray(batch.timestamps).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.5, 1.0]]
     assert values(batch.audio_timestamp).tolist() == [0.0, 0.25]
-    with pytest.raises(sm.ConvertError, match=r"item\['timestamps'\] of item 0 has shape \(1,\)"):
+    with pytest.raises(sm.ConvertError, match=r"items\[0\]\['timestamps'\] has shape \(1,\)"):
         sm.collate([sm.Clip(audio, audio, (0.0,) * n, 0.0, 8000) for n in (1, 2)])
     pool = sm.StoragePool(1 << 16, 1, pin_memory=False)
     kept = sm.collate([batch], storage={"video": pool})
@@ -127,7 +127,12 @@ def test_storage_by_field() -> None:
     ("items", "storage", "error", "match"),
     [
         ([], None, sm.ConvertError, "no items to collate"),
-        ([(1, 2), (1,)], None, sm.ConvertError, "is tuple of 2, of item 1 tuple of 1$"),
+        (
+            [(1, 2), (1,)],
+            None,
+            sm.ConvertError,
+            r"items\[0\] is tuple of 2, items\[1\] tuple of 1$",
+        ),
         (
             [[1, 2], [1]],
             None,
@@ -138,17 +143,22 @@ def test_storage_by_field() -> None:
             [{"a": 1}, {"b": 1}],
             None,
             sm.ConvertError,
-            r"dict of \['a'\], of item 1 dict of \['b'\]",
+            r"dict of \['a'\], items\[1\] dict of \['b'\]",
         ),
         ([(1,), [1]], None, sm.ConvertError, "differ in structure"),
         (
             [{"a": 1}, {"a": "x"}],
             None,
             sm.ConvertError,
-            r"item\['a'\] of item 0 is int, of item 1 str",
+            r"items\[0\]\['a'\] is int, items\[1\]\['a'\] str",
         ),
-        ([np.zeros(2), np.zeros(3)], None, sm.ConvertError, r"shape \(2,\).*of item 1 \(3,\)"),
-        ([np.zeros(2), np.zeros(2, int)], None, sm.ConvertError, "float64, of item 1.*int64"),
+        (
+            [np.zeros(2), np.zeros(3)],
+            None,
+            sm.ConvertError,
+            r"^items\[0\] has shape \(2,\).* items\[1\] \(3,\)",
+        ),
+        ([np.zeros(2), np.zeros(2, int)], None, sm.ConvertError, r"float64, items\[1\].*int64"),
         ([(1,)], {3: None}, ValueError, r"storage= names \[3\], but item has the fields \[0\]"),
         ([(1,)], 5, TypeError, "storage= must map them to storages"),
         ([(1,)], {0: 5}, TypeError, r"item\[0\] takes a CPUStorage or a StoragePool, not 5"),
@@ -237,20 +247,18 @@ def test_values_of_two_kinds_in_either_order(one: Any, other: Any) -> None:
         first, last = type(values[0]).__name__, type(values[2]).__name__
         with pytest.raises(
             sm.ConvertError,
-            match=rf"^item\['x'\] of item 0 is {first}, of item 2 {last}; one field holds one kind",
+            match=rf"^items\[0\]\['x'\] is {first}, items\[2\]\['x'\] {last}; one field holds one kind",
         ):
             sm.collate([{"x": value} for value in values])
 
 
 def test_a_structure_in_place_of_a_value_in_either_order() -> None:
     for values, words in (
-        ([1, (1, 2)], "int, of item 1 tuple of 2"),
-        ([None, [1]], "NoneType, of item 1 list of 1"),
-        ([(1, 2), None], "tuple of 2, of item 1 NoneType"),
+        ([1, (1, 2)], r"int, items\[1\] tuple of 2"),
+        ([None, [1]], r"NoneType, items\[1\] list of 1"),
+        ([(1, 2), None], r"tuple of 2, items\[1\] NoneType"),
     ):
-        with pytest.raises(
-            sm.ConvertError, match=f"differ in structure: item of item 0 is {words}"
-        ):
+        with pytest.raises(sm.ConvertError, match=rf"differ in structure: items\[0\] is {words}"):
             sm.collate(values)
 
 
@@ -277,7 +285,7 @@ def test_videos_and_audio() -> None:
 def test_a_failed_item_leaves_nothing_leased() -> None:
     pool = sm.StoragePool(PICTURES.nbytes, 1, pin_memory=False, on_exhausted="raise")
     items = [(frame, np.zeros(2 + i)) for i, frame in enumerate(FRAMES)]
-    with pytest.raises(sm.ConvertError, match=r"item\[1\] of item 0 has shape") as kept:
+    with pytest.raises(sm.ConvertError, match=r"items\[0\]\[1\] has shape") as kept:
         sm.collate(items, storage={0: pool})
     assert pool.num_free == 1, f"{kept} holds a buffer"
 

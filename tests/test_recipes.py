@@ -110,7 +110,7 @@ def test_a_batch_is_that_of_arrays(photo: bytes) -> None:
         assert np.array_equal(array_of(images[row]), array_of(image))
     assert np.array_equal(array_of(again), array_of(images))
     other = sm.ImageRecipe(25, **NORMALISED)(photo)
-    with pytest.raises(sm.ConvertError, match=r"\(3, 24, 24\).*of item 1 \(3, 25, 25\)"):
+    with pytest.raises(sm.ConvertError, match=r"\(3, 24, 24\).* items\[1\] \(3, 25, 25\)"):
         sm.collate([items[0][0], other])
 
 
