@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
+from spdl_media._checks import with_argument_hints
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
@@ -66,6 +67,7 @@ def shows_run_options(function: F) -> F:
     return function
 
 
+@with_argument_hints({"num_workers": "Use num_threads="})
 class Pipeline(Generic[T_co]):
     """A pipeline that can be run any number of times. :meth:`PipelineBuilder.build` makes one.
 

@@ -359,6 +359,10 @@ def test_limits_of_failures_that_are_allowed(limit: float) -> None:
         (lambda: builder().merge([1, 2]), r"merge\(\) takes PipelineBuilder.*not list. For a list"),
         (lambda: builder().add_sink("3"), r"buffer_size of the sink must be an int, not '3'"),
         (lambda: builder().build(num_threads=1.5), r"num_threads must be an int, not 1.5"),
+        (
+            lambda: builder().build(num_thread=2),
+            r"takes no argument 'num_thread'. Did you mean 'num_threads'\?",
+        ),
         (lambda: PipelineConfig([1]), r"source of a pipeline must be a SourceConfig or.*not list"),
         (
             lambda: PipelineConfig(SourceConfig([]), "double"),
