@@ -383,7 +383,7 @@ class DataLoader:
 
     def _from_here(self, start: State) -> State:
         """Add the current state of a source that is an iterator, because it cannot be iterated again."""
-        if self._pinned is not None or not self._source.leads_back or start.snapshot is not None:
+        if self._pinned is not None or not self._source.is_rewindable or start.snapshot is not None:
             return start
         return replace(start, snapshot=self._source.snapshot(0))
 
@@ -391,8 +391,8 @@ class DataLoader:
         """Return the state from which the next iteration starts, after earlier ones have stopped reading."""
         start = self._upcoming()
         source = self._source.source
-        iterator, leads_back = iterator_in(source), self._source.leads_back
-        if iterator is not None and not leads_back and self._pipeline is not None:
+        iterator, is_rewindable = iterator_in(source), self._source.is_rewindable
+        if iterator is not None and not is_rewindable and self._pipeline is not None:
             name = type(source).__name__
             if iterator is not source:
                 name += f" over a {type(iterator).__name__}"
@@ -409,8 +409,8 @@ class DataLoader:
             )
         # After the checks, because from here on earlier iterations cannot read the source.
         self._source.take_turn()
-        # An iterator was read ahead of what was handed out. Its state leads back there.
-        return self._ledger.state() if leads_back and self._ledger is not None else start
+        # An iterator was read ahead of what was handed out; its state rewinds it to there.
+        return self._ledger.state() if is_rewindable and self._ledger is not None else start
 
 
 def _origin() -> str:

@@ -58,7 +58,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
     Attributes:
         classes: Names of the classes, sorted.
         class_to_idx: Index of each class, by name.
-        samples: All pairs, sorted by path; a sequence.
+        samples: All pairs, in the order of torchvision's ``ImageFolder``; a sequence.
         targets: Class of each file, int64.
         epoch: The epoch of the next iteration.
 

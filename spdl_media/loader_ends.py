@@ -68,6 +68,8 @@ class SharedSource:
         source: The source.
         fetch: Returns the value for a key, if the source is a :class:`MapIterator`.
         is_async: Whether it is iterated by ``async for``, which takes precedence as in pipelines.
+        is_stateful: Whether it can save and load the state of an iteration.
+        is_rewindable: Whether it is a stateful iterator, which begins again only by loading a state.
         is_shared: Whether runs share a position: the source is an iterator or stateful. Then only the latest
             run may read, because an item that an earlier run takes would be missing in it.
     """
@@ -80,7 +82,7 @@ class SharedSource:
             self.fetch = source.mapping.__getitem__
         self.is_async = isinstance(source, AsyncIterable)
         self.is_stateful = isinstance(source, Stateful)
-        self.leads_back = self.is_stateful and isinstance(source, Iterator | AsyncIterator)
+        self.is_rewindable = self.is_stateful and isinstance(source, Iterator | AsyncIterator)
         self.is_shared = self.is_stateful or iterator_in(source) is not None
         # Number of the run that may read a shared source.
         self._turn = 0
@@ -202,7 +204,7 @@ class SharedSource:
             self._epoch_left = getattr(source, "epoch", None)
             # The start of an iterator, to which the next iteration returns; other sources begin without a
             # state. After set_epoch(), so that the state includes the epoch.
-            if self.leads_back and start.snapshot is None:
+            if self.is_rewindable and start.snapshot is None:
                 self._keep_snapshot(position, ledger)
         if self.is_shared:
             in_turn: Any = self._in_turn_async if self.is_async else self._in_turn

@@ -267,7 +267,7 @@ class DistributedRandomSampler(DistributedSampler):
         )
 
     def shuffle(self, seed: int) -> None:
-        """Set the epoch. :func:`~spdl_media.source.embed_shuffle` calls :meth:`set_epoch` by this name.
+        """Set the epoch to ``seed``, as :func:`~spdl_media.source.embed_shuffle` asks its source to.
 
         Raises:
             ValueError: The seed is negative.
@@ -302,7 +302,8 @@ class BatchByLength(DistributedRandomSampler):
 
     Raises:
         ValueError: There are no lengths, some are not positive and finite, one is more than ``max_total``,
-            neither limit is given, or one is not positive, or there are fewer batches than ranks.
+            neither limit is given, or one is not positive, or there are fewer batches than ranks with
+            ``"drop"``.
 
     Thread safety: iterators are independent; begin each in one thread at a time.
 

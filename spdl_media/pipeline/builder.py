@@ -87,7 +87,8 @@ class PipelineBuilder(Generic[T_co]):
 
         Raises:
             TypeError: An argument is not a pipeline.
-            ValueError: No pipeline was given, or a pipeline has no source or a continuous one.
+            ValueError: No pipeline was given, a pipeline has no source or a continuous one, or there is
+                already a sink.
         """
         self._refuse_after_sink("merge()")
         # Definitions are frozen, so later changes of those builders have no effect here.
@@ -134,7 +135,8 @@ class PipelineBuilder(Generic[T_co]):
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of range, or the executor cannot run a function of this kind.
+            ValueError: An argument is out of range, the executor cannot run a function of this kind, or there
+                is already a sink.
             PipelineError: The executor needs a function that can be pickled, and this one cannot.
         """
         config = PipeConfig(
@@ -153,7 +155,7 @@ class PipelineBuilder(Generic[T_co]):
 
         Raises:
             TypeError: ``size`` is neither a whole number nor an aggregator.
-            ValueError: ``size`` is below 1.
+            ValueError: ``size`` is below 1, or there is already a sink.
         """
         return self._add("aggregate()", AggregateConfig(size, drop_last=drop_last))
 
@@ -183,7 +185,8 @@ class PipelineBuilder(Generic[T_co]):
 
         Raises:
             TypeError: The router is not callable, or a path is none of the three.
-            ValueError: There is no path, or a path has a source or a sink.
+            ValueError: The router is asynchronous or a generator, there is no path, a path has a source or a
+                sink, or there is already a sink.
         """
         stages = tuple(_as_path(path) for path in paths)
         return self._add("path_variants()", PathVariantsConfig(router, stages, name or ""))

@@ -212,6 +212,7 @@ def profile_pipeline(
         TypeError: An argument has the wrong type.
         ValueError: A number is below 1.
         PipelineError: The source or a stage gave nothing, so that later stages have no inputs.
+        PipelineFailure: The source failed.
     """
     check_int("num_iterations", num_iterations)
     check_int("num_threads", num_threads)
