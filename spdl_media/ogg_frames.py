@@ -77,17 +77,20 @@ def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None)
     else:
         return None
     codec, content = frame_codec(name, rate, channels), input.read_all()
-    return OggAudio(codec, 0, (0, _last_position(content) - skipped), content)
+    first, last = _positions(content)
+    if name == "vorbis" and first == last:
+        return None  # FFmpeg states wrong times in a single page, and cuts the end wrongly
+    return OggAudio(codec, 0, (0, last - skipped), content)
 
 
-def _last_position(content: bytes | memoryview) -> int:
-    """Return the position at the end of a file of one complete stream, in samples.
+def _positions(content: bytes | memoryview) -> tuple[int, int]:
+    """Return the positions at the end of the first page of samples and at the end of the file.
 
     Raises:
         ValueError: Pages are missing, of several streams, or begin after second 0.
         struct.error: The file ends inside a page.
     """
-    place = last = number = flags = 0
+    place = first = last = number = flags = 0
     serial = None
     while place < len(content):
         signature, version, flags, position, stream, sequence, _, segments = _PAGE.unpack_from(
@@ -103,14 +106,14 @@ def _last_position(content: bytes | memoryview) -> int:
         number += 1
         if position != _NO_POSITION:
             packets = 1 + sum(size < 255 for size in sizes)
-            if position < last or (not last and position > packets * _MOST_IN_PACKET):
+            if position < last or (not first and position > packets * _MOST_IN_PACKET):
                 raise ValueError("the stream begins after second 0, or goes back")
-            last = position
+            first, last = first or position, position
         if flags & _LAST:
             break
     if place != len(content) or not flags & _LAST:
         raise ValueError("the last page is missing, or other data follow it")
-    return last
+    return first, last
 
 
 def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
@@ -127,7 +130,7 @@ def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
                 if not rows.put_frames((frame,), frame.samples, (0, frame.samples), 0):
                     return False
                 count += frame.samples
-    except OSError:  # of FFmpeg's, too
+    except (av.FFmpegError, OSError):  # the latter: no more files can be opened
         return False
     return count == found.window[1]
 

@@ -73,6 +73,19 @@ def ended(data: bytes) -> bytes:
     return b"".join(map(bytes, parts)) + sealed(last)
 
 
+def emptied(data: bytes) -> bytes:
+    """Add a packet without a byte to the last page."""
+    *parts, last = pages(data)
+    last[26] += 1
+    last.insert(26 + last[26], 0)
+    return b"".join(map(bytes, parts)) + sealed(last)
+
+
+def unsealed(data: bytes) -> bytes:
+    """Falsify the checksum of the first page."""
+    return data[:22] + bytes(4) + data[26:]
+
+
 FILES = {
     "vorbis": lambda: ogg("vorbis"),
     "opus": lambda: ogg("opus"),
@@ -85,16 +98,18 @@ OTHERS = {
     "a page is missing": lambda: without_page(ogg("opus")),
     "of a broadcast": lambda: moved(ogg("opus"), 10**7),
     "never finished": lambda: ended(ogg("vorbis")),
+    "one page": lambda: make_media(
+        [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
+    ),
     "more bytes": lambda: ogg("opus") + b"OggS, not",
     "with video": lambda: make_media(
         [AudioTrack(samples=sound(30000), sample_rate=48000, codec="vorbis")] * 2, format="ogg"
     ),
 }
-# The graph gives another number of samples than the last page states.
+# FFmpeg's graph fails, or gives another number of samples than the last page states.
 WRONG = {
-    "one page": lambda: make_media(
-        [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
-    ),
+    "damaged header": lambda: unsealed(ogg("vorbis")),
+    "empty packet": lambda: emptied(ogg("vorbis")),
     "a little later": lambda: moved(ogg("vorbis"), 500),
 }
 CASES: list[dict[str, Any]] = [
