@@ -1,4 +1,4 @@
-"""Checks of arguments, warnings, and guards of a block, shared by all modules.
+"""Checks of arguments, warnings, guards of a block, and calls in threads, shared by all modules.
 
 Error messages state the argument's name, its value and what is allowed.
 """
@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Real
 from reprlib import repr as short
 from types import FrameType
@@ -310,6 +311,53 @@ def interrupts_delayed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         for number in came[:1]:
             signal.raise_signal(number)
+
+
+def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
+    """Call a function with each number below ``count``, in this thread and in ``num_threads - 1`` others.
+
+    After an error no more calls begin. The other threads have ended when this returns or raises, except after
+    a Ctrl-C: they are daemons, because Ctrl-C and the end of the program must not wait for a server that does
+    not answer.
+
+    Raises:
+        BaseException: An interrupt of this thread, or of the calls' errors that of the lowest number.
+    """
+    left = deque(range(count))
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        with suppress(IndexError):  # no number is left
+            while True:
+                number = left.popleft()
+                try:
+                    call(number)
+                except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
+                    errors[number] = error
+                    # Each thread ends after its current call.
+                    left.clear()
+
+    # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks.
+    num_others = min(num_threads, count) - 1
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_others)]
+    try:
+        for thread in threads:
+            thread.start()
+        work()
+        while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
+            threads.pop().join()
+    finally:
+        left.clear()
+    if errors:
+        # Prefer an interrupt of this thread to the failure of a call, which would hide it.
+        worst = min(errors, key=lambda number: (isinstance(errors[number], Exception), number))
+        error = errors[worst]
+        errors.clear()
+        try:
+            raise error
+        finally:
+            # Break the cycle of error, traceback and this frame, which would keep the inputs alive.
+            del error
 
 
 class OneThread:

@@ -6,12 +6,9 @@ Remote files are read with few requests, which fetch little more than is needed.
 from __future__ import annotations
 
 import io
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +17,6 @@ from spdl_media.destination import Draft
 from spdl_media.errors import MissingDependencyError, SourceError
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 _MIN_FETCH = 64 * 1024
@@ -132,34 +128,6 @@ def download(url: str, path: Path, storage_options: Mapping[str, object]) -> Non
     with _fsspec_errors(url), Draft(path) as draft:
         filesystem, remote = _filesystem(url, storage_options)
         filesystem.get_file(remote, str(draft.path))
-
-
-def in_threads(call: Callable[[S], T], items: Sequence[S], num_threads: int) -> list[T]:
-    """Call a function for each item, in daemon threads: neither Ctrl-C nor the program's end waits for them.
-
-    Raises:
-        BaseException: The first error that a call raised; no more calls begin.
-    """
-    results = [Future[T]() for _ in items]
-    left = deque(zip(results, items, strict=True))
-
-    def work() -> None:
-        with suppress(IndexError):  # no items are left
-            while True:
-                result, item = left.popleft()
-                try:
-                    result.set_result(call(item))
-                except BaseException as error:  # noqa: BLE001  # raised below, unless the caller has left
-                    result.set_exception(error)
-
-    try:
-        for _ in range(min(num_threads, len(items))):
-            threading.Thread(target=work, daemon=True).start()
-        for result in as_completed(results):
-            result.result()
-        return [result.result() for result in results]
-    finally:
-        left.clear()
 
 
 def retried(call: Callable[[], T]) -> T:

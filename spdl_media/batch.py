@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from spdl_media._checks import in_threads
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig
@@ -280,51 +279,7 @@ def decode_each(
         else:
             add(position, decoded)
 
-    num_threads = min(num_threads, len(srcs))
-    if num_threads > 1:
-        _in_threads(decode_one, len(srcs), num_threads)
-        return
-    for position in range(len(srcs)):
-        decode_one(position)
-
-
-def _in_threads(decode_one: Callable[[int], None], count: int, num_threads: int) -> None:
-    """Call a function with each position, in the calling thread and in further threads."""
-    positions = deque(range(count))
-    errors: dict[int, BaseException] = {}
-
-    def work() -> None:
-        with suppress(IndexError):  # no position is left
-            while True:
-                position = positions.popleft()
-                try:
-                    decode_one(position)
-                except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
-                    errors[position] = error
-                    # Each thread ends after its current input.
-                    positions.clear()
-
-    # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks. Daemons, because the
-    # end of the program must not wait for a server that does not answer; nor must Ctrl-C.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_threads - 1)]
-    try:
-        for thread in threads:
-            thread.start()
-        work()
-        while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
-            threads.pop().join()
-    finally:
-        positions.clear()
-    if errors:
-        # Prefer an interrupt of the calling thread to the failure of an input, which would hide it.
-        worst = min(errors, key=lambda at: (isinstance(errors[at], Exception), at))
-        error = errors[worst]
-        errors.clear()
-        try:
-            raise error
-        finally:
-            # Break the cycle of error, traceback and this frame, which would keep the inputs alive.
-            del error
+    in_threads(decode_one, len(srcs), num_threads)
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:

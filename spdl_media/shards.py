@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_int
-from spdl_media._remote import download, in_threads, retried
+from spdl_media._checks import check_int, in_threads
+from spdl_media._remote import download, retried
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft
@@ -317,11 +317,11 @@ class _Reader:
     def __init__(
         self, urls: Sequence[str], config: DemuxConfig, copies: Path | None, places: Path | None
     ) -> None:
-        self._urls, self._config = urls, config
+        self._urls, self._config, self._sources = urls, config, list(urls)
+        self._offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(urls)
         # Copies first, so that headers are read from the disk.
-        self._sources = in_threads(lambda url: self._fetched(url, copies), urls, _READERS)
-        numbers = range(len(urls))
-        self._offsets = in_threads(lambda at: self._placed(at, places), numbers, _READERS)
+        in_threads(lambda at: self._fetch(at, copies), len(urls), _READERS)
+        in_threads(lambda at: self._find_samples(at, places), len(urls), _READERS)
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
         self._count = int(self.counts.sum())
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()
@@ -353,29 +353,30 @@ class _Reader:
         # Copied, because a view would keep the memory of the whole archive alive.
         return {name: part if isinstance(part, str) else bytes(part) for name, part in contents}
 
-    def _fetched(self, url: str, folder: Path | None) -> str:
-        """Return the shard's path or URL, or the path of its copy in a folder if it is remote."""
+    def _fetch(self, index: int, folder: Path | None) -> None:
+        """Copy a remote shard to the folder, and read the copy from now on."""
+        url = self._urls[index]
         if folder is None or local_path(url) is not None:
-            return url
+            return
         copy = _file(folder, url, ".tar")
         if not copy.exists():
             retried(lambda: download(url, copy, self._config.storage_options))
-        return str(copy)
+        self._sources[index] = str(copy)
 
-    def _placed(self, index: int, folder: Path | None) -> npt.NDArray[np.int64]:
-        """Return the offsets where the samples of a shard begin and the last one ends, cached in a folder."""
+    def _find_samples(self, index: int, folder: Path | None) -> None:
+        """Find the offsets where the samples of a shard begin and the last one ends, cached in a folder."""
         kept = folder and _file(folder, self._urls[index], ".npy")
         # A damaged cache file is ignored and rewritten.
         with suppress(OSError, ValueError, EOFError):
             if kept:
-                offsets: npt.NDArray[np.int64] = np.load(kept)
-                return offsets
+                self._offsets[index] = np.load(kept)
+                return
         offsets = np.array(self._use(index, lambda src: _sample_offsets(Archive(src))))
         if kept:
             # Written atomically, because other processes may use the folder.
             with Draft(kept) as draft, draft.path.open("wb") as file:
                 np.save(file, offsets)
-        return offsets
+        self._offsets[index] = offsets
 
     def _use(self, index: int, use: Callable[[Input], T]) -> T:
         source = self._sources[index]
