@@ -370,7 +370,7 @@ class _Chart:
         return [name]
 
 
-def _paths_of(stage: StageConfig) -> tuple[tuple[StageConfig, ...], ...]:
+def _paths_of(stage: StageConfig) -> Sequence[Sequence[StageConfig]]:
     return stage.paths if isinstance(stage, PathVariantsConfig) else ()
 
 

@@ -1,4 +1,7 @@
-"""Iterables and whole pipelines in another process, which sends its items in shared memory."""
+"""Iterables and whole pipelines in another process, which sends its items in shared memory.
+
+And :func:`cache_iterator`, which repeats the first items of any loader.
+"""
 
 from __future__ import annotations
 

@@ -219,18 +219,20 @@ class PathVariantsConfig:
     """
 
     router: Callable[[Any], SupportsIndex]
-    paths: tuple[tuple[StageConfig, ...], ...]
+    paths: Sequence[Sequence[StageConfig]]
     name: str = ""
 
     def __post_init__(self) -> None:
         check_callable("The router of path_variants()", self.router)
         if (kind := kind_of(self.router)) != "function":
             raise ValueError(
-                f"The router of path_variants() must be a plain function, not an {kind} function. "
-                "Call that one in a pipe() before it, which hands on (index, item): "
+                f"The router of path_variants() must be a plain function, not of kind {kind!r}. Call that "
+                "one in a pipe() before, which returns (index, item): "
                 ".path_variants(lambda pair: pair[0], ...)."
             )
-        if not self.paths:
+        paths = [tuple(path) if isinstance(path, list) else path for path in self.paths]
+        object.__setattr__(self, "paths", tuple(paths))
+        if not paths:
             raise ValueError("path_variants() needs at least one path, got none")
         for path in self.paths:
             _check_stages("A path of path_variants()", path)

@@ -123,8 +123,8 @@ def test_a_bad_limit_of_failures_is_refused(limit: Any) -> None:
 
 
 def test_definitions_by_hand_may_have_equal_names() -> None:
-    paths = ((PipeConfig(double),), (PipeConfig(double),))
-    stages = (PipeConfig(double), PathVariantsConfig(lambda item: item % 2, paths))
+    paths = [[PipeConfig(double)], [PipeConfig(double)]]
+    stages = [PipeConfig(double), PathVariantsConfig(lambda item: item % 2, paths)]
     config = PipelineConfig(SourceConfig(range(4)), stages, SinkConfig(3))
     pipeline: Pipeline[int] = Pipeline(config)
     with pipeline.auto_stop():

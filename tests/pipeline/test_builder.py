@@ -272,7 +272,7 @@ def test_async_iterables_are_sources() -> None:
         ),
         (
             lambda: builder().path_variants(double_async, [double]),
-            r"must be a plain function, not an async function. Call that one in a pipe\(\) before it",
+            r"must be a plain function, not of kind 'async'. Call that one in a pipe\(\) before, which",
         ),
         (lambda: builder().build(num_threads=0), r"num_threads must be at least 1, not 0"),
     ],
