@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -25,7 +24,7 @@ from spdl_media.decode import configs_by_kind
 from spdl_media.errors import ConvertError
 from spdl_media.frames import silence_of
 from spdl_media.operations import SoundOps
-from spdl_media.rows import OnShort
+from spdl_media.rows import OnShort, fill_up
 from spdl_media.timing import Rate, Window, parse_duration, parse_rate
 from spdl_media.video_file import VideoFile, index_of, load_rows
 
@@ -252,7 +251,7 @@ def _places(
     return begins, indices, np.where(indices < 0, np.nan, times)
 
 
-def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence[int]:
+def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> npt.NDArray[np.intp]:
     if found < wanted and on_short == "error":
         raise ConvertError(
             f"a clip has {wanted} frames, but the video is long enough for {found} of them. "
@@ -260,8 +259,9 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> Sequence
             source=source,
         )
     # A start is inside the video, so at least one frame was found.
-    filling = {"repeat_last": found - 1, "zeros": -1}
-    return [k if k < found else filling.get(on_short, k % found) for k in range(wanted)]
+    rows = np.arange(wanted)
+    fill_up(rows, found, on_short, -1)
+    return rows
 
 
 def _audio(
