@@ -61,7 +61,8 @@ class DistributedSampler(Epochs):
         num_draws: Number of indices in an epoch, over all ranks.
     """
 
-    _remedy = 'uneven="pad" or uneven="keep"'
+    # For messages.
+    _unit, _remedy = "samples", 'uneven="pad" or uneven="keep"'
 
     def __init__(
         self, n: int, place: Place, uneven: Uneven | None, num_draws: int | None = None
@@ -73,8 +74,8 @@ class DistributedSampler(Epochs):
         self.rank, self.world_size = _rank_and_world_size(*place)
         if self.num_draws < self.world_size and self._uneven == "drop":
             raise ValueError(
-                f"{self.num_draws} samples are fewer than {self.world_size} ranks, so the only round would "
-                f"be dropped; pass {self._remedy}"
+                f"{self.num_draws} {self._unit} are fewer than {self.world_size} ranks, so the only round "
+                f"would be dropped; pass {self._remedy}"
             )
 
     def check_size(self, count: int) -> None:
@@ -311,6 +312,8 @@ class BatchByLength(DistributedRandomSampler):
         >>> list(BatchByLength([3, 9, 2, 8, 3], max_total=18))
         [[1, 3], [4, 2, 0]]
     """
+
+    _unit = "batches"
 
     def __init__(
         self,
