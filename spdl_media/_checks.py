@@ -269,6 +269,13 @@ def listed(choices: Iterable[object]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def abridged(texts: Sequence[str], separator: str = ", ", most: int = 5) -> str:
+    """Join the first ``most`` texts for a message, and state how many more there are."""
+    if len(texts) <= most:
+        return separator.join(texts)
+    return separator.join([*texts[:most], f"and {len(texts) - most} more"])
+
+
 def warn_caller(message: str, category: type[Warning]) -> None:
     """Warn with the stack level of the caller outside of this package."""
     warnings.warn(message, category, stacklevel=outer_frame()[1])

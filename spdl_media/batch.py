@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from spdl_media._checks import in_threads
+from spdl_media._checks import abridged, in_threads
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig
@@ -36,9 +36,6 @@ from spdl_media.transfer import on_its_way
 
 PICTURE_COLORS: Final[tuple[ColorMatrix, ColorRange]] = ("bt601", "pc")
 """Matrix and range of YUV made from stills: those of JPEG, so that most files need no conversion."""
-
-# Maximum number of failures that an error message lists.
-_MAX_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +223,8 @@ def none_loaded(
     """
     if fill:
         remedy = " on_error='fill' gives zeros if width=, height= and pix_fmt= state the shape."
-    listed = "; ".join(f"input {f.index}: {f.error}" for f in failures[:_MAX_LISTED])
-    more = f"; and {count - _MAX_LISTED} more" if count > _MAX_LISTED else ""
-    error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}{more}")
+    listed = abridged([f"input {f.index}: {f.error}" for f in failures], "; ")
+    error = ConvertError(f"none of the {count} inputs could be loaded.{remedy} {listed}")
     error.__cause__ = failures[0].error
     return error
 

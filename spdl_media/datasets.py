@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_int, check_weights, listed
+from spdl_media._checks import abridged, check_int, check_weights, listed
 from spdl_media.epochs import (
     Epochs,
     Mapped,
@@ -29,9 +29,6 @@ __all__ = ("ImageFolder", "Mix")
 
 _FORMATS = "avif bmp gif heic heif jp2 jpeg jpg pgm png ppm tif tiff webp"
 _IMAGES = tuple(f".{name}" for name in _FORMATS.split())
-
-# Maximum number of names that an error message lists.
-_MAX_LISTED = 5
 
 
 class ImageFolder(MapIterator[tuple[str, int]]):
@@ -103,9 +100,9 @@ class ImageFolder(MapIterator[tuple[str, int]]):
             name = "".join(Path(folder).relative_to(root).parts[:1])
             found.setdefault(name, []).extend(sorted(paths))
         del found[""]  # files directly in the root
-        if broken:
+        if broken := sorted(broken):
             raise FileNotFoundError(
-                f"links lead nowhere or in circles: {_shorten(broken)}. Remove them"
+                f"links lead nowhere or in circles: {abridged(broken)}. Remove them"
             )
         if not found:
             raise FileNotFoundError(
@@ -114,7 +111,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
             )
         if (empty := [name for name, paths in found.items() if not paths]) and not allow_empty:
             raise FileNotFoundError(
-                f"classes of {str(root)!r} have no file that ends in {listed(suffixes)}: {_shorten(empty)}. "
+                f"classes of {str(root)!r} have no file that ends in {listed(suffixes)}: {abridged(empty)}. "
                 "Pass extensions= for other files, or allow_empty=True"
             )
         self.classes = list(found)
@@ -161,11 +158,6 @@ def _walk(
 def _is_broken(link: Path) -> bool:
     # A link to a folder that contains it would be followed forever.
     return not link.exists() or link.parent.resolve().is_relative_to(link.resolve())
-
-
-def _shorten(names: Sequence[str]) -> str:
-    more = f", ... ({len(names)} in all)" if len(names) > _MAX_LISTED else ""
-    return f"{', '.join(sorted(names)[:_MAX_LISTED])}{more}"
 
 
 class Mix(MapIterator[Any]):

@@ -17,6 +17,7 @@ from time import perf_counter, sleep
 from types import FrameType
 from typing import Any
 
+from spdl_media._checks import abridged
 from spdl_media.pipeline.engine.graph import Graph, RunOptions
 from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
@@ -175,8 +176,8 @@ class Run:
             LOG.warning(
                 "the pipeline was stopped while calls run that cannot be interrupted: %s. Threads %s are "
                 "daemons and end when those return",
-                _abridged(list(self.graph.running_calls()), "; ") or "of unknown kind",
-                _abridged(names, ", "),
+                abridged(list(self.graph.running_calls()), "; ", MOST_NAMED) or "of unknown kind",
+                abridged(names, ", ", MOST_NAMED),
             )
 
     def statistics(self) -> PipelineStatistics:
@@ -362,12 +363,6 @@ class Run:
         if self._failure is not None:
             return self._failure()
         return PipelineStopped("the pipeline was stopped; build or start it again for more items")
-
-
-def _abridged(texts: list[str], separator: str) -> str:
-    """Join the first ``MOST_NAMED`` texts, and append how many more there are."""
-    more = len(texts) - MOST_NAMED
-    return separator.join([*texts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 async def _wait_for(tasks: set[asyncio.Task[Any]], seconds: float | None) -> set[asyncio.Task[Any]]:
