@@ -133,7 +133,10 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         # Not a ThreadPoolExecutor, which at exit would wait for all batches that were begun ahead.
         for number in range(num_threads):
             info = WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
-            thread = threading.Thread(target=_work, args=(self._tasks, info), daemon=True)
+            name = f"spdl_media torch-{number}"
+            thread = threading.Thread(
+                target=_work, args=(self._tasks, info), name=name, daemon=True
+            )
             thread.start()
             self._threads += (thread,)
         _iterators.add(self)

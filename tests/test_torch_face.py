@@ -351,7 +351,7 @@ def test_an_error_is_raised_when_its_batch_is_due_and_the_next_batch_follows() -
     # The exception itself, with the lines that raised it, and torch's message.
     assert caught.value.index == 7
     assert caught.traceback[-1].name == "__getitem__"
-    assert "a worker thread of a DataLoader" in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].startswith("Raised in spdl_media torch-")
     assert next(items).tolist() == [8, 9, 10, 11]
     assert next(items).tolist() == [12, 13, 14, 15]
     with pytest.raises(Damage, match="17: damaged"):
