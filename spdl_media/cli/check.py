@@ -53,7 +53,7 @@ _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "new
 @FOLDER
 @click.option("--json", "form", flag_value="json", help="Write the report as JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Write it as CSV: kind, path, reason.")
-@click.option("-o", "--output", **FILE, help="File to write; its suffix is the format.")
+@click.option("-o", "--output", **FILE, help="File to write; .json or .csv choose the format.")
 @click.option("--state", **FILE, help="Keep results; the next run decodes what is new.")
 @click.option("--threads", **NUMBER, default=usable_cores(), help="Files to decode at a time.")
 def check_command(

@@ -105,6 +105,7 @@ def _seconds(stream: VideoStreamInfo | AudioStreamInfo) -> str:
 
 
 _GAP, _GRAY = 4, 24
+_GRID: dict[str, Any] = {"type": click.IntRange(1, 12), "metavar": "N", "default": 4}
 
 # Each character has five rows of three bits; a digit is a row, from the top, with the left bit first. The
 # FFmpeg in PyAV's wheels has no drawtext filter, and a font library would be one more dependency.
@@ -121,8 +122,8 @@ _GLYPHS = {
 @click.command("contact-sheet", short_help="Put frames of a video into one image.")
 @click.argument("video")
 @click.option("-o", "--output", **FILE, default="sheet.jpg", help="The image to write.")
-@click.option("--columns", type=click.IntRange(1, 12), metavar="N", default=4)
-@click.option("--rows", type=click.IntRange(1, 12), metavar="N", default=4)
+@click.option("--columns", **_GRID, help="Frames per row.")
+@click.option("--rows", **_GRID, help="Rows of frames.")
 @click.option("--width", type=click.IntRange(48, 960), metavar="N", default=320, help="Of a frame.")
 def contact_sheet_command(*, video: str, output: Path, columns: int, rows: int, width: int) -> int:
     """Put frames of a video at regular times, with their times, into one image.
