@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from spdl_media.epochs import PLACE, HasEpochs, Pairs, Stateful
+from spdl_media.epochs import PLACE, HasEpochs, Pairs, Stateful, sampler_of
 
 # Version of the state's dictionary. New fields get a default value, so they do not change the version.
 VERSION = 1
@@ -197,7 +197,7 @@ def loaded_state(
 
 def _regrouped(states: Sequence[State], own: State, source: object) -> State:
     """Merge the states of all ranks to one from which this rank starts its share of what is left."""
-    sampler: Any = getattr(source, "sampler", source)
+    sampler = sampler_of(source)
     if not hasattr(sampler, "places_of_rank"):
         raise TypeError(
             "states of several ranks need a sampler of spdl_media.source, a MapIterator over one, "

@@ -178,9 +178,9 @@ def _read(
     if duration is None and num_frames is not None and frame_rate is not None:
         of_video = of_audio = num_frames / frame_rate
     if num_samples is not None:
-        sound = demuxer.audio_codec if streams[1] is None else demuxer.codec(streams[1])
+        codec = demuxer.audio_codec if streams[1] is None else demuxer.codec(streams[1])
         # A stream of another kind has no sample rate; demux_clip raises the error for it.
-        rate = getattr(sound, "sample_rate", 1)
+        rate = getattr(codec, "sample_rate", 1)
         wanted = Fraction(num_samples, sample_rate or rate)
         if duration is None or wanted <= duration:
             of_audio = wanted if sample_rate in (None, rate) else wanted + RESAMPLED

@@ -169,9 +169,15 @@ PLACE = ("rank", "world_size", "num_replicas")
 _ORDER = ("seed", "num_lengths", "shuffle_shards", "shuffle_buffer")
 
 
+def sampler_of(source: object) -> Any:
+    """Return the sampler of a source, which decides the order; the source itself if it has none."""
+    sampler = getattr(source, "sampler", None)
+    return source if sampler is None else sampler
+
+
 def place_of(source: object) -> tuple[int, int]:
     """Return rank and world size of a source or its sampler; ``(0, 1)`` if it has none."""
-    sampler = getattr(source, "sampler", source)
+    sampler = sampler_of(source)
     rank = getattr(sampler, "rank", 0)
     world_size = getattr(sampler, "world_size", getattr(sampler, "num_replicas", 1))
     # As in order_of, another class may use the names for something else.
@@ -180,7 +186,7 @@ def place_of(source: object) -> tuple[int, int]:
 
 def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
     """Return a function from an item's position in the source to its place in the order of all ranks."""
-    sampler = getattr(source, "sampler", source)
+    sampler = sampler_of(source)
     if not hasattr(sampler, "places_of_rank"):
         rank, world_size = place_of(source)
         return lambda position: rank + world_size * position
@@ -193,7 +199,7 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
 
 def order_of(source: object) -> dict[str, Any] | None:
     """Return the values on which a source's order depends besides the epoch; ``None``: unknown."""
-    sampler: Any = getattr(source, "sampler", source)
+    sampler = sampler_of(source)
     # An attribute that is not an int belongs to another class, which uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
@@ -209,7 +215,7 @@ def order_of_ranks(source: object) -> dict[str, Any]:
     Raises:
         Exception: The sampler's ``__len__`` raises.
     """
-    order, sampler = order_of(source) or {}, getattr(source, "sampler", None) or source
+    order, sampler = order_of(source) or {}, sampler_of(source)
     common = {name: value for name, value in order.items() if name not in (*PLACE, "counts")}
     length = getattr(sampler, "num_draws", None)
     # With PyTorch's sampler, all ranks have the same number of items.
@@ -397,7 +403,7 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     ours = {**order_of_ranks(source), "epoch": epoch}
     # If all ranks have equally many items, their batches must have the same size, too: otherwise one rank
     # would wait for another.
-    if getattr(getattr(source, "sampler", source), "_uneven", "keep") != "keep":
+    if getattr(sampler_of(source), "_uneven", "keep") != "keep":
         ours |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     # The first rank stores its order and the others compare with it, so no rank waits.
     first = store.compare_set(f"spdl_media/{key}", "", json.dumps([rank, ours]))
