@@ -413,9 +413,9 @@ def _broken_rule(
         failures = sum(stage.counters.failures for stage in stages)
         if failures <= limit:
             return None
-        return f"{failures} items failed, and max_failures={limit} allows {limit}"
+        return f"{failures} failed, and max_failures={limit} allows {limit}"
     # Rounded, so that floating-point error does not exceed a limit of exactly this rate.
     if (lost := round(1 - part_kept(min_calls), 9)) <= limit:
         return None
     failures = sum(stage.failures for stage in stages)
-    return f"{failures} failures lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"
+    return f"{failures} failed, which lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"

@@ -146,9 +146,9 @@ def test_ten_calls_tell_a_stage_that_always_fails_and_a_good_one_among_them_take
         return str(caught.value)
 
     # Not failure_counts, which also includes calls that were under way at that time.
-    assert "10 failures lost 100%" in ended_by(lambda _: True)
-    assert "10 failures lost 100%" in ended_by(lambda _: True, max_failures=0.9)
-    assert "99 failures lost 99%" in ended_by(lambda item: item != 9)
+    assert "10 failed, which lost 100%" in ended_by(lambda _: True)
+    assert "10 failed, which lost 100%" in ended_by(lambda _: True, max_failures=0.9)
+    assert "99 failed, which lost 99%" in ended_by(lambda item: item != 9)
 
 
 def test_the_first_failure_of_a_stage_and_the_counts_of_an_epoch_are_logged(
@@ -205,9 +205,7 @@ def test_a_number_of_failures(limit: float, allowed: int | None) -> None:
         fn = fail_when(lambda item, bad=bad: item < bad, "function")
         pipeline = PipelineBuilder().add_source(range(50)).pipe(fn).build(max_failures=limit)
         if allowed is not None and bad > allowed:
-            with pytest.raises(
-                PipelineFailure, match=f"{bad} items failed, and max_failures={limit}"
-            ):
+            with pytest.raises(PipelineFailure, match=f"{bad} failed, and max_failures={limit}"):
                 list(pipeline)
         else:
             assert len(list(pipeline)) == 50 - bad
@@ -225,7 +223,7 @@ def test_limits_are_any_real_number_and_minus_one_is_none(*, of_stage: bool) -> 
     with pytest.raises(PipelineFailure, match=r"lost 11% of the items.* allows 10%"):
         list(losing(11, Fraction(1, 10)))
     assert len(list(losing(3, np.int64(3)))) == 97
-    with pytest.raises(PipelineFailure, match="4 items failed, and max_failures=3 allows 3"):
+    with pytest.raises(PipelineFailure, match="4 failed, and max_failures=3 allows 3"):
         list(losing(4, np.int64(3)))
     assert list(losing(100, -1)) == [0]
 
@@ -236,7 +234,7 @@ def test_a_number_counts_the_failures_of_all_stages() -> None:
     builder.pipe(fail_when(lambda item: item in (30, 40), "function"))
 
     assert len(list(builder.build(max_failures=4))) == 96
-    with pytest.raises(PipelineFailure, match="4 items failed, and max_failures=3 allows 3"):
+    with pytest.raises(PipelineFailure, match="4 failed, and max_failures=3 allows 3"):
         list(builder.build(max_failures=3))
 
 
@@ -729,7 +727,7 @@ def test_a_rate_is_not_judged_by_the_first_calls() -> None:
     counters.calls = 100
     excess = log.note(record)
     assert excess is not None
-    assert "98 failures lost 98% of the items, and max_failures=0.1 allows 10%" in str(excess)
+    assert "98 failed, which lost 98% of the items, and max_failures=0.1 allows 10%" in str(excess)
 
 
 def test_the_stage_that_loses_most_of_the_items_is_named() -> None:
@@ -738,7 +736,7 @@ def test_the_stage_that_loses_most_of_the_items_is_named() -> None:
     builder.pipe(fail_when(lambda item: item < 3, "function"), name="items").aggregate(10)
     builder.pipe(fail_when(lambda _: True, "function"), name="batches")
 
-    with pytest.raises(PipelineFailure, match="Stage 'batches' failed too often: 5 failures"):
+    with pytest.raises(PipelineFailure, match="Stage 'batches' failed too often: 5 failed"):
         list(builder.build())
 
 
@@ -748,7 +746,7 @@ def test_one_failed_batch_is_not_everything() -> None:
     builder.pipe(fail_when(lambda batch: batch[0] == 0, "function"))
 
     assert len(list(builder.build())) == 9
-    with pytest.raises(PipelineFailure, match=r"1 failures lost 10% .* max_failures=0\.05"):
+    with pytest.raises(PipelineFailure, match=r"1 failed, which lost 10% .* max_failures=0\.05"):
         list(builder.build(max_failures=0.05))
 
 
@@ -768,7 +766,9 @@ def test_an_epoch_that_is_lost_is_an_error_however_good_those_before_were(
         for _ in range(2):
             assert len(list(pipeline)) == 50
         is_gone = True
-        with pytest.raises(PipelineFailure, match="10 failures lost 100% of the items") as info:
+        with pytest.raises(
+            PipelineFailure, match="10 failed, which lost 100% of the items"
+        ) as info:
             list(pipeline)
     assert isinstance(info.value.exceptions[0], OSError)
 

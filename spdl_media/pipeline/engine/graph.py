@@ -89,7 +89,7 @@ class RunOptions:
         # SPDL uses -1 for "no reports".
         if self.report_stats_interval == -1:
             object.__setattr__(self, "report_stats_interval", None)
-        check_seconds("report_stats_interval", self.report_stats_interval)
+        check_seconds("report_stats_interval", self.report_stats_interval, none="no reports")
         if self.on_failure is not None:
             check_callable("on_failure", self.on_failure)
         if self.task_hook_factory is not None:
