@@ -418,4 +418,5 @@ def _broken_rule(
     if (lost := round(1 - part_kept(min_calls), 9)) <= limit:
         return None
     failures = sum(stage.failures for stage in stages)
-    return f"{failures} failed, which lost {lost:.0%} of the items, and max_failures={limit} allows {limit:.0%}"
+    found = f"{failures} failed, which lost {lost:.0%} of the items"
+    return f"{found}, and max_failures={limit} allows {limit:.0%}"
