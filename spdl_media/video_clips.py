@@ -163,14 +163,14 @@ class _Starts(NamedTuple):
     stride: float | Fraction | None
     rng: np.random.Generator
 
-    def choose(self, total: Any, length: Any, unit: Any, source: str) -> list[Any]:
+    def choose(self, total: Any, length: Any, source: str, *, in_frames: bool) -> list[Any]:
         """Choose the starts of clips, counted from 0.
 
         Args:
             total: Length of the video, in frames or seconds.
             length: Length of a clip, in the same unit.
-            unit: 1 if starts are whole frames, 0 for seconds.
             source: Name of the source, for messages.
+            in_frames: Whether the unit is frames, so that starts are whole numbers, or seconds.
 
         Raises:
             ConvertError: The number of regular clips does not fit.
@@ -179,7 +179,7 @@ class _Starts(NamedTuple):
         last = max(total - length, 0)
         count = 1 if self.num_clips is None else check_int("num_clips", self.num_clips)
         if self.sampler == "regular":
-            return self._regular(last, length, unit, source)
+            return self._regular(last, length, source, in_frames=in_frames)
         if self.stride is not None:
             raise ValueError(f"stride= is for sampler='regular', not {self.sampler!r}")
         if self.sampler == "uniform":
@@ -188,19 +188,19 @@ class _Starts(NamedTuple):
             exact = [min(max(middle - Fraction(length) / 2, 0), last) for middle in middles]
         else:
             # For whole frames, the last start is included by adding 1, because random() is below 1.
-            exact = [Fraction(one) * (last + unit) for one in self.rng.random(count).tolist()]
-        return [int(one) for one in exact] if unit else exact
+            exact = [Fraction(one) * (last + in_frames) for one in self.rng.random(count).tolist()]
+        return [int(one) for one in exact] if in_frames else exact
 
-    def _regular(self, last: Any, length: Any, unit: Any, source: str) -> list[Any]:
+    def _regular(self, last: Any, length: Any, source: str, *, in_frames: bool) -> list[Any]:
         stride: Any = length
-        if self.stride is not None and unit:
+        if self.stride is not None and in_frames:
             stride = check_int("stride", self.stride)
         elif self.stride is not None:
             stride = parse_duration(self.stride, "stride")
         fitting = int(last / stride) + 1
         count = fitting if self.num_clips is None else self.num_clips
         if count > fitting:
-            what = "frames" if unit else "s"
+            what = "frames" if in_frames else "s"
             raise ConvertError(
                 f"{count} clips were requested, but {fitting} of {float(length):g} {what} fit, one each "
                 f"{float(stride):g} {what}. Take a smaller stride=, or sampler='uniform'",
@@ -224,14 +224,15 @@ def _places(
     first, end = map(index.exact_seconds, (int(index.pts[0]), index.end))
     if rate is None:
         length = (num_frames - 1) * step + 1
-        starts = draw.choose(len(video), length, 1, video.source)
+        starts = draw.choose(len(video), length, video.source, in_frames=True)
         found = [list(range(start, min(start + length, len(video)), step)) for start in starts]
         begins = [index.exact_seconds(int(index.pts[start])) for start in starts]
     else:
         # Times are looked up by bisection, which needs increasing timestamps.
         index.check_times(video.source)
         interval = step / rate
-        offsets = draw.choose(end - first, num_frames * interval, 0, video.source)
+        seconds = num_frames * interval
+        offsets = draw.choose(end - first, seconds, video.source, in_frames=False)
         begins = [first + offset for offset in offsets]
         # No frame is shown after the end of the video; on_short fills these.
         moments = [
