@@ -347,11 +347,15 @@ def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> N
                     left.clear()
 
     # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks.
-    num_others = min(num_threads, count) - 1
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_others)]
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
+        with suppress(
+            RuntimeError
+        ):  # the system has no more threads, so those that run do the work
+            while len(threads) < min(num_threads, count) - 1:
+                thread = threading.Thread(target=work, daemon=True)
+                thread.start()
+                threads.append(thread)
         work()
         while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
             threads.pop().join()

@@ -518,6 +518,24 @@ def test_a_batch_that_fails_in_threads_leaves_nothing_behind() -> None:
     assert batch.indices == (0,)
 
 
+def test_a_batch_is_loaded_by_the_threads_that_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    batch = sm.load_image_batch(SOURCES[:8], num_threads=8)
+    np.testing.assert_array_equal(np.asarray(batch), PICTURES[:8])
+    assert [thread.is_alive() for thread in started] == [False, False]
+
+
 def test_wrong_numbers_of_threads() -> None:
     with pytest.raises(ValueError, match="num_threads must be at least 1, not 0"):
         sm.load_image_batch(SOURCES, num_threads=0)
