@@ -40,6 +40,7 @@ class _VideoRun:
     """Collects the packets of a video stream until those of a window are complete.
 
     Args:
+        kind: FFmpeg's names of the container's format and of the codec.
         span: Timestamps of the window's start and end, or infinity.
         restart: A key frame up to this timestamp makes earlier packets unnecessary.
 
@@ -48,22 +49,20 @@ class _VideoRun:
         goes_on: Frames follow after the window.
     """
 
-    def __init__(self, span: tuple[float, float], restart: int | None = None) -> None:
-        self._first, self._stop = span
-        self._restart = restart
+    def __init__(
+        self, kind: tuple[str, str], span: tuple[float, float], restart: int | None = None
+    ) -> None:
+        # FFmpeg gives each field of interlaced video as a packet, the second with a later time.
+        self._splits = kind in (("mpegts", "h264"), ("mpeg", "h264"))
+        (self._first, self._stop), self._restart = span, restart
         self._kept: list[AvPacket] = []
         self._inside = self._late = 0
-        self._has_key = False
-        self.complete = self.goes_on = False
+        self._has_key = self.complete = self.goes_on = False
 
     def add(self, packet: AvPacket) -> bool:
         """Add the next packet of the stream. Return whether no later packet can belong to the window."""
         pts, dts = packet.pts, packet.dts
-        if (
-            self._restart is not None
-            and packet.is_keyframe
-            and _at_or_before(packet, self._restart)
-        ):
+        if packet.is_keyframe and _at_or_before(packet, self._restart):
             self._kept.clear()
         self._kept.append(packet)
         # After hidden packets, an edit list may go back in time, so they do not tell the end.
@@ -78,8 +77,8 @@ class _VideoRun:
         # Decode timestamps only increase, and no frame is shown before it is decoded.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = decoded_late or self._late > _MAX_REORDER
-        if pts is None and not self.complete:
-            # Without a pts, the frame may be shown earlier than its position in the file.
+        # Without a pts, the frame may be shown earlier than its position in the file.
+        if (self._splits and self._late == 1) or (pts is None and not self.complete):
             self._inside = len(self._kept)
         return self.complete
 
@@ -150,7 +149,7 @@ def read_video(
         tests, keep = {index: _key_test(start)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
-    run = _VideoRun(metadata.span(codec.time_base))
+    run = _VideoRun((container.format, codec.name), metadata.span(codec.time_base))
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -285,7 +284,8 @@ def read_clip(
         codec = with_x264_build(container, index, codec, video_start)
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
-        frames = _VideoRun(window.ticks(codec.time_base, container.zero), video_start)
+        span = window.ticks(codec.time_base, container.zero)
+        frames = _VideoRun((container.format, codec.name), span, video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False
