@@ -271,8 +271,8 @@ class Container:
         found = self._read(streams, keep=keep)
         if not mend:
             return found
-        # Of audio, FFmpeg states only packets of CAF and Ogg wrongly.
-        if self.format in ("caf", "ogg") or any(stream.type == "video" for stream in streams):
+        # Of audio, FFmpeg states only packets of these formats wrongly.
+        if {"caf", "mpeg", "mpegts", "ogg", "video"} & {self.format, *(s.type for s in streams)}:
             found = mended(found, self.format, streams)
         jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
         return without_jitter(found, jittered) if jittered else found

@@ -167,6 +167,45 @@ def without_jitter(
         yield packet
 
 
+# How frames begin whose rest FFmpeg's parser gives as a packet: the bits to compare, and their values.
+_FRAME_STARTS = {"aac": (0xFFF6, 0xFFF0), "ac3": (0xFFFF, 0x0B77), "eac3": (0xFFFF, 0x0B77)}
+
+
+def with_frame_times(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:
+    """Correct the times of frames that PES packets, of MPEG-TS or MPEG-PS, cut.
+
+    The timestamp of a PES packet is that of the first frame that begins in it. FFmpeg also gives it to the
+    frame before, if its header is cut; and after a seek to the rest of that frame, so that the frames after
+    it are late, up to the next PES packet.
+
+    Args:
+        packets: The packets from a PES packet on.
+        codecs: Codec contexts of the streams, by index.
+    """
+    starts = {i: _FRAME_STARTS[one.name] for i, one in codecs.items() if one.name in _FRAME_STARTS}
+    held: dict[int, AvPacket] = {}
+    late: dict[int, int] = {}
+    for packet in packets:
+        index = packet.stream_index
+        if index not in starts:
+            yield packet
+            continue
+        last, held[index] = held.get(index), packet
+        if last is None:
+            mask, value = starts[index]
+            is_rest = int.from_bytes(bytes(packet)[:2], "big") & mask != value
+            late[index] = (packet.duration or 0) if is_rest else 0
+        elif packet.pos is not None:  # the first frame of a PES packet
+            late[index] = 0
+            if packet.pos == last.pos and last.pts is not None:
+                last.pts -= last.duration or 0
+        if packet.pts is not None:
+            packet.pts -= late[index]
+        if last is not None:
+            yield last
+    yield from held.values()
+
+
 # Packets in an Ogg page, at most.
 _MOST_IN_PAGE = 255
 
@@ -343,6 +382,9 @@ def preroll(codec: AudioCodec) -> Fraction:
     """Return the seconds that must be decoded before a window for the same samples as from the start."""
     if codec.name in _WITHOUT_PREROLL:
         return Fraction(0)
+    if codec.name == "opus":
+        # Wherever the decoder starts, it drops as many samples as the header states.
+        return AUDIO_PREROLL + Fraction(codec.delay, 48000)
     block = 0
     if codec.name == "vorbis":
         block = vorbis_blocks(codec)[1]

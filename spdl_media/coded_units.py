@@ -17,7 +17,7 @@ import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import with_true_times, without_padding
+from spdl_media.audio_clock import with_frame_times, with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.inputs import Input
 from spdl_media.parts import Bytes, boxes, describing_boxes, read_moov
@@ -337,6 +337,8 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
         return _without_unset_pts(packets, reordered, delay=format == "asf")
+    if format in ("mpeg", "mpegts"):
+        return with_frame_times(packets, codecs)
     if format == "caf" and "alac" in names:
         return without_padding(packets)
     if format == "ogg" and names == {"vorbis"} and len(streams) == 1:

@@ -190,3 +190,13 @@ def test_a_system_without_files_in_memory_reads_packets(
         monkeypatch.setattr(ogg_frames.os, "write", lambda _, content: len(content))
         monkeypatch.setattr(ogg_frames.os, "close", lambda _: None)
     np.testing.assert_array_equal(outcome(data), wanted)
+
+
+def test_a_window_of_opus_with_more_to_drop_than_the_lead_in() -> None:
+    # A program that cuts a file states so much that the decoder drops, wherever it starts.
+    head, *parts = pages(ogg("opus", seconds=6))
+    struct.pack_into("<H", head, 28 + 10, 65535)
+    data = sealed(head) + b"".join(map(bytes, parts))
+    whole = sm.load_audio(data).array
+    part = sm.load_audio(data, timestamp=(3, 3.5)).array
+    np.testing.assert_allclose(part, whole[:, 144000:168000], atol=2**-15)

@@ -335,6 +335,44 @@ def test_vorbis_of_one_page(rate: int, size: int) -> None:
     np.testing.assert_allclose(part, wanted[size // 4 : size // 2].T, atol=1e-6)
 
 
+def _cut_by_pes(offset: int) -> bytes:
+    """Write AC-3 to MPEG-TS. Each PES packet begins ``offset`` bytes after the start of a 20th frame."""
+    coded = sm.demux_audio(_make("ac3", "ac3", 48000, seconds=12))
+    frames = [bytes(packet) for packet in coded._packets]
+    data, size = b"".join(frames), len(frames[0])
+    starts = [0, *range(20 * size + offset, len(data), 20 * size)]
+    file = io.BytesIO()
+    with av.open(file, "w", format="mpegts") as container:
+        stream = container.add_stream("ac3", rate=48000, layout="stereo")
+        for start, stop in pairwise([*starts, len(data)]):
+            packet = av.Packet(data[start:stop])
+            packet.stream, packet.time_base = stream, Fraction(1, 90000)
+            packet.pts = packet.dts = -(-start // size) * 1536 * 90000 // 48000
+            container.mux(packet)
+    return file.getvalue()
+
+
+# FFmpeg gives the time of a PES packet to the rest of a frame before, after a seek; and always to a frame
+# whose header, of 7 bytes, is cut. Writers of HLS and DVDs cut frames anywhere.
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _cut_by_pes(-100),
+        lambda: _cut_by_pes(3),
+        lambda: _make("ac3", "vob", 48000, seconds=12),
+    ],
+    ids=["rest", "header", "dvd"],
+)
+def test_frames_that_pes_packets_cut(make: Callable[[], bytes], rng: np.random.Generator) -> None:
+    data = make()
+    whole = linear(data)
+    for start in rng.integers(24000, 11 * 48000, 20):
+        window = Fraction(int(start), 48000), Fraction(int(start) + 4800, 48000)
+        part = sm.load_audio(data, timestamp=window).array
+        # The decoder adds dither.
+        assert np.abs(part - whole[:, start : start + 4800]).mean() < 0.02
+
+
 @pytest.mark.parametrize(
     ("codec", "format"),
     [("libmp3lame", "matroska"), ("flac", "mp4"), ("pcm_s16le", "wav"), ("pcm_f32le", "wav"),
