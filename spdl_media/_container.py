@@ -27,10 +27,11 @@ from spdl_media._ffmpeg import (
 from spdl_media.audio_clock import completed, counted_starts, with_hidden_samples, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_units import display_matrix, exact_start, image_head, mended
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, format_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, NO_VP9, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
+from spdl_media.h264_header import open_h264
 from spdl_media.inputs import Input
 from spdl_media.parts import is_open_ended, missing_packets, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
@@ -54,9 +55,6 @@ _SEEKS_TO_START = ("mov,mp4", "avi")
 # takes half of the time to open an audio file.
 _COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
-NO_DECODERS = "none"  # as codec_whitelist: FFmpeg has no decoder of this name, so it opens none
-NO_VP9 = "opus,vorbis"  # for a WebM whose header states all that load_video needs
-
 
 class Container:
     """One open container. If the source can seek, it can be read repeatedly and from any position.
@@ -68,13 +66,14 @@ class Container:
         av: PyAV's container. Replaced by a new one if a rewind has to open the source again.
         format: FFmpeg's name of the format.
         turn: Number of reads begun, so that a reader notices when another one has moved the position.
-        tried: Names of the decoders that FFmpeg was allowed to open to find stream parameters, joined by
-            commas; ``None``: all decoders.
+        tried: Names of decoders, joined by commas, by which FFmpeg may find parameters; ``None``: all.
     """
 
-    def __init__(self, input: Input, config: DemuxConfig, *, tries: str | None = None) -> None:
+    def __init__(
+        self, input: Input, config: DemuxConfig, *, tries: str | None = None, audio: bool = True
+    ) -> None:
         self.name, self.turn = input.name, 0
-        self.tried = tries
+        self.tried, self._needs_audio = tries, audio
         self._input, self._config = input, config
         self._orientations: dict[int, int] = {}
         self._starts: dict[int, dict[int, int] | None] = {}
@@ -120,7 +119,8 @@ class Container:
                     self.tried = None
                 # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
                 with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
-                    return self._input.open(format_config(name, self.tried)), names
+                    file = self.tried is None and open_h264(self._input, audio=self._needs_audio)
+                    return file or self._input.open(format_config(name, self.tried)), names
         self.tried = None
         file = self._input.open(self._config)
         return file, file.format.name

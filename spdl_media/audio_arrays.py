@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdl_media._container import NO_DECODERS, Container
+from spdl_media._container import Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import READ_FIRST, SampleDecoder, decode_frames
 from spdl_media.aac_frames import find_aac
@@ -20,7 +20,13 @@ from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHea
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import (
+    DEFAULT_DEMUX_CONFIG,
+    NO_DECODERS,
+    DecodeConfig,
+    DemuxConfig,
+    as_demux_config,
+)
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError

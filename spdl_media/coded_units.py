@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import av
@@ -99,6 +99,11 @@ def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
         for start, end in pairwise([*starts, len(data)]):
             yield data[start:end]
         return
+    yield from length_units(data)
+
+
+def length_units(data: memoryview) -> Iterator[memoryview]:
+    """Yield the NAL units that follow lengths of 4 bytes, as in MP4."""
     position = 0
     while position + 4 <= len(data):  # shorter lengths are allowed, but not used in practice
         start = position + 4
@@ -112,58 +117,6 @@ def _number(stream: io.BytesIO) -> int:
     while (byte := stream.read(1)) == b"\xff":
         value += 255
     return value + int.from_bytes(byte, "big")
-
-
-# Profiles whose sequence parameter set has chroma format, bit depth and scaling lists.
-_HIGH_PROFILES = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
-
-_HEADER = re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{8,})", re.DOTALL)
-
-
-def may_have_fields(extradata: bytes | None) -> bool:
-    """Whether an H.264 stream may be coded as fields; True if the extradata does not tell.
-
-    See:
-        ITU-T H.264, 7.3.2.1.1 (sequence parameter set), 9.1 (numbers of variable length).
-    """
-    found = _HEADER.search(extradata or b"")
-    if found is None:
-        return True
-    # Remove the emulation prevention bytes.
-    data = found[1].replace(b"\0\0\3", b"\0\0")
-    bits = iter(f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}")
-
-    def take(count: int) -> int:
-        return int("0" + "".join(islice(bits, count)), 2)
-
-    def numbers(count: int) -> int:
-        """Read Exp-Golomb numbers, and return the last.
-
-        Raises:
-            StopIteration: The data ends.
-        """
-        for _ in range(count):
-            zeros = next(size for size, bit in enumerate(bits) if bit == "1")
-            last = (1 << zeros) - 1 + take(zeros)
-        return last
-
-    try:
-        take(24)  # profile, constraints, level
-        numbers(1)
-        if data[0] in _HIGH_PROFILES:
-            take(numbers(1) == 3)
-            numbers(2)
-            if take(2) & 1:
-                return True  # scaling lists, whose length varies
-        order = (numbers(1), numbers(1))[1]
-        if order == 1:
-            return True  # a list of offsets, which encoders do not write in practice
-        numbers(2 if order == 0 else 1)
-        take(1)
-        numbers(2)
-        return not take(1)
-    except StopIteration:
-        return True
 
 
 def is_hidden(packet: AvPacket, codec: str) -> bool:

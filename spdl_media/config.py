@@ -209,6 +209,10 @@ DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
 
 
+NO_DECODERS = "none"  # FFmpeg has no decoder of this name, so it opens none
+NO_VP9 = "opus,vorbis"  # for a WebM whose header states all that load_video needs
+
+
 @lru_cache
 def format_config(format: str, decoders: str | None) -> DemuxConfig:
     """Return the configuration that opens a known format, and may try these decoders only; ``None``: any."""

@@ -105,7 +105,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
         with open_input(input.read_all(), name=input.name) as whole:
             return read_image(whole, config)
     try:
-        opened = Container(input, config)
+        opened = Container(input, config, audio=False)
     except DemuxError as error:
         if kind is None or not is_unsupported(error):
             raise

@@ -211,7 +211,7 @@ def index_is_last(head: Bytes) -> bool:
 
 
 # Reading a longer one takes more time than the hint saves. A damaged header may state any size.
-_LONGEST_INDEX = 1 << 20
+LONGEST_INDEX = 1 << 20
 
 
 def has_equal_audio(read: Read, size: int) -> bool:
@@ -222,25 +222,11 @@ def has_equal_audio(read: Read, size: int) -> bool:
     Raises:
         SourceError: ``read`` cannot read the file.
     """
-    _, moov = read_moov(read, size, _LONGEST_INDEX)
+    _, moov = read_moov(read, size, LONGEST_INDEX)
     tracks = [track for track in moov.split(b"trak") if b"soun" in track]
     # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".
     flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
     return len(tracks) > 1 and sum(flag > b"" and flag[0] & 1 for flag in flags) != 1
-
-
-_PROFILES = (b"\1\x4d", b"\1\x64")  # of H.264 in 8-bit 4:2:0, after a version: Main, High
-
-
-def states_reordering(read: Read, size: int) -> bool:
-    """Whether the index of an MP4 tells all that FFmpeg finds by decoding the first frames of its one video.
-
-    Raises:
-        SourceError: ``read`` cannot read the file.
-    """
-    _, moov = read_moov(read, size, _LONGEST_INDEX, 8)
-    _, _, config = moov.partition(b"avcC")
-    return config[:2] in _PROFILES and moov.count(b"vide") == 1 and b"ctts" in moov
 
 
 # Truncated files, by the sizes that they state.

@@ -9,19 +9,24 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any, TypeAlias
 
-from spdl_media._container import NO_DECODERS, NO_VP9, Container
+from spdl_media._container import Container
 from spdl_media._ffmpeg import LogState, as_fraction, unheard_log
 from spdl_media._picture_decoder import decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.coded_units import states_vp9
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import (
+    DEFAULT_DEMUX_CONFIG,
+    NO_VP9,
+    DecodeConfig,
+    DemuxConfig,
+    as_demux_config,
+)
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.parts import states_reordering
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
@@ -71,7 +76,7 @@ def _load_input(
     stream_index: int | None,
     config: DemuxConfig,
 ) -> CPUBuffer:
-    container, count = _open_container(input, request, config), request.num_frames
+    container, count = _open_container(input, config), request.num_frames
     parts = read_video(container, stream_index, window, _PART_BYTES, count)
     first = next(parts)
     if count is not None:
@@ -82,21 +87,11 @@ def _load_input(
     return load_frames(first, request, more)[0]
 
 
-def _open_container(input: Input, request: FrameRequest, config: DemuxConfig) -> Container:
+def _open_container(input: Input, config: DemuxConfig) -> Container:
     """Open a container, which is closed with the input. FFmpeg decodes no frames if the header suffices."""
-    if LogState.forwarded:  # FFmpeg logs an error for each decoder that it may not open
-        return Container(input, config)
-    tries = NO_VP9 if states_vp9(input) else None
-    # The header may state another size or shape of the pixels.
-    is_simple = request.is_plain and request.cuts is None
-    if is_simple and input.is_local and states_reordering(input.read_at, input.size()):
-        tries = NO_DECODERS
-    container = Container(input, config, tries=tries)
-    streams = container.av.streams.video
-    codec = streams[0].codec_context if len(streams) == 1 else None
-    if tries == NO_DECODERS and not (codec and codec.has_b_frames):
-        container = Container(input, config)
-    return container
+    # FFmpeg logs an error for each decoder that it may not open.
+    tries = NO_VP9 if not LogState.forwarded and states_vp9(input) else None
+    return Container(input, config, tries=tries, audio=False)
 
 
 def load_frames(

@@ -6,9 +6,7 @@ import io
 import math
 from fractions import Fraction
 from typing import Any
-from unittest import mock
 
-import av
 import numpy as np
 import pytest
 
@@ -87,33 +85,6 @@ def test_vp9_in_webm_is_what_its_packets_decode_to(color_range: str) -> None:
     packets = sm.demux_video(data, timestamp=(0.2, 0.8))
     expected = sm.convert_frames(sm.decode_packets(packets))
     np.testing.assert_array_equal(sm.load_video(data, (0.2, 0.8)), expected)
-
-
-@pytest.mark.parametrize(
-    ("codec", "delay", "options", "tried"),
-    [
-        ("libx264", 2, {}, "none"),
-        ("libx264", 0, {}, None),  # whether frames are reordered is not stated
-        ("libx264", 2, {"crops": (0, 0, 64, 48)}, None),
-        ("libx265", 2, {}, None),
-    ],
-)
-def test_ffmpeg_decodes_no_frames_to_open_an_mp4_that_states_all(
-    codec: str, delay: int, options: Any, tried: str | None
-) -> None:
-    frames = VideoTrack(frames=index_planes(20, 64, 48), codec=codec, max_b_frames=delay)
-    audio = AudioTrack(samples=SAMPLES, sample_rate=8000, codec="aac")
-    data = make_media([frames, audio], format="mp4")
-    with mock.patch.object(av, "open", wraps=av.open) as opened:
-        found = sm.load_video(data, (0.2, 0.8), **options)
-    assert opened.call_args_list[0].kwargs["options"].get("codec_whitelist") == tried
-    assert [frame_index(frame) for frame in np.asarray(found)] == list(range(2, 8))
-
-
-def test_an_mp4_of_an_unknown_codec() -> None:
-    data = make_video(index_planes(20, 64, 48), codec="libx264", format="mp4", max_b_frames=2)
-    with pytest.raises(sm.DemuxError, match="this FFmpeg has no decoder for video stream 0"):
-        sm.load_video(data.replace(b"avc1", b"none"))
 
 
 def test_options_of_a_video() -> None:

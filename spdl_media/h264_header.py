@@ -1,0 +1,256 @@
+"""Read from an MP4 of H.264 what FFmpeg otherwise finds by decoding its first frames.
+
+See:
+    ITU-T H.264, 7.3.2.1.1 (sequence parameter set), 9.1 (numbers of variable length), annex E (usability).
+    ISO/IEC 14496-15, 5.3.3.1 (box avcC).
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from av.container import InputContainer
+
+from spdl_media._ffmpeg import LogState
+from spdl_media.coded_units import length_units
+from spdl_media.config import NO_DECODERS, format_config
+from spdl_media.formats import COLOR_TABLES
+from spdl_media.inputs import Input
+from spdl_media.parts import LONGEST_INDEX, read_moov
+
+__all__ = ()
+
+
+class _Header(NamedTuple):
+    """The sequence parameter set of the only video in an MP4, which is 8-bit 4:2:0.
+
+    Attributes:
+        unit: The whole set.
+        size: Width and height in pixels.
+        reorder_depth: Number of frames that a decoder delays; ``None``: only the index tells.
+        context: Attributes of PyAV's codec context.
+        audio: Decoders of the audio; ``None``: there are several streams, or the codec is unusual.
+    """
+
+    unit: bytes
+    size: tuple[int, int]
+    reorder_depth: int | None
+    context: dict[str, Any]
+    audio: str | None
+
+    def complete(self, container: Any, input: Input) -> bool:
+        """Set what the header states in an open container, of whose video FFmpeg has decoded nothing.
+
+        Returns:
+            Whether all is set. Otherwise the file contradicts the header, or lacks its first frame.
+        """
+        streams = container.streams.video
+        video = streams[0].codec_context if len(streams) == 1 else None
+        if video is None or (video.name, video.width, video.height) != ("h264", *self.size):
+            return False
+        depth = max(video.reorder_depth, self.reorder_depth or 0)
+        if (self.reorder_depth is None and not depth) or not self._is_begun(streams[0], input):
+            return False
+        for name, value in self.context.items():
+            if name in _UNSPECIFIED and getattr(video, name) not in (_UNSPECIFIED[name], value):
+                return False
+            setattr(video, name, value)
+        video.reorder_depth = depth
+        video.pix_fmt = "yuvj420p" if video.color_range == _FULL_RANGE else "yuv420p"
+        return True
+
+    def _is_begun(self, stream: Any, input: Input) -> bool:
+        """Whether the first packet is a whole key frame, and says nothing else than this header."""
+        first = next(iter(stream.index_entries), None)
+        data = b"" if first is None else input.read_at(first.pos, first.size)
+        units = list(map(bytes, length_units(memoryview(data))))
+        if first is None or not all(units) or sum(4 + len(unit) for unit in units) != first.size:
+            return False
+        kinds = [unit[0] & 31 for unit in units]
+        # The message 147 states another transfer of the colours.
+        says_else = any(
+            (kind == _SET and unit != self.unit) or (kind == _MESSAGE and 147 in unit)
+            for kind, unit in zip(kinds, units, strict=True)
+        )
+        return not says_else and _KEY in kinds and _starts_picture(units[kinds.index(_KEY)])
+
+
+def _starts_picture(unit: bytes) -> bool:
+    """Whether a slice is the first one, of type I, and refers to picture parameter set 0."""
+    bits = _Bits(unit[1:9])
+    with suppress(ValueError):
+        return bits.number() == 0 and bits.number() in (2, 7) and bits.number() == 0
+    return False
+
+
+# Types of NAL units: part of a picture that needs no other, messages, sequence parameter set.
+_KEY, _MESSAGE, _SET = 5, 6, 7
+# Lengths of 4 bytes, one sequence parameter set, and one picture parameter set: number 0, for set 0.
+_CONFIG = re.compile(rb"avcC\x01.{3}\xff\xe1(..)(?=[\x27\x47\x67])", re.DOTALL)
+_PICTURE_SET = re.compile(rb"\x01..[\x28\x48\x68][\xc0-\xff]", re.DOTALL)
+_FULL_RANGE = 2
+# Numbers of colours that the container does not state.
+_UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
+_HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
+_COVER, _ENCRYPTION = b"covr", b"sinf"
+
+
+def open_h264(input: Input, *, audio: bool) -> InputContainer | None:
+    """Open an MP4 of one H.264 video so that FFmpeg does not decode it.
+
+    Args:
+        input: The source.
+        audio: Whether the parameters of audio streams are needed.
+
+    Returns:
+        PyAV's container; ``None``: the header states less than FFmpeg finds by decoding, or reading it may
+        take long.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: FFmpeg cannot open it.
+    """
+    # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
+    if LogState.forwarded or not input.is_local or input.head(8)[4:] != b"ftyp":
+        return None
+    header = _read_header(input)
+    if header is None or (audio and header.audio is None):
+        return None
+    tries = (audio and header.audio) or NO_DECODERS
+    container = input.open(format_config("mov", tries))
+    codecs = [stream.codec_context for stream in container.streams.audio]
+    is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
+    return container if is_heard and header.complete(container, input) else None
+
+
+def _read_header(input: Input) -> _Header | None:
+    _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+    found = _CONFIG.search(moov)
+    if found is None or _COVER in moov or _ENCRYPTION in moov:
+        return None
+    start = found.end()
+    end = start + int.from_bytes(found[1], "big")
+    kinds, unit = _HANDLERS.findall(moov), moov[start:end]
+    if moov.count(b"avcC") + kinds.count(b"vide") != 2 or not _PICTURE_SET.match(moov, end):
+        return None
+    with suppress(ValueError):
+        bits = _Bits(unit[1:])
+        frames, (context, depth) = _read_frames(bits), _read_usability(bits)
+        depth = 0 if depth is None and frames.in_order else depth
+        if frames.is_usual and (depth is not None or b"ctts" in moov):
+            audio = {0: "", 1: "aac" if b"mp4a" in moov else None}.get(kinds.count(b"soun"))
+            return _Header(unit, frames.size, depth, context, audio)
+    return None
+
+
+_SET_AFTER_CODE = re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{8,})", re.DOTALL)
+
+
+def may_have_fields(extradata: bytes | None) -> bool:
+    """Whether an H.264 stream may be coded as fields; True if the extradata does not tell."""
+    found = _SET_AFTER_CODE.search(extradata or b"")
+    with suppress(ValueError):
+        return found is None or _read_frames(_Bits(found[1])).may_be_fields
+    return True
+
+
+class _Bits:
+    """Numbers in the bytes of a NAL unit. Reading past the end raises a ValueError."""
+
+    def __init__(self, unit: bytes) -> None:
+        data = unit.replace(b"\0\0\3", b"\0\0")  # remove the emulation prevention bytes
+        self._bits, self._place = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}", 0
+
+    def take(self, count: int = 1) -> int:
+        start, self._place = self._place, self._place + count
+        if self._place > len(self._bits):
+            raise ValueError("the unit ends")
+        return int(self._bits[start : self._place], 2)
+
+    def number(self, count: int = 1) -> int:
+        """Read Exp-Golomb numbers, and return the last."""
+        for _ in range(count):
+            zeros = self._bits.index("1", self._place) - self._place
+            last = self.take(2 * zeros + 1) - 1
+        return last
+
+
+class _Frames(NamedTuple):
+    is_usual: bool  # 8-bit 4:2:0
+    in_order: bool  # shown in the order in which they are coded
+    may_be_fields: bool
+    size: tuple[int, int]
+
+
+# Profiles whose sequence parameter set has chroma format, bit depth and scaling lists.
+_HIGH_PROFILES = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
+
+
+def _read_frames(bits: _Bits) -> _Frames:
+    profile, is_usual = bits.take(24) >> 16, True
+    bits.number()  # of the set
+    if profile in _HIGH_PROFILES:
+        chroma = bits.number()
+        if chroma == 3:
+            bits.take()
+        is_usual = (chroma, bits.number(), bits.number()) == (1, 0, 0)
+        if bits.take(2) & 1:
+            raise ValueError("scaling lists, whose length varies")
+    order = bits.number(2)
+    if order == 1:
+        raise ValueError("a list of offsets, which encoders do not write in practice")
+    bits.number(2 if order == 0 else 1)
+    in_order = not bits.take() and order == 2  # without gaps
+    width, height = 16 * (bits.number() + 1), 16 * (bits.number() + 1)
+    fields = 1 - bits.take()
+    bits.take(1 + fields)
+    if bits.take():
+        width -= 2 * (bits.number() + bits.number())
+        height -= 2 * (bits.number() + bits.number())
+    return _Frames(is_usual, in_order, bool(fields), (width, height * (1 + fields)))
+
+
+def _read_usability(bits: _Bits) -> tuple[dict[str, Any], int | None]:
+    """Return attributes of PyAV's codec context, and how many frames are reordered; ``None``: not stated."""
+    context: dict[str, Any] = {}
+    if not bits.take():
+        return context, None
+    if bits.take():
+        kind = bits.take(8)
+        width, height = (kind, 1) if kind < 255 else (bits.take(16), bits.take(16))
+        if 1 < kind < 255 or (kind and not 1 <= 8 * width <= 64 * height):
+            raise ValueError("a shape of television, or none")
+        if kind:
+            context["sample_aspect_ratio"] = Fraction(width, height)
+    if bits.take():
+        bits.take()  # overscan
+    if bits.take():
+        context |= _read_color(bits)
+    if bits.take():
+        bits.number(2)  # places of chroma
+    if bits.take():
+        bits.take(65)  # frame rate
+    if bits.take(2):
+        raise ValueError("models of buffers, which few encoders write")
+    bits.take()
+    if not bits.take():
+        return context, None
+    bits.take()
+    bits.number(4)
+    depth, kept = bits.number(), bits.number()
+    if depth > min(kept, 16):
+        raise ValueError("more frames are reordered than kept")
+    return context, depth
+
+
+def _read_color(bits: _Bits) -> dict[str, Any]:
+    context = {"color_range": 1 + bits.take(4) % 2}
+    if bits.take():
+        context |= {name: bits.take(8) for name in ("color_primaries", "color_trc", "colorspace")}
+    for name, number in context.items():
+        if number not in {*COLOR_TABLES[name], 2} - {0}:
+            raise ValueError("a reserved number")
+    return context
