@@ -10,13 +10,12 @@ import inspect
 import math
 import operator
 import os
-import signal
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from reprlib import repr as short
 from types import FrameType
@@ -301,25 +300,6 @@ def outer_frame() -> tuple[FrameType, int]:
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1
     return frame, level
-
-
-@contextmanager
-def interrupts_delayed() -> Iterator[None]:
-    """Delay a Ctrl-C to the end of a ``with`` block, inside which Python would lose it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    # None: a handler that Python did not set, and cannot set again.
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if before is None:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:

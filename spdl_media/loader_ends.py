@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from spdl_media._interrupts import when_dropped
 from spdl_media._resume import Ledger, Positions, Snapshot, State
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
-from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.stages import ReadyItems, source_length
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
@@ -273,14 +273,13 @@ class SharedSource:
 class _Iteration:
     """Base of the iterators that return the batches of a loader's pipeline."""
 
-    # A class attribute, so that __del__ closes nothing if __init__ fails.
-    _is_over = True
-
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
         self._loader, self._pipeline, self._ledger = loader, pipeline, ledger
         self._timeout = loader.timeout
         self._convert = None if loader.to is None else CONVERTERS[loader.to]
         self._is_over = False
+        # A loop left by "break" drops its iterator without closing it.
+        self._end = when_dropped(_close, ledger, pipeline)
 
     def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
@@ -306,13 +305,11 @@ class _Iteration:
         self._is_over = True
         self._ledger.close()
 
-    def __del__(self) -> None:
-        # A loop left by "break" drops its iterator without closing it.
-        try:
-            if not self._is_over:
-                self.close()
-        except KeyboardInterrupt:
-            interrupt_again()
+
+def _close(ledger: Ledger, pipeline: Pipeline[Any]) -> None:
+    if not ledger.is_closed:
+        ledger.close()
+        pipeline.stop()
 
 
 class Epoch(_Iteration, Iterator[Any]):

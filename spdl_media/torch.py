@@ -10,18 +10,17 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from spdl_media._checks import check_int
+from spdl_media._interrupts import when_dropped
 from spdl_media._optional import require
-from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.pipeline import STOP_SECONDS
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")
@@ -116,9 +115,6 @@ get_pytorch_dataloader = DataLoader
 class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
     """Submits indices, which torch draws in the consumer's thread, to threads that make batches."""
 
-    # A class attribute, so that __del__ closes nothing if __init__ fails.
-    _threads: tuple[threading.Thread, ...] = ()
-
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._pid = os.getpid()
@@ -126,26 +122,25 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         num_threads = 1 if self._is_iterable else self._num_workers
         self._num_ahead = loader.prefetch_factor * self._num_workers
         self._in_order = loader.in_order
-        self._due: list[Future[Any]] = []
-        self._reading: _Reading | None = None
+        self._pool = _Pool()
+        self._at_drop = when_dropped(self._pool.close)
         self._pin = _pinning(self._pin_memory_device) if self._pin_memory else None
-        self._tasks: SimpleQueue[Any] = SimpleQueue()
         # Not a ThreadPoolExecutor, which at exit would wait for all batches that were begun ahead.
         for number in range(num_threads):
             info = WorkerInfo(number, num_threads, self._base_seed + number, self._dataset)
             name = f"spdl_media torch-{number}"
             thread = threading.Thread(
-                target=_work, args=(self._tasks, info), name=name, daemon=True
+                target=_work, args=(self._pool.tasks, info), name=name, daemon=True
             )
             thread.start()
-            self._threads += (thread,)
-        _iterators.add(self)
+            self._pool.threads.append(thread)
+        _pools.add(self._pool)
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002  # torch's signature
         super()._reset(loader, first_iter)
-        self._abandon()
+        self._pool.abandon()
         make_fetcher = partial(
             _data.dataloader._DatasetKind.create_fetcher,
             *(self._dataset_kind, self._dataset, self._auto_collation),
@@ -154,16 +149,18 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
         # A dataset with __getitems__ gets the plain list of indices.
         fetches_all = getattr(self._dataset, "__getitems__", None)
         may_stop_early = self._auto_collation and not fetches_all
-        self._reading = _Reading(make_fetcher, loader.worker_init_fn, self._pin, may_stop_early)
+        self._pool.reading = _Reading(
+            make_fetcher, loader.worker_init_fn, self._pin, may_stop_early
+        )
         for _ in range(self._num_ahead):
             self._add_task()
 
     def _add_task(self) -> None:
         # StopIteration is the end of the sampler: there are no more tasks.
         with suppress(StopIteration):
-            task = self._reading, self._next_index(), Future[Any]()
-            self._due.append(task[-1])
-            self._tasks.put(task)
+            task = self._pool.reading, self._next_index(), Future[Any]()
+            self._pool.due.append(task[-1])
+            self._pool.tasks.put(task)
 
     def _next_data(self) -> Any:
         if os.getpid() != self._pid:
@@ -171,7 +168,7 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
                 f"this iterator has its threads in process {self._pid}, from which this process was forked; "
                 "threads are not forked. Make a DataLoader in each process"
             )
-        if not self._due:
+        if not self._pool.due:
             self._end()
         batch = self._take()
         # Before reading the result, so that an error does not reduce the number of batches ahead.
@@ -188,52 +185,59 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             del batch
 
     def _take(self) -> Future[Any]:
-        awaited = self._due[:1] if self._in_order else self._due
+        due = self._pool.due
+        awaited = due[:1] if self._in_order else due
         if not wait(awaited, self._timeout or None, FIRST_COMPLETED).done:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-        batch = next(one for one in self._due if one.done())
-        self._due.remove(batch)
+        batch = next(one for one in due if one.done())
+        due.remove(batch)
         return batch
 
     def _end(self) -> None:
         if self._persistent_workers:
-            self._abandon()
+            self._pool.abandon()
         else:
-            self._close()
+            self._pool.close()
         raise StopIteration
 
-    def _abandon(self) -> list[Future[Any]]:
+
+@dataclass(eq=False)
+class _Pool:
+    """Threads of an iterator, and the batches that it submitted. It has no reference to the iterator."""
+
+    threads: list[threading.Thread] = field(default_factory=list)
+    tasks: SimpleQueue[Any] = field(default_factory=SimpleQueue)
+    due: list[Future[Any]] = field(default_factory=list)
+    reading: _Reading | None = None
+
+    def abandon(self) -> list[Future[Any]]:
         """End the reading, and return the batches that are still being made."""
-        if self._reading is not None:
-            self._reading.is_over = True
-        running = [batch for batch in self._due if not batch.cancel()]
-        self._due.clear()
+        if self.reading is not None:
+            self.reading.is_over = True
+        running = [batch for batch in self.due if not batch.cancel()]
+        self.due.clear()
         return running
 
-    def _close(self) -> None:
-        threads, self._threads = self._threads, ()
+    def close(self) -> None:
+        """End the threads."""
+        _pools.discard(self)
+        threads, self.threads = self.threads, []
         # Each thread ends at the first None that it gets.
         for _ in threads:
-            self._tasks.put(None)
-        if threads and not wait(self._abandon(), STOP_SECONDS).not_done:
+            self.tasks.put(None)
+        if threads and not wait(self.abandon(), STOP_SECONDS).not_done:
             for thread in threads:
                 thread.join()
 
-    def __del__(self) -> None:
-        try:
-            self._close()
-        except KeyboardInterrupt:
-            interrupt_again()
 
-
-_iterators: weakref.WeakSet[_ThreadedIterator] = weakref.WeakSet()
+_pools: set[_Pool] = set()
 
 
 @atexit.register
 def _close_all() -> None:
     # Daemon threads that still run when the interpreter ends may crash it.
-    for iterator in list(_iterators):
-        iterator._close()
+    for pool in list(_pools):
+        pool.close()
 
 
 def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:

@@ -16,7 +16,7 @@ LOADER = ["loader_items", "loader_ends", "loader_stages", "dataloader"]
 # The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
 # are listed file by file, other folders are one module.
 ORDER = [
-    ["errors", "_checks", "_optional", "config", "timing"],
+    ["errors", "_checks", "_interrupts", "_optional", "config", "timing"],
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
@@ -57,8 +57,8 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "_optional", "errors", "config", "timing", "geometry", "parts", "still_parts"),
-    *("stills", "still_faults", "still_headers"),
+    *("_checks", "_interrupts", "_optional", "errors", "config", "timing", "geometry"),
+    *("parts", "still_parts", "stills", "still_faults", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
@@ -155,7 +155,8 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    assert _own_imports("pipeline") <= {"_checks", "_optional", "ring", "shared_memory"}
+    known = {"_checks", "_interrupts", "_optional", "ring", "shared_memory"}
+    assert _own_imports("pipeline") <= known
 
 
 def test_package_imports_neither_testing_nor_cli() -> None:

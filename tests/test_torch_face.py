@@ -514,9 +514,9 @@ def test_a_long_batch_that_nobody_wants_is_left_between_two_samples() -> None:
 
     items = iter(DataLoader(Long(), NUM_SAMPLES, num_workers=1))
     assert has_begun.wait(60)
-    items._abandon()
+    items._pool.abandon()
     was_broken_off.set()
-    items._close()
+    items._pool.close()
     assert read == [0]
 
 

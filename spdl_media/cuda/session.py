@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import av
 
-from spdl_media._checks import interrupts_delayed
+from spdl_media._interrupts import interrupts_delayed
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda.cuvid import (
     CODECS,

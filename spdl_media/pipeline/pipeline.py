@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from spdl_media._checks import with_argument_hints
+from spdl_media._interrupts import when_dropped
 from spdl_media._optional import require
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
-from spdl_media.pipeline.engine.run import LIVE, Run, interrupt_again
+from spdl_media.pipeline.engine.run import LIVE, Run
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,
@@ -104,9 +104,6 @@ class Pipeline(Generic[T_co]):
     Thread safety: safe. Several threads or tasks may take items; each item goes to one of them.
     """
 
-    # A class attribute, so that __del__ finds it if __init__ raises.
-    _run: Run | None = None
-
     @shows_run_options
     def __init__(self, config: PipelineConfig, **options: Unpack[PipelineOptions]) -> None:
         self._options = RunOptions(**options)
@@ -115,6 +112,7 @@ class Pipeline(Generic[T_co]):
             _bar_class()
         # get_config() has done this already, but a definition may be made without a builder.
         self._config = with_unique_names(config)
+        self._run: Run | None = None
         # Held while a run is started, which may take long. stop() does not take it.
         self._starting = threading.RLock()
 
@@ -177,6 +175,7 @@ class Pipeline(Generic[T_co]):
                 raise PipelineError("the pipeline is running; stop it before starting it again")
             # Stored before it has started, so that stop() in another thread finds it.
             run = self._run = Run(self._config, self._options)
+            self._end = when_dropped(_end_live, run)
             try:
                 run.start()
             except BaseException:
@@ -194,14 +193,6 @@ class Pipeline(Generic[T_co]):
         """
         if (run := self._run) is not None:
             run.stop(STOP_SECONDS if timeout is None else timeout)
-
-    def __del__(self) -> None:
-        # A Ctrl-C here could be lost, so nothing is done if the run has ended.
-        if (run := self._run) is not None and run in LIVE:
-            try:
-                run.request_stop()
-            except KeyboardInterrupt:
-                interrupt_again()
 
     @contextmanager
     def auto_stop(self, *, timeout: float | None = None) -> Iterator[Pipeline[T_co]]:
@@ -260,27 +251,18 @@ class Pipeline(Generic[T_co]):
         bar = self._make_bar()
         # Looked up once, because take() is called for each item.
         take = run.graph.sink.take
-        is_left = False
+        has_end = is_own or bar is not None
+        end = when_dropped(_end_iteration, run if is_own else None, bar) if has_end else None
         try:
-            try:
-                while (item := take(timeout)) is not END_OF_EPOCH:
-                    if bar is not None:
-                        bar.update()
-                    yield item
-            except PipelineFailure as failure:
-                raise failure.with_traceback(None) from None
-            except GeneratorExit:
-                is_left = True
-                raise
-            finally:
+            while (item := take(timeout)) is not END_OF_EPOCH:
                 if bar is not None:
-                    bar.close()
-                if is_own:
-                    run.stop(STOP_SECONDS)
-        except KeyboardInterrupt:
-            if not is_left:
-                raise
-            interrupt_again()
+                    bar.update()
+                yield item
+        except PipelineFailure as failure:
+            raise failure.with_traceback(None) from None
+        finally:
+            # Nothing may follow: when a loop is left, Python loses a Ctrl-C that arrives here.
+            del end
 
     def __iter__(self) -> Iterator[T_co]:
         return self.get_iterator()
@@ -323,7 +305,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
     """Asynchronous iterator over one epoch, or over the rest of it. The first ``__anext__`` begins the epoch.
 
     It is not an asynchronous generator: the event loop closes an abandoned generator only later, whereas
-    ``__del__`` stops the run at once.
+    it stops its run at once when it is dropped.
     """
 
     def __init__(self, pipeline: Pipeline[T_co]) -> None:
@@ -331,6 +313,7 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         self._run: Run | None = None
         self._is_own = False
         self._bar: Any = None
+        self._end: Generator[None] | None = None
 
     async def __anext__(self) -> T_co:
         if self._pipeline is None:
@@ -338,10 +321,11 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         if self._run is None:
             self._run, self._is_own = self._pipeline._begin()
             self._bar = self._pipeline._make_bar()
+            self._end = when_dropped(_abandon, self._run if self._is_own else None, self._bar)
         try:
             item: Any = await self._run.graph.sink.take_async()
         except asyncio.CancelledError:
-            # Perhaps by a timeout of this one item. The task may ask again; if not, __del__ stops the run.
+            # Perhaps by a timeout of this one item. The task may ask again; if not, it drops this iterator.
             raise
         except BaseException:
             await self.aclose()
@@ -359,7 +343,10 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         Raises:
             asyncio.CancelledError: The task was cancelled. The pipeline stops nevertheless.
         """
-        if (run := self._release()) is not None:
+        run, self._run, self._pipeline = self._run, None, None
+        if self._bar is not None:
+            self._bar.close()
+        if run is not None and self._is_own:
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
             _stop_in_thread(
@@ -368,20 +355,27 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             # The other thread blocks while the run ends, so that this event loop does not.
             await asyncio.wait([ended])
 
-    def __del__(self) -> None:
-        # At interpreter exit all runs have been stopped already, and a thread started then may hang.
-        if (run := self._release()) is not None and not sys.is_finalizing():
-            run.request_stop()
-            with suppress(RuntimeError):  # the interpreter is about to exit
-                _stop_in_thread(run)
 
-    def _release(self) -> Run | None:
-        """Drop the references to pipeline and run; return the run if this iteration has to stop it."""
-        self._pipeline = None
-        if self._bar is not None:
-            self._bar.close()
-        run, self._run = self._run, None
-        return run if self._is_own else None
+def _end_live(run: Run) -> None:
+    if run in LIVE:
+        run.request_stop()
+
+
+def _end_iteration(run: Run | None, bar: Any) -> None:
+    if bar is not None:
+        bar.close()
+    if run is not None:
+        run.stop(STOP_SECONDS)
+
+
+def _abandon(run: Run | None, bar: Any) -> None:
+    """As above, without waiting."""
+    if bar is not None:
+        bar.close()
+    if run is not None and not run.was_stopped:
+        run.request_stop()
+        with suppress(RuntimeError):  # the interpreter is about to exit
+            _stop_in_thread(run)
 
 
 def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._interrupts import when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
-from spdl_media.pipeline.engine.run import interrupt_again
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
@@ -161,9 +161,6 @@ class SubprocessIterable(Generic[T]):
     Thread safety: for one thread at a time.
     """
 
-    # A class attribute, so that __del__ finds it if __init__ raises.
-    _child: Child | None = None
-
     def __init__(
         self,
         fn: Callable[[], Iterable[T]],
@@ -190,6 +187,7 @@ class SubprocessIterable(Generic[T]):
         self._seeds = draw_seeds()
         self._epoch = 0
         self._is_closed = False
+        self._child: Child | None = None
         self._start()
 
     def __iter__(self) -> Iterator[T]:
@@ -235,6 +233,7 @@ class SubprocessIterable(Generic[T]):
             is_daemon=False,
             **self._ring_options,
         )
+        self._at_drop = when_dropped(child.end)
         self._has_answered = False
         return child
 
@@ -242,12 +241,6 @@ class SubprocessIterable(Generic[T]):
         child, self._child = self._child, None
         if child is not None:
             child.end()
-
-    def __del__(self) -> None:
-        try:
-            self._end()
-        except KeyboardInterrupt:
-            interrupt_again()
 
     def _ask(self, child: Child, epoch: int, number: int) -> None:
         # A process that was forked from this one has the pipe, too, but must not use it.
@@ -257,6 +250,7 @@ class SubprocessIterable(Generic[T]):
                 child.pipes[0].send_bytes(b"%d %d" % (epoch, number))
 
     def _items(self, child: Child, epoch: int) -> Iterator[T]:
+        end = when_dropped(self._leave, child, epoch)
         try:
             while True:
                 if self._child is not child or self._epoch != epoch:
@@ -268,6 +262,7 @@ class SubprocessIterable(Generic[T]):
                 if number != epoch:
                     continue
                 if kind == _END:
+                    self._epoch += 1
                     return
                 if kind == _FAILED:
                     error, text = value
@@ -277,10 +272,13 @@ class SubprocessIterable(Generic[T]):
                 # Keep no reference, so that the memory is free when the consumer drops the item.
                 del value
                 yield box.pop()
-        except GeneratorExit:
-            if self._epoch == epoch:
-                self._ask(child, _NO_EPOCH, 1)
-            raise
+        finally:
+            # Nothing may follow, as in Pipeline.get_iterator().
+            del end
+
+    def _leave(self, child: Child, epoch: int) -> None:
+        if self._epoch == epoch:
+            self._ask(child, _NO_EPOCH, 1)
 
     def _receive(self, child: Child) -> bytes:
         # The start of the process does not count.

@@ -265,8 +265,8 @@ class Sink:
         self._waiting_since.append(start)
         try:
             while True:
-                self._waiters.append(call)
                 try:
+                    self._waiters.append(call)
                     if (item := self._try_take()) is not NOTHING:
                         return item
                     left = math.inf if timeout is None else start + float(timeout) - perf_counter()
@@ -276,7 +276,12 @@ class Sink:
                         # get() raises OverflowError for a timeout above TIMEOUT_MAX.
                         tokens.get(timeout=min(left, self.look_out(), threading.TIMEOUT_MAX))
                 finally:
-                    self._leave(call)
+                    try:
+                        self._leave(call)
+                    except BaseException:
+                        # After a Ctrl-C, it could be woken instead of one that waits.
+                        self._leave(call)
+                        raise
         finally:
             self._end_wait(start)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import atexit
 import functools
 import itertools
 import logging
 import os
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
-from time import perf_counter, sleep
-from types import FrameType
+from time import perf_counter
 from typing import Any
 
 from spdl_media._checks import abridged
@@ -47,9 +43,6 @@ CANCEL_SECONDS = 0.4
 EXIT_SECONDS = 0.6
 """Seconds for which interpreter exit waits for all pipelines together."""
 
-# Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.
-_INTERRUPT_DELAY = 0.002
-
 # Maximum number of calls or threads that one log message names.
 MOST_NAMED = 10
 
@@ -77,6 +70,8 @@ class Run:
         # Makes the exception for the consumer, a new one each time, because each raise adds to its traceback.
         self._failure: Callable[[], PipelineFailure] | None = None
         self._source_error: BaseException | None = None
+        # The last epoch that was begun.
+        self._epoch: object = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
@@ -143,8 +138,14 @@ class Run:
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
+        epoch = object()
         self.graph.sink.begin_epoch()
-        self._hub.post(self._begin_epoch, None)
+        try:
+            self._hub.post(self._begin_epoch, epoch)
+        except BaseException:
+            # A Ctrl-C, perhaps before the message was there. The next consumer would wait for ever.
+            self._hub.post(self._begin_epoch, epoch)
+            raise
 
     def request_stop(self) -> None:
         """Ask the run to end, without waiting. From any thread, any number of times."""
@@ -300,7 +301,7 @@ class Run:
         executor = LoopExecutor(self._hub, self._to_thread)
         self._loop.set_default_executor(executor)
         try:
-            self._hub.post(self._begin_epoch, None)
+            self._hub.post(self._begin_epoch, object())
             self._look_out()
             if (interval := self._options.report_stats_interval) is not None:
                 self._hub.spawn(self._report_every(interval), "statistics")
@@ -338,7 +339,10 @@ class Run:
             except BaseException:
                 LOG.exception("a task hook raised at the end of its stage")
 
-    def _begin_epoch(self, _: None) -> None:
+    def _begin_epoch(self, epoch: object) -> None:
+        if epoch is self._epoch:
+            return
+        self._epoch = epoch
         # Between epochs no items are expected, so the quiet time begins with the epoch.
         self.graph.sink.quiet_since = perf_counter()
         for source in self.graph.sources:
@@ -401,27 +405,6 @@ def _stop_all() -> None:
     for run in runs:
         if not run.has_reported:
             run.stop(max(0.0, deadline - perf_counter()))
-
-
-def interrupt_again() -> None:
-    """Raise a Ctrl-C again when the calling function, a finalizer that has caught it, has returned.
-
-    Python only prints an exception that is raised in a finalizer. A loop that is left by ``break`` finalizes
-    its iterator, so a Ctrl-C there would be lost.
-    """
-    # Not a Timer, whose start() waits.
-    _thread.start_new_thread(_interrupt_after, (sys._getframe(1),))
-
-
-def _interrupt_after(finalizer: FrameType) -> None:
-    main = threading.main_thread().ident or 0
-    is_running = True
-    while is_running:
-        stack = traceback.walk_stack(sys._current_frames().get(main))
-        is_running = any(frame is finalizer for frame, _ in stack)
-        # Once more after it has returned, because a weak reference's callback has another frame.
-        sleep(_INTERRUPT_DELAY)
-    _thread.interrupt_main()
 
 
 def _disown_all() -> None:
