@@ -85,11 +85,17 @@ def read_with_pillow(
         raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
 
 
+_TIFF_BITS = 258
+
+
 def _as_frame(image: Any) -> av.VideoFrame:
     """Convert a Pillow image to a frame in the nearest of FFmpeg's formats."""
     mode = image.mode
     if mode.startswith("I;16"):
-        return _new_frame(np.asarray(image).astype(np.uint16), "gray16le")
+        pixels = np.asarray(image).astype(np.uint16)
+        # Pillow does not scale the 12 bits that a TIFF may have.
+        is_short = image.format == "TIFF" and image.tag_v2.get(_TIFF_BITS) == (12,)
+        return _new_frame(pixels << 4 | pixels >> 8 if is_short else pixels, "gray16le")
     if mode == "F":
         return _new_frame(np.asarray(image), "grayf32le")
     if mode == "I":

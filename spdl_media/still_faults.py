@@ -247,11 +247,12 @@ def is_animated_webp(view: memoryview) -> bool:
 # Each function returns the reason, or None if FFmpeg reads the file correctly.
 
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _ROWS_PER_STRIP = 258, 259, 262, 266, 278
-_PLANAR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 322, 338, 339
+_PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
 _STRIPS, _LZW = 273, 5
 _UNSIGNED = (1, 4)  # the last is "undefined"
 _ASSOCIATED_ALPHA = 1
 # No compression, the three of CCITT, LZW, Deflate and PackBits.
+_PREDICTING = frozenset((5, 8, 32946))  # LZW, Deflate
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 
@@ -271,10 +272,13 @@ def tiff_reason(view: memoryview) -> str | None:
     compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
     # Old writers began codes of 9 bits with the least significant one. The first code is 256, to clear.
     first = int.from_bytes(view[strip : strip + 2], "little") & 0x1FF
+    predicts = compression in _PREDICTING and bits in (8, 16)
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
         ("of signed or floating 16-bit numbers", bits == 16 and kind not in _UNSIGNED),
         ("with planes", tag(_PLANAR, 1) != 1),
+        # Other readers ignore it there, but FFmpeg adds up bytes.
+        ("with a predictor for other data", tag(_PREDICTOR, 1) != 1 and not predicts),
         ("without RowsPerStrip", tag(_ROWS_PER_STRIP, 0) < 1),
         ("with old-style LZW", compression == _LZW and first == 256),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
@@ -365,18 +369,21 @@ def jpeg_reason(view: memoryview) -> str | None:
     return None
 
 
-_JP2_CMYK = b"colr\1\0\0\0\0\0\x0c"
-
-
-# A channel definition whose channel 0 is a colour, but associated with the whole image, not with one colour.
-_JP2_UNNAMED = re.compile(rb"cdef\0.\0\0\0\0\0\0", re.DOTALL)
+# Precision and accuracy, before the colour space, are for the reader to judge.
+_JP2_CMYK = re.compile(rb"colr\x01..\0\0\0\x0c", re.DOTALL)
+_JP2_CHANNELS = re.compile(rb"cdef\0(.)", re.DOTALL)
 
 
 def jp2_reason(view: memoryview) -> str | None:
     head = bytes(view[:1024])
-    if _JP2_CMYK in head:
+    if _JP2_CMYK.search(head):
         return "a JPEG 2000 of CMYK"
-    return "a JPEG 2000 whose channels name no colour" if _JP2_UNNAMED.search(head) else None
+    found = _JP2_CHANNELS.search(head)
+    rows = b"" if found is None else head[found.end() :][: 6 * found[1][0]]
+    channels = struct.iter_unpack(">3H", rows[: len(rows) // 6 * 6])
+    # A colour that the file associates with the whole image, or with another number than its own.
+    is_other = any(kind == 0 and color != channel + 1 for channel, kind, color in channels)
+    return "a JPEG 2000 whose channels name no colour, or another one" if is_other else None
 
 
 # Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.

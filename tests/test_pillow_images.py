@@ -6,7 +6,7 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +116,16 @@ def bmp_with_masks() -> bytes:
     return struct.pack("<2sIHHI", b"BM", 14 + 52 + 32, 0, 0, 66) + head + NUMBERS[:32]
 
 
-def jp2_without_named_gray() -> bytes:
-    """Make a JPEG 2000 of gray and alpha whose gray is associated with the whole image, not with a colour."""
-    data = saved("LA", "JPEG2000")
-    named, unnamed = (b"cdef\0\2" + struct.pack(">3H", 0, 0, color) for color in (1, 0))
-    assert named in data
-    return data.replace(named, unnamed)
+def jp2_with(mode: str, colors: tuple[int, ...]) -> bytes:
+    """Make a JPEG 2000 with alpha whose channels are associated with other colours (0: the whole image)."""
+    data = saved(mode, "JPEG2000")
+
+    def channels(colors: Sequence[int]) -> bytes:
+        return b"".join(struct.pack(">3H", i, 0, color) for i, color in enumerate(colors))
+
+    usual = channels(range(1, len(colors) + 1))
+    assert usual in data
+    return data.replace(usual, channels(colors))
 
 
 NUMBERS = bytes(range(0, 256, 8)) * 4
@@ -135,6 +139,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, tiles": big_endian_tiles,
     "TIFF, no rows per strip": lambda: tiff({262: 2, 278: 0}, (8,) * 3, NUMBERS[:24]),
     "TIFF, old LZW": lambda: tiff({262: 2, 259: 5}, (8,) * 3, old_lzw(NUMBERS[:24])),
+    "TIFF, predictor without LZW": lambda: saved("RGB", "TIFF", tiffinfo={317: 2}),
     "TIFF, one plane": lambda: tiff({262: 1, 284: 2}, (8,), NUMBERS[:8]),
     "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
     "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
@@ -144,7 +149,11 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
     "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
-    "JPEG 2000, unnamed gray": jp2_without_named_gray,
+    "JPEG 2000, CMYK of some precision": lambda: saved("CMYK", "JPEG2000").replace(
+        b"colr\1\0\0", b"colr\1\2\1"
+    ),
+    "JPEG 2000, unnamed gray": lambda: jp2_with("LA", (0,)),
+    "JPEG 2000, blue first": lambda: jp2_with("RGBA", (3, 2, 1)),
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
     "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
     "ICNS": lambda: saved("RGBA", "ICNS"),
@@ -166,6 +175,14 @@ def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
     stream = sm.probe(data).video
     assert stream is not None
     assert (stream.height, stream.width) == pixels.shape[:2]
+
+
+def test_a_tiff_of_12_bits_has_its_brightness() -> None:
+    # With a predictor, FFmpeg does not decode it.
+    values = np.array([[0, 1, 2048, 4095], [100, 100, 1000, 1000]])
+    packed = bytes.fromhex("".join(f"{value:03x}" for value in values.flat))
+    (found,) = sm.load_image(tiff({262: 1, 317: 2}, (12,), packed), pix_fmt="gray16le").array
+    np.testing.assert_allclose(found, values * (65535 / 4095), atol=0.5)
 
 
 class OneWay(io.BytesIO):
