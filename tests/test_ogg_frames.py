@@ -200,3 +200,14 @@ def test_a_window_of_opus_with_more_to_drop_than_the_lead_in() -> None:
     whole = sm.load_audio(data).array
     part = sm.load_audio(data, timestamp=(3, 3.5)).array
     np.testing.assert_allclose(part, whole[:, 144000:168000], atol=2**-15)
+
+
+def test_more_channels_than_pyav_gives() -> None:
+    # Each of the 65 channels is the one coded channel.
+    first, *parts = pages(ogg("opus", 1))
+    head = b"OpusHead" + struct.pack("<BBHIhBBB", 1, 65, 312, 48000, 0, 255, 1, 0) + bytes(65)
+    data = sealed(first[:26] + bytes((1, len(head))) + head) + b"".join(map(bytes, parts))
+    assert sm.probe(data).audio.num_channels == 65  # type: ignore[union-attr]
+    for options in CASES:
+        with pytest.raises(sm.DecodeError, match=r"opus of 65 channels: .* at most 64"):
+            sm.load_audio(data, **options)
