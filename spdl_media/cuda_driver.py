@@ -15,6 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any
 
+from spdl_media._interrupts import when_dropped
 from spdl_media.errors import TransferError
 
 LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
@@ -270,7 +271,7 @@ class Event:
     Thread safety: safe.
     """
 
-    __slots__ = ("_address", "_index")
+    __slots__ = ("_address", "_end", "_index")
 
     def __init__(self, index: int, stream: int) -> None:
         address = c_void_p()
@@ -278,8 +279,9 @@ class Event:
         self._index = index
         with current(index):
             call("cuEventCreate", byref(address), _BLOCKING_WITHOUT_TIME)
-            # Set before cuEventRecord, so that __del__ destroys the event even if the stream is invalid.
             self._address = address.value
+            # Before cuEventRecord, so that the event is destroyed even if the stream is invalid.
+            self._end = when_dropped(_destroy, index, self._address)
             call("cuEventRecord", self._address, stream)
 
     def is_done(self) -> bool:
@@ -313,11 +315,12 @@ class Event:
         with current(self._index):
             call("cuStreamWaitEvent", stream, self._address, 0)
 
-    def __del__(self) -> None:
-        # The driver frees the event once it is reached. A forked child cannot call the driver.
-        if self._address is not None and not HISTORY.lost:
-            with suppress(Exception), current(self._index):
-                driver().cuEventDestroy_v2(self._address)
+
+def _destroy(index: int, event: int | None) -> None:
+    # The driver frees the event once it is reached. A forked child cannot call the driver.
+    if not HISTORY.lost:
+        with suppress(Exception), current(index):
+            driver().cuEventDestroy_v2(event)
 
 
 def wait_for(index: int, stream: int, others: Iterable[int]) -> None:

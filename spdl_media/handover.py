@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._interrupts import when_dropped
 from spdl_media.cuda_driver import HISTORY, Event, one_name, wait_for
 
 # Seconds that process exit waits for pending copies. Limited, so that a hung device cannot block the exit.
@@ -67,7 +67,7 @@ class Guard:
         free: Called once to free the memory.
     """
 
-    __slots__ = ("__cuda_array_interface__", "__weakref__", "_index", "_streams")
+    __slots__ = ("__cuda_array_interface__", "__weakref__", "_end", "_index", "_streams")
 
     def __init__(
         self,
@@ -89,8 +89,7 @@ class Guard:
             "stream": None,
             "version": 3,
         }
-        # Not at exit: the memory is not needed again, and the driver may be unloaded.
-        weakref.finalize(self, free_after, index, stream, self._streams, free).atexit = False
+        self._end = when_dropped(free_after, index, stream, self._streams, free)
 
     def used_on(self, stream: int) -> None:
         """Record that work on this stream reads the memory."""

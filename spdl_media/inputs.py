@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import av
@@ -101,7 +102,7 @@ def _open_path(path: str, name: str) -> Input:
         raise path_error(name, error) from error
     status = os.fstat(file)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-        return Input(name, path=path, file=(file, status.st_size))
+        return Input(name, path=path, file=_File(file, status.st_size))
     # A pipe cannot be read twice, but head() must not consume; FileReader buffers it.
     pipe = io.FileIO(file)
     return Input(name, reader=FileReader(pipe, name, seekable=False, owned=True))
@@ -110,6 +111,19 @@ def _open_path(path: str, name: str) -> Input:
 # Files up to this size are read whole when their head is read. For larger files, which take milliseconds to
 # decode, it does not matter.
 _SMALL = 256 * 1024
+
+
+class _File:
+    """Descriptor and size of an open local file, which is closed when nothing refers to this object."""
+
+    __slots__ = ("__del__", "number", "size")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number, self.size = number, size
+        # A Python function would lose a Ctrl-C.
+        self.__del__ = partial(os.close, number)
+
+
 # Bytes that hold the boxes before the index or the samples.
 _MP4_HEAD_SIZE = 4096
 
@@ -131,15 +145,12 @@ class Input:
     Thread safety: one thread at a time.
     """
 
-    # Descriptor and size of a local file; None if it is not a local file or could not be opened.
-    _file: tuple[int, int] | None = None
-
     def __init__(
         self,
         name: str,
         *,
         path: str | None = None,
-        file: tuple[int, int] | None = None,
+        file: _File | None = None,
         content: bytes | memoryview | None = None,
         reader: FileReader | None = None,
     ) -> None:
@@ -164,7 +175,7 @@ class Input:
         if self._content is None:
             if self._path is None:
                 return self._stream().head(size)
-            if self._file is None or self._file[1] > _SMALL:
+            if self._file is None or self._file.size > _SMALL:
                 return self.read_at(0, size)
             self._content = self.read_at(0, _SMALL)
         return memoryview(self._content)[:size]
@@ -242,8 +253,6 @@ class Input:
                 self._content.release()
         if self._reader is not None:
             self._reader.detach()
-        if self._file is not None:
-            os.close(self._file[0])
         self._path = self._content = self._reader = self._file = None
 
     def __enter__(self) -> Self:
@@ -251,11 +260,6 @@ class Input:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # A file descriptor is a plain int, which would leak if the input is not closed.
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file[0])
 
     def __repr__(self) -> str:
         return f"<Input {self.name}{'' if self.seekable else ', not seekable'}>"
@@ -274,10 +278,10 @@ class Input:
             self._memory_reader.close()
             self._memory_reader = None
 
-    def _local_file(self, path: str) -> tuple[int, int]:
-        """Open a local file that could not be opened before; return its descriptor and size."""
+    def _local_file(self, path: str) -> _File:
+        """Open a local file that could not be opened before."""
         descriptor = os.open(path, _READ_ONLY)
-        self._file = file = descriptor, os.fstat(descriptor).st_size
+        self._file = file = _File(descriptor, os.fstat(descriptor).st_size)
         return file
 
     @property
@@ -307,7 +311,7 @@ class Input:
         if self._path is None:
             return self._stream().size()
         try:
-            return (self._file or self._local_file(self._path))[1]
+            return (self._file or self._local_file(self._path)).size
         except OSError as error:
             raise path_error(self.name, error) from error
 
@@ -323,12 +327,12 @@ class Input:
         if self._path is None:
             return self._stream().peek(start, size)
         try:
-            file, file_size = self._file or self._local_file(self._path)
-            os.lseek(file, start, os.SEEK_SET)
-            missing = max(0, min(size, file_size - start))
-            data = os.read(file, missing)
+            file = self._file or self._local_file(self._path)
+            os.lseek(file.number, start, os.SEEK_SET)
+            missing = max(0, min(size, file.size - start))
+            data = os.read(file.number, missing)
             # One call reads at most 2 GiB, and less if a signal interrupts it.
-            while len(data) < missing and (more := os.read(file, missing - len(data))):
+            while len(data) < missing and (more := os.read(file.number, missing - len(data))):
                 data += more
         except OSError as error:
             raise path_error(self.name, error) from error
@@ -338,7 +342,7 @@ class Input:
         """Return what PyAV opens: a path, or an object to read from."""
         if self._path is not None:
             # Checked here, because FFmpeg would open an empty file as raw data.
-            if self._file is not None and self._file[1] == 0:
+            if self._file is not None and self._file.size == 0:
                 raise self._empty()
             # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
             return f"file:{self._path}"

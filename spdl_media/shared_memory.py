@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import warn_once
+from spdl_media._interrupts import when_dropped
 from spdl_media._optional import require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -28,13 +29,12 @@ class Lease:
     # NumPy collapses ``base``: a view refers to the object that owns the memory, not to the array in between.
     # A finalizer on an array would run while views exist; this object is the owner, so it outlives all views.
 
-    __slots__ = ("__array_interface__", "__weakref__", "_block")
+    __slots__ = ("__array_interface__", "_block", "_end")
 
     def __init__(self, block: Bytes, at_end: Callable[..., object], *args: Any) -> None:
         self._block = block
         self.__array_interface__ = block.__array_interface__
-        # Not at exit: the block is not needed again, and what at_end uses may be gone.
-        weakref.finalize(self, at_end, *args).atexit = False
+        self._end = when_dropped(at_end, *args)
 
 
 class SharedBlocks:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import weakref
 from contextlib import suppress
 from ctypes import CFUNCTYPE, POINTER, byref, c_int, c_void_p
 from itertools import accumulate
 from typing import Any
-from weakref import WeakSet
 
 import av
 
@@ -84,7 +84,8 @@ class Session:
         self._format = Format()
         self._frames: list[Surface] = []
         self._done: Event | None = None
-        self._alive: WeakSet[Surface] = WeakSet()
+        # Not a WeakSet, whose Python code would lose a Ctrl-C when a surface is dropped.
+        self._alive: set[weakref.ref[Surface]] = set()
         self._error: BaseException | None = None
         self.stream = 0
         self.color, self.size = (0, 2, 2, 2), (0, 0)
@@ -104,8 +105,9 @@ class Session:
 
         It waits for the work on the stream of the clip before, which may still read surfaces.
         """
-        for surface in list(self._alive):  # in the traceback of an error that is kept
-            surface.unmap()
+        for ref in list(self._alive):
+            if (surface := ref()) is not None:  # in the traceback of an error that is kept
+                surface.unmap()
         if self._done is not None:
             self._done.delay(stream)
         self.stream, self.color, self.size = stream, codec.color, (codec.width, codec.height)
@@ -229,7 +231,7 @@ class Session:
         surface = Surface(self._decoder, self._format, shown, self.stream, self.color)
         surface.pts, surface.duration = self.time_of(shown.timestamp)
         self._frames.append(surface)
-        self._alive.add(surface)
+        self._alive.add(weakref.ref(surface, self._alive.discard))
         self._is_empty = False
         return 1
 

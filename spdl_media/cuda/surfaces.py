@@ -6,6 +6,7 @@ from contextlib import suppress
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 from typing import Any, NamedTuple
 
+from spdl_media._interrupts import when_dropped
 from spdl_media.cuda.cuvid import (
     DecoderParams,
     Format,
@@ -54,14 +55,16 @@ class HardwareDecoder:
             out_height=height,
             num_outputs=num_outputs,
         )
+        self._end = when_dropped(_destroy, self.handle, index)
         call(index, "cuvidCreateDecoder", byref(self.handle), byref(params))
 
-    def __del__(self) -> None:
-        if self.handle.value and not HISTORY.lost:
-            with suppress(DriverError), current(self.index):  # the device may be gone
-                library()[0].cuvidDestroyDecoder(self.handle)
-        # If they are in a cycle, surfaces may be freed later.
-        self.handle.value = None
+
+def _destroy(handle: c_void_p, index: int) -> None:
+    if handle.value and not HISTORY.lost:
+        with suppress(DriverError), current(index):  # the device may be gone
+            library()[0].cuvidDestroyDecoder(handle)
+    # If they are in a cycle, surfaces may be freed later.
+    handle.value = None
 
 
 def kind_of(format: Format) -> tuple[int, ...]:
@@ -134,6 +137,7 @@ class Surface:
         self.color_trc = _stated(format.transfer, transfer)
         # The driver writes the address here, so that no Ctrl-C loses it.
         self._address, self._pitch = c_ulonglong(), c_uint()
+        self._end = when_dropped(_unmap, decoder, self._address)
 
     def map(self) -> None:
         """Wait until the frame is decoded, and map it.
@@ -180,13 +184,14 @@ class Surface:
 
     def unmap(self) -> None:
         """Give the memory back to the decoder. The frame must not be used afterwards."""
-        address, self._address = self._address, c_ulonglong()
-        if address.value and self._decoder.handle.value and not HISTORY.lost:
-            with suppress(DriverError), current(self._decoder.index):
-                library()[1].cuvidUnmapVideoFrame64(self._decoder.handle, address)
+        _unmap(self._decoder, self._address)
 
-    def __del__(self) -> None:
-        self.unmap()
+
+def _unmap(decoder: HardwareDecoder, mapped: c_ulonglong) -> None:
+    address, mapped.value = c_ulonglong(mapped.value), 0
+    if address.value and decoder.handle.value and not HISTORY.lost:
+        with suppress(DriverError), current(decoder.index):
+            library()[1].cuvidUnmapVideoFrame64(decoder.handle, address)
 
 
 def _stated(number: int, other: int) -> int:

@@ -36,7 +36,7 @@ __all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure")
 _GRACE_SECONDS: Final = 1.0
 """Seconds that a process has to end by itself before it is killed."""
 
-_parent_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+_parent_ends: set[weakref.ref[Connection]] = set()
 """Our ends of all pipes. A forked process closes its copies, or no process would see a pipe closed."""
 
 
@@ -112,7 +112,8 @@ class Child:
                 self.pipes.append(ours)
                 self._open.append(ours)
                 theirs.append(other)
-                _parent_ends.add(ours)
+                # Not a WeakSet, whose Python code would lose a Ctrl-C when the connection is dropped.
+                _parent_ends.add(weakref.ref(ours, _parent_ends.discard))
             # mypy knows Process of each start method's context, but not of their base class.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
@@ -336,8 +337,9 @@ def _run(
     """Prepare a worker process, and call its target."""
     # Ctrl-C reaches all processes of a terminal; ours end with the pipeline.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for end in list(_parent_ends):
-        end.close()
+    for ref in list(_parent_ends):
+        if (end := ref()) is not None:
+            end.close()
     threading.Thread(target=_end_with_parent, name="watches the parent", daemon=True).start()
     begin_to_send(end_of_ring)
     _give_torch_one_thread()

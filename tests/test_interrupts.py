@@ -1,0 +1,109 @@
+"""A Ctrl-C that comes just before what was dropped is finalized is heard, and the finalizer does its work."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from ctypes import c_void_p
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spdl_media as sm
+from spdl_media import cuda_driver
+from spdl_media.cuda import surfaces
+from spdl_media.cuda.cuvid import Format, Shown
+from spdl_media.handover import Guard
+from spdl_media.inputs import open_input
+
+Case = tuple[Any, Callable[[], bool]]
+
+
+class Trip:
+    """Sends SIGINT when it is dropped, without a look for signals."""
+
+    __del__ = _thread.interrupt_main
+
+
+def lease(_: pytest.MonkeyPatch) -> Case:
+    pool = sm.StoragePool(1000, 1, pin_memory=False)
+    return pool.acquire(10), lambda: pool.num_free == 1
+
+
+def opened_file(_: pytest.MonkeyPatch) -> Case:
+    opened = open_input(Path(__file__))
+    assert opened._file is not None
+    number = opened._file.number
+
+    def is_closed() -> bool:
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            return False
+        return True
+
+    return opened, is_closed
+
+
+def device_memory(_: pytest.MonkeyPatch) -> Case:
+    freed: list[int] = []
+    guard = Guard(0, 0, 64, (1,), np.dtype(np.uint8), lambda: freed.append(1))
+    return guard, lambda: freed == [1]
+
+
+def driver(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a driver in place that notes its calls."""
+
+    class Library:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: calls.append(name)
+
+    for module in (surfaces, cuda_driver):
+        monkeypatch.setattr(module, "current", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(surfaces, "library", lambda: (Library(), Library()))
+    monkeypatch.setattr(cuda_driver, "driver", Library)
+    for module in (surfaces, cuda_driver):
+        monkeypatch.setattr(module, "call", lambda *_: None)
+
+
+def surface(monkeypatch: pytest.MonkeyPatch) -> Case:
+    calls: list[str] = []
+    driver(calls, monkeypatch)
+    decoder: Any = SimpleNamespace(handle=c_void_p(1), index=0, per_launch=8)
+    mapped = surfaces.Surface(decoder, Format(), Shown(), 0, (0, 0, 0, 0))
+    mapped._address.value = 64
+    return mapped, lambda: calls == ["cuvidUnmapVideoFrame64"]
+
+
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Case:
+    calls: list[str] = []
+    driver(calls, monkeypatch)
+    made = surfaces.HardwareDecoder(0, Format(), 4)
+    made.handle.value = 1
+    return made, lambda: calls == ["cuvidDestroyDecoder"]
+
+
+def event(monkeypatch: pytest.MonkeyPatch) -> Case:
+    calls: list[str] = []
+    driver(calls, monkeypatch)
+    return cuda_driver.Event(0, 0), lambda: calls == ["cuEventDestroy_v2"]
+
+
+@pytest.mark.parametrize("case", [lease, opened_file, device_memory, surface, decoder, event])
+def test_one_before_what_was_dropped_is_finalized_is_heard(
+    case: Callable[[pytest.MonkeyPatch], Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thing, is_done = case(monkeypatch)
+    # A list drops its items from the last to the first.
+    dropped = [thing, Trip()]
+    del thing
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it may arrive a moment later
+        del dropped
+        for _ in range(500):
+            time.sleep(0.01)
+    assert is_done()
