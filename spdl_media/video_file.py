@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
+from spdl_media._interrupts import when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -115,6 +116,8 @@ class VideoFile:
         self._file = file = VideoSource(
             src, video_stream_index, index, as_demux_config(demux_config), for_video, name
         )
+        # PyAV's containers are in reference cycles, which would keep the file open until garbage collection.
+        self._end = when_dropped(file.close)
         self._index, self.codec, self.source = file.index, file.codec, file.metadata.source
         self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
         # The size of upright frames.
@@ -333,11 +336,6 @@ class VideoFile:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # PyAV's containers are in reference cycles, which would keep the file open until garbage collection.
-        if hasattr(self, "_file"):
-            self._file.close()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import pytest
 
 import spdl_media as sm
 from spdl_media import cuda_driver
-from spdl_media.cuda import surfaces
+from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import Format, Shown
 from spdl_media.handover import Guard
 from spdl_media.inputs import open_input
@@ -63,11 +63,12 @@ def driver(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *_: calls.append(name)
 
-    for module in (surfaces, cuda_driver):
+    for module in (session, surfaces, cuda_driver):
         monkeypatch.setattr(module, "current", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(surfaces, "library", lambda: (Library(), Library()))
+    for module in (session, surfaces):
+        monkeypatch.setattr(module, "library", lambda: (Library(), Library()))
     monkeypatch.setattr(cuda_driver, "driver", Library)
-    for module in (surfaces, cuda_driver):
+    for module in (session, surfaces, cuda_driver):
         monkeypatch.setattr(module, "call", lambda *_: None)
 
 
@@ -88,13 +89,30 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Case:
     return made, lambda: calls == ["cuvidDestroyDecoder"]
 
 
+def parser(monkeypatch: pytest.MonkeyPatch) -> Case:
+    calls: list[str] = []
+    driver(calls, monkeypatch)
+    made = session.Session("h264", 0)
+    made._parser = made._new_parser()
+    made._parser.value = 1
+    return made, lambda: calls == ["cuvidDestroyVideoParser"]
+
+
+def video(_: pytest.MonkeyPatch) -> Case:
+    opened = sm.VideoFile(Path(__file__).parent.parent / "samples" / "media" / "nasa_13013.mp4")
+    source = opened._file
+    return opened, lambda: source.container is None
+
+
 def event(monkeypatch: pytest.MonkeyPatch) -> Case:
     calls: list[str] = []
     driver(calls, monkeypatch)
     return cuda_driver.Event(0, 0), lambda: calls == ["cuEventDestroy_v2"]
 
 
-@pytest.mark.parametrize("case", [lease, opened_file, device_memory, surface, decoder, event])
+@pytest.mark.parametrize(
+    "case", [lease, opened_file, video, device_memory, surface, decoder, parser, event]
+)
 def test_one_before_what_was_dropped_is_finalized_is_heard(
     case: Callable[[pytest.MonkeyPatch], Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:

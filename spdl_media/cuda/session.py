@@ -15,7 +15,7 @@ from typing import Any
 
 import av
 
-from spdl_media._interrupts import interrupts_delayed
+from spdl_media._interrupts import interrupts_delayed, when_dropped
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda.cuvid import (
     CODECS,
@@ -80,6 +80,8 @@ class Session:
     def __init__(self, name: str, index: int) -> None:
         self._name, self._index = name, index
         self._parser: c_void_p | None = None
+        # Destroys the parser; before the decoder, which is dropped later.
+        self._end: Any = None
         self._decoder: HardwareDecoder | None = None
         self._format = Format()
         self._frames: list[Surface] = []
@@ -192,6 +194,7 @@ class Session:
             decode=ctypes.cast(_ON_DECODE, c_void_p),
             display=ctypes.cast(_ON_DISPLAY, c_void_p),
         )
+        self._end = when_dropped(_destroy, parser, self._index)
         call(self._index, "cuvidCreateVideoParser", byref(parser), byref(params))
         return parser
 
@@ -242,18 +245,20 @@ class Session:
 
     def flush_buffers(self) -> None:
         """Drop all buffered data, for another stream or after a seek."""
-        parser, self._parser = self._parser, None
+        parser, self._parser, self._end = self._parser, None, None
         self._times.clear()
         self._shift, self._latest = 0, -1 << 63
         self._format, self._is_empty = Format(), True
         if parser is not None and not HISTORY.lost:
             with suppress(DriverError), current(self._index):  # the device may be gone
-                library()[0].cuvidDestroyVideoParser(parser)
                 # Recorded now, because the stream may be gone at the next clip. Stream 2 differs by thread.
                 self._done = Event(self._index, self.stream)
 
-    def __del__(self) -> None:
-        self.flush_buffers()
+
+def _destroy(parser: c_void_p, index: int) -> None:
+    if parser.value and not HISTORY.lost:
+        with suppress(DriverError), current(index):  # the device may be gone
+            library()[0].cuvidDestroyVideoParser(parser)
 
 
 # Sessions by the number that their parser passes to the functions below, while they parse.
