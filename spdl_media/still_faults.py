@@ -272,13 +272,15 @@ def tiff_reason(view: memoryview) -> str | None:
     compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
     # Old writers began codes of 9 bits with the least significant one. The first code is 256, to clear.
     first = int.from_bytes(view[strip : strip + 2], "little") & 0x1FF
-    predicts = compression in _PREDICTING and bits in (8, 16)
+    predictor = tag(_PREDICTOR, 1)
+    # Predictor 3 is for 32-bit floating numbers.
+    predicts = compression in _PREDICTING and (bits in (8, 16) or predictor == 3)
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
         ("of signed or floating 16-bit numbers", bits == 16 and kind not in _UNSIGNED),
         ("with planes", tag(_PLANAR, 1) != 1),
         # Other readers ignore it there, but FFmpeg adds up bytes.
-        ("with a predictor for other data", tag(_PREDICTOR, 1) != 1 and not predicts),
+        ("with a predictor for other data", predictor != 1 and not predicts),
         ("without RowsPerStrip", tag(_ROWS_PER_STRIP, 0) < 1),
         ("with old-style LZW", compression == _LZW and first == 256),
         (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),

@@ -6,6 +6,7 @@ import io
 import pickle
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,17 @@ def test_a_tiff_of_12_bits_has_its_brightness() -> None:
     packed = bytes.fromhex("".join(f"{value:03x}" for value in values.flat))
     (found,) = sm.load_image(tiff({262: 1, 317: 2}, (12,), packed), pix_fmt="gray16le").array
     np.testing.assert_array_equal(found, values * 16 + values // 256)
+
+
+def test_ffmpeg_reads_a_tiff_of_floats_with_a_predictor() -> None:
+    # Pillow cannot read colours of floats.
+    values = np.linspace(0, 1, 24, dtype=np.float32).reshape(2, 12)
+    # The most significant bytes of a row come first. Each byte is coded as the difference to its neighbour's.
+    rows = values.astype(">f4").view(np.uint8).reshape(2, 12, 4).transpose(0, 2, 1).reshape(2, 48)
+    rows[:, 3:] -= rows[:, :-3].copy()
+    tags = {262: 2, 259: 8, 317: 3, 339: 3}
+    frame = sm.decode_packets(sm.demux_image(tiff(tags, (32,) * 3, zlib.compress(rows))), None)
+    np.testing.assert_array_equal(frame.planes[0].reshape(2, 12), values)
 
 
 class OneWay(io.BytesIO):
