@@ -1,4 +1,4 @@
-"""Checks of arguments, warnings, guards of a block, and calls in threads, shared by all modules.
+"""Checks of arguments, texts of messages, and warnings, shared by all modules.
 
 Error messages state the argument's name, its value and what is allowed.
 """
@@ -11,11 +11,8 @@ import math
 import operator
 import os
 import sys
-import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from numbers import Real
 from reprlib import repr as short
 from types import FrameType
@@ -300,82 +297,6 @@ def outer_frame() -> tuple[FrameType, int]:
     while frame.f_back and str(frame.f_globals.get("__name__")).startswith("spdl_media."):
         frame, level = frame.f_back, level + 1
     return frame, level
-
-
-def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
-    """Call a function with each number below ``count``, in this thread and in ``num_threads - 1`` others.
-
-    After an error no more calls begin. The other threads have ended when this returns or raises, except after
-    a Ctrl-C: they are daemons, because Ctrl-C and the end of the program must not wait for a server that does
-    not answer.
-
-    Raises:
-        BaseException: An interrupt of this thread, or of the calls' errors that of the lowest number.
-    """
-    left = deque(range(count))
-    errors: dict[int, BaseException] = {}
-
-    def work() -> None:
-        with suppress(IndexError):  # no number is left
-            while True:
-                number = left.popleft()
-                try:
-                    call(number)
-                except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
-                    errors[number] = error
-                    # Each thread ends after its current call.
-                    left.clear()
-
-    # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks.
-    threads: list[threading.Thread] = []
-    try:
-        with suppress(
-            RuntimeError
-        ):  # the system has no more threads, so those that run do the work
-            while len(threads) < min(num_threads, count) - 1:
-                thread = threading.Thread(target=work, daemon=True)
-                thread.start()
-                threads.append(thread)
-        work()
-        while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
-            threads.pop().join()
-    finally:
-        left.clear()
-    if errors:
-        # Prefer an interrupt of this thread to the failure of a call, which would hide it.
-        worst = min(errors, key=lambda number: (isinstance(errors[number], Exception), number))
-        error = errors[worst]
-        errors.clear()
-        try:
-            raise error
-        finally:
-            # Break the cycle of error, traceback and this frame, which would keep the inputs alive.
-            del error
-
-
-class OneThread:
-    """A context that a second thread cannot enter while the first is inside.
-
-    FFmpeg's contexts crash the process when two threads use one at once; this raises a
-    ``RuntimeError`` instead. Entering costs one uncontended lock.
-    """
-
-    __slots__ = ("_lock", "_what")
-
-    def __init__(self, what: str) -> None:
-        self._lock = threading.Lock()
-        self._what = what
-
-    def __enter__(self) -> None:
-        # Non-blocking: a second thread is a mistake, which waiting would hide.
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                f"this {self._what} is in use by another thread; it serves one at a time. "
-                "Give each thread its own"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 def _tail(remedy: str) -> str:

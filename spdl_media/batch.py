@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from spdl_media._checks import abridged, in_threads
+from spdl_media._checks import abridged
+from spdl_media._threads import in_threads
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
 from spdl_media.config import DEFAULT_DECODE_CONFIG, CUDAConfig, DecodeConfig, DemuxConfig

@@ -15,7 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from functools import lru_cache
 from typing import Any
 
-from spdl_media._interrupts import when_dropped
+from spdl_media._threads import when_dropped
 from spdl_media.errors import TransferError
 
 LIBRARY = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"

@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from spdl_media._checks import OneThread, check_int
+from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
+from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter

@@ -9,9 +9,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Self, TypeAlias, overload
 
-from spdl_media._checks import OneThread, check_int
+from spdl_media._checks import check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input

@@ -12,8 +12,8 @@ from typing import Any
 
 import av
 
-from spdl_media._checks import OneThread
 from spdl_media._ffmpeg import as_fraction
+from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
 from spdl_media.filters import frame_options, source_args

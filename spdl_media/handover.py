@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._interrupts import when_dropped
+from spdl_media._threads import when_dropped
 from spdl_media.cuda_driver import HISTORY, Event, one_name, wait_for
 
 # Seconds that process exit waits for pending copies. Limited, so that a hung device cannot block the exit.

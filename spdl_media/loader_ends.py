@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
-from spdl_media._interrupts import when_dropped
 from spdl_media._resume import Ledger, Positions, Snapshot, State
+from spdl_media._threads import when_dropped
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in

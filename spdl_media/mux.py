@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 from collections.abc import Iterable, Iterator, Mapping
+from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
 from typing import Any, NamedTuple, Self
 
 import av
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._checks import OneThread, check_int
+from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, format_hint, is_native_layout
+from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import Draft, Target
@@ -43,9 +44,7 @@ from spdl_media.packets import (
 __all__ = ("Muxer",)
 
 # Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
-_OF_ARGUMENTS = frozenset(
-    {errno.EINVAL, errno.ENOMEM, errno.EAGAIN, errno.EDOM, errno.ERANGE, errno.ENOSYS}
-)
+_OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, ERANGE, ENOSYS})
 # Formats that store the orientation. Matroska cannot store a mirrored one.
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
 # Formats that store matrix and range. MOV cannot store the range.
@@ -435,10 +434,10 @@ class Muxer:
                 yield
                 # FFmpeg only warns of it, and writes a file that is read with wrong colours or not at all.
                 if any("will be unreadable" in line for *_, line in lines[mark:]):
-                    raise av.ArgumentError(errno.EINVAL, "this raw video needs format='nut'")
+                    raise av.ArgumentError(EINVAL, "this raw video needs format='nut'")
             except av.FFmpegError as error:
                 text = describe(error, lines[mark:])
-                if writes and error.errno in errno.errorcode and error.errno not in _OF_ARGUMENTS:
+                if writes and error.errno in errorcode and error.errno not in _OF_ARGUMENTS:
                     text = f"cannot be written: {text}"
                     self._failure = WriteError(text, source=self._name, errno=error.errno)
                 else:

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_int, in_threads
+from spdl_media._checks import check_int
 from spdl_media._remote import download, retried
+from spdl_media._threads import in_threads
 from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft

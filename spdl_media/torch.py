@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from spdl_media._checks import check_int
-from spdl_media._interrupts import when_dropped
 from spdl_media._optional import require
+from spdl_media._threads import when_dropped
 from spdl_media.pipeline.pipeline import STOP_SECONDS
 
 __all__ = ("DataLoader", "WorkerInfo", "get_pytorch_dataloader", "get_worker_info")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self, Unpack, overload
 
 import numpy as np
 
-from spdl_media._interrupts import when_dropped
+from spdl_media._threads import when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer

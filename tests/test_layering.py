@@ -16,7 +16,7 @@ LOADER = ["loader_items", "loader_ends", "loader_stages", "dataloader"]
 # The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
 # are listed file by file, other folders are one module.
 ORDER = [
-    ["errors", "_checks", "_interrupts", "_optional", "config", "timing"],
+    ["errors", "_checks", "_threads", "_optional", "config", "timing"],
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
@@ -57,7 +57,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "_interrupts", "_optional", "errors", "config", "timing", "geometry"),
+    *("_checks", "_threads", "_optional", "errors", "config", "timing", "geometry"),
     *("parts", "still_parts", "stills", "still_faults", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
@@ -155,7 +155,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    known = {"_checks", "_interrupts", "_optional", "ring", "shared_memory"}
+    known = {"_checks", "_threads", "_optional", "ring", "shared_memory"}
     assert _own_imports("pipeline") <= known
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import av
 
-from spdl_media._interrupts import interrupts_delayed, when_dropped
+from spdl_media._threads import interrupts_delayed, when_dropped
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda.cuvid import (
     CODECS,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 from typing import Any, NamedTuple
 
-from spdl_media._interrupts import when_dropped
+from spdl_media._threads import when_dropped
 from spdl_media.cuda.cuvid import (
     DecoderParams,
     Format,

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from spdl_media._interrupts import interrupts_delayed
+from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.executors import WHAT_PICKLES
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack

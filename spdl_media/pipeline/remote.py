@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media._interrupts import when_dropped
+from spdl_media._threads import when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied

@@ -1,0 +1,154 @@
+"""Calls in threads, objects that serve one thread, and Ctrl-C where Python would only print it.
+
+It does in finalizers, handlers of forks, and callbacks of C code.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # no stub
+import _thread
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from time import sleep
+from types import FrameType
+
+__all__ = ("OneThread", "in_threads", "interrupts_delayed", "when_dropped")
+
+
+def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
+    """Call a function with each number below ``count``, in this thread and in ``num_threads - 1`` others.
+
+    After an error no more calls begin. The other threads have ended when this returns or raises, except after
+    a Ctrl-C: they are daemons, because Ctrl-C and the end of the program must not wait for a server that does
+    not answer.
+
+    Raises:
+        BaseException: An interrupt of this thread, or of the calls' errors that of the lowest number.
+    """
+    left = deque(range(count))
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        with suppress(IndexError):  # no number is left
+            while True:
+                number = left.popleft()
+                try:
+                    call(number)
+                except BaseException as error:  # noqa: BLE001  # raised below, in the calling thread
+                    errors[number] = error
+                    # Each thread ends after its current call.
+                    left.clear()
+
+    # Started anew, which costs 0.1 ms, because a lasting pool would not survive forks.
+    threads: list[threading.Thread] = []
+    try:
+        with suppress(RuntimeError):  # the system has no more threads; those that run do the work
+            while len(threads) < min(num_threads, count) - 1:
+                thread = threading.Thread(target=work, daemon=True)
+                thread.start()
+                threads.append(thread)
+        work()
+        while threads and all(isinstance(error, Exception) for error in errors.copy().values()):
+            threads.pop().join()
+    finally:
+        left.clear()
+    if errors:
+        # Prefer an interrupt of this thread to the failure of a call, which would hide it.
+        worst = min(errors, key=lambda number: (isinstance(errors[number], Exception), number))
+        error = errors[worst]
+        errors.clear()
+        try:
+            raise error
+        finally:
+            # Break the cycle of error, traceback and this frame, which would keep the inputs alive.
+            del error
+
+
+class OneThread:
+    """A context that a second thread cannot enter while the first is inside.
+
+    FFmpeg's contexts crash the process when two threads use one at once; this raises a
+    ``RuntimeError`` instead. Entering costs one uncontended lock.
+    """
+
+    __slots__ = ("_lock", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._lock = threading.Lock()
+        self._what = what
+
+    def __enter__(self) -> None:
+        # Non-blocking: a second thread is a mistake, which waiting would hide.
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                f"this {self._what} is in use by another thread; it serves one at a time. "
+                "Give each thread its own"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+# Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.
+_INTERRUPT_DELAY = 0.002
+
+
+@contextmanager
+def interrupts_delayed() -> Iterator[None]:
+    """Delay a Ctrl-C to the end of a ``with`` block, inside which Python would lose it."""
+    is_main = threading.get_ident() == threading.main_thread().ident
+    # None: a handler that Python did not set, and cannot set again.
+    before = _signal.getsignal(_signal.SIGINT) if is_main else None
+    if before is None:
+        yield
+        return
+    came: list[int] = []
+    # Not signal.signal(), which takes 5 us to look for enums.
+    _signal.signal(_signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        _signal.signal(_signal.SIGINT, before)
+        for number in came[:1]:
+            _signal.raise_signal(number)
+
+
+def when_dropped(end: Callable[..., object], *args: object) -> Generator[None]:
+    """Return an object that calls ``end(*args)`` when nothing refers to it, except at interpreter exit.
+
+    A Ctrl-C meanwhile is delayed until then. A ``__del__`` would lose it: Python looks for signals before the
+    first statement, and only prints what they raise. It does not look when it closes a generator.
+    """
+    finalizer = _finalizer([lambda: sys.is_finalizing() or end(*args)])
+    next(finalizer)
+    return finalizer
+
+
+def _finalizer(ends: list[Callable[[], object]]) -> Generator[None]:
+    try:
+        yield
+    except GeneratorExit:
+        # Again if a Ctrl-C arrives before the delay begins.
+        while ends:
+            try:
+                with interrupts_delayed():
+                    ends.pop()()
+            except KeyboardInterrupt:
+                # Not a Timer, whose start() waits.
+                _thread.start_new_thread(_interrupt_after, (sys._getframe(),))
+
+
+def _interrupt_after(finalizer: FrameType) -> None:
+    """Raise a Ctrl-C again when the finalizer that caught it has returned."""
+    main = threading.main_thread().ident or 0
+    is_running = True
+    while is_running:
+        stack = traceback.walk_stack(sys._current_frames().get(main))
+        is_running = any(frame is finalizer for frame, _ in stack)
+        # Once more after it has returned, because a weak reference's callback has another frame.
+        sleep(_INTERRUPT_DELAY)
+    _thread.interrupt_main()
