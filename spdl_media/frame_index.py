@@ -21,7 +21,7 @@ from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.h264_header import may_have_fields
+from spdl_media.h264_header import may_split_frames
 from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds
@@ -31,9 +31,6 @@ _ONE_EACH = frozenset(
     "av1 dnxhd dvvideo ffv1 ffvhuff h263 h264 hevc huffyuv mjpeg mpeg1video mpeg2video mpeg4 png prores "
     "rawvideo utvideo v210 vp8 vp9".split()
 )
-
-# Formats without packet boundaries: FFmpeg's parser makes each field of H.264 a packet.
-_WITHOUT_PACKETS = ("mpegts", "mpeg", "h264")
 
 Restart = Callable[[], Iterable[AvPacket]]
 """Returns the packets of the stream from its start again."""
@@ -245,7 +242,7 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False  # there may be two frames in a packet
     if format == "asf" and codec.reorder_depth:
         return False  # ASF states only decode timestamps
-    if codec.name == "h264" and format in _WITHOUT_PACKETS and may_have_fields(codec.extradata):
+    if may_split_frames(format, codec):
         return False
     return bool((table.pts != NO_TIME).all()) and len(np.unique(table.pts)) == len(table)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import LogState
+from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import length_units
 from spdl_media.config import NO_DECODERS, format_config
 from spdl_media.formats import COLOR_TABLES
@@ -155,6 +156,15 @@ def may_have_fields(extradata: bytes | None) -> bool:
     with suppress(ValueError):
         return found is None or _read_frames(_Bits(found[1])).may_be_fields
     return True
+
+
+# Formats without packet boundaries.
+_WITHOUT_PACKETS = ("mpegts", "mpeg", "h264")
+
+
+def may_split_frames(format: str, codec: VideoCodec) -> bool:
+    """Whether FFmpeg's parser may make each field of a frame a packet. The second one has a later time."""
+    return codec.name == "h264" and format in _WITHOUT_PACKETS and may_have_fields(codec.extradata)
 
 
 class _Bits:

@@ -19,6 +19,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.h264_header import may_split_frames
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
@@ -40,9 +41,9 @@ class _VideoRun:
     """Collects the packets of a video stream until those of a window are complete.
 
     Args:
-        kind: FFmpeg's names of the container's format and of the codec.
         span: Timestamps of the window's start and end, or infinity.
         restart: A key frame up to this timestamp makes earlier packets unnecessary.
+        splits: FFmpeg may give each field as a packet.
 
     Attributes:
         complete: No later packet can belong to the window.
@@ -50,11 +51,9 @@ class _VideoRun:
     """
 
     def __init__(
-        self, kind: tuple[str, str], span: tuple[float, float], restart: int | None = None
+        self, span: tuple[float, float], restart: int | None = None, *, splits: bool
     ) -> None:
-        # FFmpeg gives each field of interlaced video as a packet, the second with a later time.
-        self._splits = kind in (("mpegts", "h264"), ("mpeg", "h264"))
-        (self._first, self._stop), self._restart = span, restart
+        (self._first, self._stop), self._restart, self._splits = span, restart, splits
         self._kept: list[AvPacket] = []
         self._inside = self._late = 0
         self._has_key = self.complete = self.goes_on = False
@@ -77,7 +76,7 @@ class _VideoRun:
         # Decode timestamps only increase, and no frame is shown before it is decoded.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = decoded_late or self._late > _MAX_REORDER
-        # Without a pts, the frame may be shown earlier than its position in the file.
+        # A second field has a later time. Without a pts, the frame may be shown earlier than its position.
         if (self._splits and self._late == 1) or (pts is None and not self.complete):
             self._inside = len(self._kept)
         return self.complete
@@ -149,7 +148,8 @@ def read_video(
         tests, keep = {index: _key_test(start)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
-    run = _VideoRun((container.format, codec.name), metadata.span(codec.time_base))
+    splits = may_split_frames(container.format, codec)
+    run = _VideoRun(metadata.span(codec.time_base), splits=splits)
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -285,7 +285,7 @@ def read_clip(
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
         span = window.ticks(codec.time_base, container.zero)
-        frames = _VideoRun((container.format, codec.name), span, video_start)
+        frames = _VideoRun(span, video_start, splits=may_split_frames(container.format, codec))
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False
