@@ -231,7 +231,7 @@ def _read_usability(bits: _Bits) -> tuple[dict[str, Any], int | None]:
     if bits.take():
         kind = bits.take(8)
         width, height = (kind, 1) if kind < 255 else (bits.take(16), bits.take(16))
-        if 1 < kind < 255 or (kind and not 1 <= 8 * width <= 64 * height):
+        if 1 < kind < 255 or (kind and not 0 < height <= 8 * width <= 64 * height):
             raise ValueError("a shape of television, or none")
         if kind:
             context["sample_aspect_ratio"] = Fraction(width, height)

@@ -109,6 +109,8 @@ def _positions(content: bytes | memoryview) -> tuple[int, int]:
             if position < last or (not first and position > packets * _MOST_IN_PACKET):
                 raise ValueError("the stream begins after second 0, or goes back")
             first, last = first or position, position
+        elif any(size < 255 for size in sizes):
+            raise ValueError("a packet ends in a page without a position")
         if flags & _LAST:
             break
     if place != len(content) or not flags & _LAST:

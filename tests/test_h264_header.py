@@ -64,6 +64,7 @@ def with_other_header(inside: bytes) -> bytes:
         (lambda: movie(sound="aac"), ["aac"]),
         # The header does not say all, or not the truth.
         (lambda: movie(sound="ac3"), [None]),
+        (lambda: movie("sar=1/100"), [None]),  # FFmpeg ignores this shape of a pixel
         (lambda: movie("alternative-transfer=arib-std-b67"), ["none", None]),
         (lambda: with_other_header(b"\x0b"), ["none", None]),
         (lambda: movie()[: movie().index(b"mdat") + 60], ["none", None]),  # within the first frame

@@ -81,6 +81,13 @@ def emptied(data: bytes) -> bytes:
     return b"".join(map(bytes, parts)) + sealed(last)
 
 
+def unplaced(data: bytes) -> bytes:
+    """State of the first page of samples that no packet ends in it."""
+    *parts, last = pages(data)
+    struct.pack_into("<q", parts[2], 6, -1)
+    return b"".join([*map(sealed, parts), bytes(last)])
+
+
 def unsealed(data: bytes) -> bytes:
     """Falsify the checksum of the first page."""
     return data[:22] + bytes(4) + data[26:]
@@ -101,6 +108,7 @@ OTHERS = {
     "one page": lambda: make_media(
         [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
     ),
+    "a page without position": lambda: unplaced(ogg("opus")),
     "more bytes": lambda: ogg("opus") + b"OggS, not",
     "with video": lambda: make_media(
         [AudioTrack(samples=sound(30000), sample_rate=48000, codec="vorbis")] * 2, format="ogg"
