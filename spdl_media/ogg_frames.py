@@ -19,6 +19,7 @@ import av
 from av.filter import Graph
 
 from spdl_media._ffmpeg import unheard_log
+from spdl_media._threads import interrupts_delayed
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import MOST_BYTES, frame_codec
 from spdl_media.inputs import Input
@@ -60,7 +61,8 @@ def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None)
 
     Raises:
         SourceError: The file cannot be read.
-        LookupError: It is not of these codecs, or damaged, as with struct.error and ValueError.
+        LookupError, ArithmeticError, struct.error, ValueError: It has more than two channels, does not begin
+            at second 0, or is damaged.
     """
     if window or num_samples is not None or input.size() > MOST_BYTES:
         return None
@@ -140,16 +142,18 @@ def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
 def _blocks(content: bytes | memoryview) -> Iterator[Any]:
     """Yield the samples of an Ogg file in frames of :data:`_BLOCK`."""
     graph = Graph()
-    file = os.memfd_create("spdl_media")
-    try:
-        if os.write(file, content) != len(content):
-            return
-        # One thread: FFmpeg's decoding threads would take buffers of the graph while it makes new ones.
-        source = graph.add(
-            "amovie", filename=f"/proc/self/fd/{file}", format_name="ogg", dec_threads="1"
-        )
-    finally:
-        os.close(file)
+    # A Ctrl-C before the number is assigned would leave the file open.
+    with interrupts_delayed():
+        file = os.memfd_create("spdl_media")
+        try:
+            if os.write(file, content) != len(content):
+                return
+            # One thread: FFmpeg's decoding threads would take buffers of the graph while it makes new ones.
+            source = graph.add(
+                "amovie", filename=f"/proc/self/fd/{file}", format_name="ogg", dec_threads="1"
+            )
+        finally:
+            os.close(file)
     gather, sink = graph.add("asetnsamples", n=str(_BLOCK), p="0"), graph.add("abuffersink")
     source.link_to(gather)
     gather.link_to(sink)

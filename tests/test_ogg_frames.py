@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 from collections.abc import Iterator
 from functools import cache
@@ -198,6 +200,23 @@ def test_a_system_without_files_in_memory_reads_packets(
         monkeypatch.setattr(ogg_frames.os, "write", lambda _, content: len(content))
         monkeypatch.setattr(ogg_frames.os, "close", lambda _: None)
     np.testing.assert_array_equal(outcome(data), wanted)
+
+
+def test_ctrl_c_leaves_no_file_in_memory_open() -> None:
+    create, made = os.memfd_create, []
+
+    def interrupted(name: str) -> int:
+        made.append(create(name))
+        signal.raise_signal(signal.SIGINT)
+        return made[-1]
+
+    with (
+        mock.patch.object(ogg_frames.os, "memfd_create", interrupted),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        sm.load_audio(ogg("opus"))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
 
 
 def test_a_window_of_opus_with_more_to_drop_than_the_lead_in() -> None:
