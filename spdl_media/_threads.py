@@ -1,6 +1,6 @@
-"""Calls in threads, objects that serve one thread, and Ctrl-C where Python would only print it.
+"""Calls in threads, objects that serve one thread, and Ctrl-C where Python would lose it.
 
-It does in finalizers, handlers of forks, and callbacks of C code.
+Python only prints what is raised in finalizers, handlers of forks, and callbacks of C code.
 """
 
 from __future__ import annotations

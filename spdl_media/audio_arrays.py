@@ -282,7 +282,7 @@ _MOST_DELAYED = 32
 def _load_without_container(
     input: Input, window: Window, ops: SoundOps, request: AudioRequest
 ) -> AudioArray | None:
-    """Load WAV, MP3, FLAC, AAC or Ogg without a container of PyAV's; ``None`` if one must tell, or raise."""
+    """Load WAV, MP3, FLAC, AAC or Ogg without PyAV's container; ``None`` if that has to read or to raise."""
     config, most, rate, asked = request.config, request.num_samples, ops.sample_rate, window
     if config.decoder is not None or config.decoder_options or not input.has_size:
         return None

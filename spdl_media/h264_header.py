@@ -64,7 +64,7 @@ class _Header(NamedTuple):
         return True
 
     def _is_begun(self, stream: Any, input: Input) -> bool:
-        """Whether the first packet is a whole key frame, and says nothing else than this header."""
+        """Whether the first packet is a whole key frame, and states nothing that differs from this header."""
         first = next(iter(stream.index_entries), None)
         data = b"" if first is None else input.read_at(first.pos, first.size)
         units = list(map(bytes, length_units(memoryview(data))))
@@ -232,7 +232,7 @@ def _read_usability(bits: _Bits) -> tuple[dict[str, Any], int | None]:
         kind = bits.take(8)
         width, height = (kind, 1) if kind < 255 else (bits.take(16), bits.take(16))
         if 1 < kind < 255 or (kind and not 0 < height <= 8 * width <= 64 * height):
-            raise ValueError("a shape of television, or none")
+            raise ValueError("a pixel shape of the table, or an extreme one")
         if kind:
             context["sample_aspect_ratio"] = Fraction(width, height)
     if bits.take():

@@ -251,8 +251,8 @@ _PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322
 _STRIPS, _LZW = 273, 5
 _UNSIGNED = (1, 4)  # the last is "undefined"
 _ASSOCIATED_ALPHA = 1
-# No compression, the three of CCITT, LZW, Deflate and PackBits.
 _PREDICTING = frozenset((5, 8, 32946))  # LZW, Deflate
+# No compression, the three of CCITT, LZW, Deflate and PackBits.
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
 _TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
 

@@ -80,7 +80,7 @@ class Session:
     def __init__(self, name: str, index: int) -> None:
         self._name, self._index = name, index
         self._parser: c_void_p | None = None
-        # Destroys the parser; before the decoder, which is dropped later.
+        # Destroys the parser. Attributes are dropped in this order, and the parser needs the decoder.
         self._end: Any = None
         self._decoder: HardwareDecoder | None = None
         self._format = Format()

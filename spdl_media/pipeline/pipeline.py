@@ -304,8 +304,8 @@ class Pipeline(Generic[T_co]):
 class _AsyncEpoch(AsyncIterator[T_co]):
     """Asynchronous iterator over one epoch, or over the rest of it. The first ``__anext__`` begins the epoch.
 
-    It is not an asynchronous generator: the event loop closes an abandoned generator only later, whereas
-    it stops its run at once when it is dropped.
+    It is not an asynchronous generator: the event loop closes an abandoned generator only later, but this
+    iterator stops its run as soon as it is dropped.
     """
 
     def __init__(self, pipeline: Pipeline[T_co]) -> None:
