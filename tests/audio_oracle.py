@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import io
 from functools import lru_cache
+from typing import Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 
-from spdl_media import AudioCodec, AudioFrames, Window
+from spdl_media import AudioCodec, AudioFrames, MediaError, Window, load_audio
 from spdl_media.testing import AudioTrack, make_media, make_tone
 
 
@@ -43,6 +44,14 @@ def linear(data: bytes) -> NDArray[np.generic]:
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(container.streams.best("audio")))
     return np.concatenate([_by_channel(frame) for frame in frames], axis=1)
+
+
+def outcome(data: bytes, **options: Any) -> Any:
+    """Load a file. Return its samples, or the error as text."""
+    try:
+        return load_audio(data, **options).array
+    except MediaError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _by_channel(frame: av.AudioFrame) -> NDArray[np.generic]:

@@ -10,7 +10,7 @@ from unittest import mock
 import av
 import numpy as np
 import pytest
-from audio_oracle import sound
+from audio_oracle import outcome, sound
 
 import spdl_media as sm
 from spdl_media import audio_arrays
@@ -116,13 +116,6 @@ CASES: list[dict[str, Any]] = [
     {"filter_desc": None},
     {"sample_rate": 50, "num_samples": 10},
 ]
-
-
-def outcome(data: bytes, **options: Any) -> Any:
-    try:
-        return sm.load_audio(data, **options).array
-    except sm.MediaError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def by_ffmpeg(data: bytes, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from unittest import mock
 import av
 import numpy as np
 import pytest
-from audio_oracle import clip, sound
+from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
 from spdl_media import audio_arrays, ogg_frames
@@ -131,13 +131,6 @@ CASES: list[dict[str, Any]] = [
     {"timestamp": (0.5, 1.25)},
     {"num_samples": 5000},
 ]
-
-
-def outcome(data: bytes, **options: Any) -> Any:
-    try:
-        return sm.load_audio(data, **options).array
-    except sm.MediaError as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def by_packets(data: bytes, **options: Any) -> Any:
