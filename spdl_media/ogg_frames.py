@@ -26,13 +26,13 @@ from spdl_media.inputs import Input
 from spdl_media.sample_rows import SampleRows
 from spdl_media.timing import Window
 
-# Samples per frame of the graph. Of 16 Ki, the C library gives memory back to the system and fetches it again
-# for each file, which takes a third of the time.
+# Samples per frame of the graph. With 16 Ki, the C library returns memory to the system and gets it again for
+# each file, which takes a third of the time.
 _BLOCK = 8 * 1024
 
 # Signature, version, flags, position after the page, serial number, sequence number, checksum, segments.
 _PAGE = struct.Struct("<4sBBqIIIB")
-_CONTINUED, _FIRST, _LAST = 1, 2, 4
+_FIRST, _LAST = 2, 4
 _NO_POSITION = -1
 # The longest packets: 120 ms of Opus. Vorbis has at most 4096 samples.
 _MOST_IN_PACKET = 5760
@@ -43,15 +43,15 @@ class OggAudio(NamedTuple):
 
     Attributes:
         codec: Codec of the stream.
-        delay: Samples of the stream before second 0.
         window: First sample, and the one after the last.
         content: The whole file.
+        delay: Samples of the stream before second 0.
     """
 
     codec: AudioCodec
-    delay: int
     window: tuple[int, int]
     content: bytes | memoryview
+    delay: int = 0
 
 
 def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None) -> OggAudio | None:
@@ -66,7 +66,7 @@ def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None)
     """
     if window or num_samples is not None or input.size() > MOST_BYTES:
         return None
-    # memfd_create is of Linux. FFmpeg cannot read from Python's memory without the GIL.
+    # Only Linux has memfd_create. FFmpeg cannot read from Python's memory without the GIL.
     if not hasattr(os, "memfd_create"):
         return None
     start = _PAGE.size + head[_PAGE.size - 1]
@@ -82,7 +82,7 @@ def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None)
     first, last = _positions(content)
     if name == "vorbis" and first == last:
         return None  # FFmpeg states wrong times in a single page, and cuts the end wrongly
-    return OggAudio(codec, 0, (0, last - skipped), content)
+    return OggAudio(codec, (0, last - skipped), content)
 
 
 def _positions(content: bytes | memoryview) -> tuple[int, int]:

@@ -121,11 +121,7 @@ class Child:
                 name=f"spdl_media {owner}",
                 daemon=is_daemon,
             )
-            # Python loses a Ctrl-C in its handlers of forks, and keeps their locks.
-            is_fork = context.get_start_method() == "fork"
-            delay = interrupts_delayed() if is_fork else contextlib.nullcontext()
-            with delay, _interrupts_blocked(context):
-                process.start()
+            _start(process, context)
             if self.ring is not None:
                 self.ring.hand_over()
         except BaseException as error:
@@ -302,6 +298,15 @@ def _end_at_exit() -> None:
     for child in children:
         child.ask_to_end()
     _end_all(children)
+
+
+def _start(process: BaseProcess, context: BaseContext) -> None:
+    """Start a process. Ctrl-C does not disturb the start."""
+    # Python loses a Ctrl-C in its handlers of forks, and keeps their locks.
+    is_fork = context.get_start_method() == "fork"
+    delay = interrupts_delayed() if is_fork else contextlib.nullcontext()
+    with delay, _interrupts_blocked(context):
+        process.start()
 
 
 @contextlib.contextmanager

@@ -369,7 +369,7 @@ def _end_iteration(run: Run | None, bar: Any) -> None:
 
 
 def _abandon(run: Run | None, bar: Any) -> None:
-    """As above, without waiting."""
+    """End an iteration like :func:`_end_iteration`, but without waiting for its run."""
     if bar is not None:
         bar.close()
     if run is not None and not run.was_stopped:
