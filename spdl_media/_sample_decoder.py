@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
+from spdl_media._threads import has_gil
 from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
 from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
@@ -328,7 +328,7 @@ class SampleDecoder(OpenDecoder):
 # many frames per packet, they need the GIL less: two threads decode 1.3 times as many files as one, but four
 # no more than one. The locks are reentrant, because a signal handler may decode, too.
 _short_locks: tuple[Any, ...] = threading.RLock(), threading.RLock()
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
+if not has_gil():
     _short_locks = nullcontext(), nullcontext()
 elif hasattr(os, "register_at_fork"):
     # A thread that does not exist in the child may have held a lock at the fork.

@@ -68,6 +68,11 @@ def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> N
             del error
 
 
+def has_gil() -> bool:
+    """Return whether one thread at a time runs Python code. Free-threaded CPython tells since 3.13."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
 class OneThread:
     """A context that a second thread cannot enter while the first is inside.
 

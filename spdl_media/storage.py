@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -33,8 +35,14 @@ ALIGNMENT = 64
 # Memory for transfers that is larger than this is not pinned.
 _LARGE = 64 << 20
 
-# Seconds that a thread waits for a block before it runs the garbage collector.
-_PATIENCE = 1.0
+# On free-threaded CPython, what another thread drops is often freed by the thread that made it, when it next
+# runs Python code, or else by the garbage collector. So a waiting thread wakes for what it made itself. What
+# sleeping threads made takes a collection for each level: list, buffer, array, lease, finalizer.
+_FREE_THREADED = "free-threading" in sys.version
+_WAKE, _LEVELS = (0.002, 8) if _FREE_THREADED else (threading.TIMEOUT_MAX, 1)
+
+# Seconds that a thread waits for a block before it first runs the garbage collector; then twice as long.
+_PATIENCE = 0.1 if _FREE_THREADED else 1.0
 
 
 class StorageInUseWarning(UserWarning):
@@ -125,7 +133,9 @@ class StoragePool:
     """Blocks of host memory that are leased to buffers, and free again when their last array is gone.
 
     :meth:`CPUBuffer.release` returns a block early. Blocks in reference cycles are returned when Python's
-    garbage collector runs; the pool runs it before it grows or raises, and after waiting for a second.
+    garbage collector runs; the pool runs it before it grows or raises, and each time that it has waited twice
+    as long, first for a second. On free-threaded CPython, a block whose arrays another thread drops is often
+    returned only then.
 
     Args:
         size: Size of a block in bytes.
@@ -163,10 +173,6 @@ class StoragePool:
             )
         self._on_exhausted = on_exhausted
         self._timeout = seconds
-        # Two waits, with the garbage collector in between, because it takes longer than most waits.
-        first = min(seconds, _PATIENCE) if on_exhausted == "wait" else 0.0
-        rest = min(seconds - first, threading.TIMEOUT_MAX) if on_exhausted == "wait" else 0.0
-        self._waits: tuple[float, ...] = (first, rest)
         self._size = check_int("size", size, unit=" byte")
         self._count = check_int("count", count)
         self._pin_with = _pin_or_warn(pin_memory=pin_memory)
@@ -221,15 +227,34 @@ class StoragePool:
             )
         if self._pin_with:
             _check_fork()  # in a forked child, a pinned address may be other memory, or none
-        for attempt, seconds in enumerate(self._waits):
-            if attempt:
-                # Free blocks in reference cycles. If all threads wait, nothing else would start the garbage
-                # collector.
-                gc.collect()
-            with suppress(Empty):
-                self._tokens.get(timeout=seconds)
-                return self._leased(self._free.pop())
+        for seconds in self._waits():
+            if (block := self._take_within(seconds)) is not None:
+                return block
         return self._exhausted()
+
+    def _waits(self) -> Iterator[float]:
+        """Yield how many seconds to wait for a block, and collect garbage in between."""
+        left, wait = self._timeout if self._on_exhausted == "wait" else 0.0, _PATIENCE
+        yield min(wait, left)
+        while True:
+            # Frees blocks in reference cycles. If all threads wait, nothing else starts the collector.
+            for _ in range(_LEVELS):
+                if self._tokens.empty():
+                    gc.collect()
+            left -= min(wait, left)
+            wait *= 2
+            yield min(wait, left)
+            if left == 0:
+                return
+
+    def _take_within(self, seconds: float) -> Bytes | None:
+        while True:
+            with suppress(Empty):
+                self._tokens.get(timeout=min(seconds, _WAKE))
+                return self._leased(self._free.pop())
+            seconds -= _WAKE
+            if seconds <= 0:
+                return None
 
     def _leased(self, block: Bytes) -> Bytes:
         # The array and all its views hold the lease.
@@ -286,7 +311,9 @@ class CPUStorage(StoragePool):
 
     def __init__(self, size: SupportsIndex, *, pin_memory: bool = True) -> None:
         super().__init__(size, 1, pin_memory=pin_memory)
-        self._waits = (0.0,)
+
+    def _waits(self) -> Iterator[float]:
+        return iter((0.0,))
 
     def _exhausted(self) -> Bytes:
         self._warn_once(

@@ -8,6 +8,8 @@ import sys
 import threading
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -510,6 +512,48 @@ def test_blocks_in_garbage_are_found_before_anybody_suffers(
         assert pool.count == pool.num_free == 1
     finally:
         gc.enable()
+
+
+def test_a_block_becomes_garbage_while_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first collection finds nothing, and another one must follow."""
+    collected, collect = threading.Event(), gc.collect
+
+    def first_too_early() -> None:
+        (collect if collected.is_set() else collected.set)()
+
+    monkeypatch.setattr(storage_module, "_PATIENCE", 0.01)
+    monkeypatch.setattr(storage_module.gc, "collect", first_too_early)
+    pool = pool_of(1, on_exhausted="wait", timeout=20)
+    cycle: list[Any] = [sm.convert_frames(rgb(8, 6), pool)]
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(sm.convert_frames, rgb(8, 6, 7), pool)
+        assert collected.wait(10)
+        cycle.append(cycle)
+        del cycle
+        assert (waiting.result().array == 7).all()
+
+
+@pytest.mark.parametrize("on_exhausted", ["allocate", "wait", "raise"])
+def test_a_buffer_may_be_dropped_while_the_thread_that_made_it_sleeps(on_exhausted: Any) -> None:
+    """On free-threaded CPython, only the garbage collector frees it, one object within it at a time."""
+    pool = pool_of(
+        1, on_exhausted=on_exhausted, **{"timeout": 20} if on_exhausted == "wait" else {}
+    )
+    made: SimpleQueue[Any] = SimpleQueue()
+    dropped = threading.Event()
+
+    def make() -> None:
+        made.put([sm.convert_frames(rgb(8, 6), pool)])
+        dropped.wait(30)
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(make)
+        try:
+            made.get()
+            assert (sm.convert_frames(rgb(8, 6, 7), pool).array == 7).all()
+            assert pool.count == 1
+        finally:
+            dropped.set()
 
 
 @pytest.mark.parametrize("timeout", ["3", True, [1]])

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from spdl_media._ffmpeg import has_codec, library_versions
 from spdl_media._optional import INSTALL, is_available
 from spdl_media._probe import AudioStreamInfo, MediaInfo, StreamInfo, VideoStreamInfo, probe
+from spdl_media._threads import has_gil
 from spdl_media.cli.app import FILE, Refused, make_console, printable, show_table, write_error
 from spdl_media.cuda.capabilities import cuda_capabilities
 from spdl_media.errors import MediaError
@@ -247,7 +247,7 @@ def doctor_command(*, as_json: bool) -> int:
 
 
 def _rows() -> Iterator[Row]:
-    gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else ", without the GIL"
+    gil = "" if has_gil() else ", without the GIL"
     python = f"{platform.python_implementation()} {platform.python_version()}{gil}, {platform.platform()}"
     yield Row("ok", "Python", python)
     for name in ("spdl_media", "av", "numpy"):

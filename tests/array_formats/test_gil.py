@@ -92,6 +92,9 @@ def test_another_thread_runs(name: str, library: str, monkeypatch: pytest.Monkey
     assert runs_meanwhile(CALLS[name], seconds=20), "nobody else ran"
 
 
+@pytest.mark.skipif(
+    not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="there is no GIL to hold"
+)
 def test_no_other_thread_runs_where_the_gil_is_held() -> None:
     data = npy(NOISE)
     assert not runs_meanwhile(lambda: bytearray(data), seconds=0.2)

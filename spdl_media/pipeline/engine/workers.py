@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
+from spdl_media._threads import has_gil
 from spdl_media.pipeline.engine.hub import Hub, Slot, wake
 from spdl_media.pipeline.failures import describe, short_repr
 
@@ -59,7 +60,7 @@ class Worker(threading.Thread):
 
     def stack(self) -> str:
         # Without the GIL, the thread keeps running while its frames are read, which crashes the interpreter.
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        if not has_gil():
             return "(a place that free-threaded CPython cannot tell while the thread runs)\n"
         # The thread may have ended meanwhile.
         frame = sys._current_frames().get(self.ident or 0)
