@@ -96,8 +96,8 @@ def _gif_colors(view: memoryview, flags: int) -> int:
 
 
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
-# struct codes by type: BYTE, SHORT, LONG and UNDEFINED.
-_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 7: "B"}
+# struct codes by type: BYTE, SHORT, LONG, SBYTE, UNDEFINED, SSHORT and SLONG.
+_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 7: "B", 8: "h", 9: "i"}
 
 
 def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:

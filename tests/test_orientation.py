@@ -256,6 +256,15 @@ def test_images_stand_as_their_xmp_says(suffix: str) -> None:
         assert pillow.exif_transpose(reference).size == (frames.width, frames.height)
 
 
+@each("order", ["<", ">"])
+def test_any_integer_type_states_the_orientation(order: str) -> None:
+    """Some writers state it as a LONG or a signed number; other readers take these, too."""
+    for kind, code in {1: "Bxxx", 3: "Hxx", 4: "I", 6: "bxxx", 8: "hxx", 9: "i"}.items():
+        entry = struct.pack(f"{order}HHI{code}", 274, kind, 1, 6)
+        exif = exif_block(1, order)[:10] + entry + bytes(4)
+        assert exif_orientation(jpeg_with_exif(image("mjpeg"), exif)) == 6, kind
+
+
 @pytest.mark.parametrize("kind", [b"tEXt", b"zTXt"])
 def test_exif_that_imagemagick_writes_as_text_counts(kind: bytes) -> None:
     block = exif_block(6)
