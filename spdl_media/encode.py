@@ -23,7 +23,7 @@ from spdl_media.array_frames import channel_layout, color_number, limited
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
 from spdl_media.filters import FrameFilter
-from spdl_media.formats import COLOR_RANGES, COLOR_TABLES, COLORSPACES, format_name, is_yuv
+from spdl_media.formats import COLOR_RANGES, COLOR_TABLES, COLORSPACES, format_name, is_yuv, to_ints
 from spdl_media.frames import AudioChunk, AudioFrames, frame_of
 from spdl_media.geometry import rotation
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
@@ -266,8 +266,7 @@ class VideoEncoder:
         colors |= {name: value for name in COLOR_TABLES if (value := getattr(config, name))}
         self._colors = [color_number(name, colors.get(name)) for name in COLOR_TABLES]
         self._filter: FrameFilter | None = None
-        self._desc = ""
-        self._count, self._last, self._duration = 0, -1, 1
+        self._desc, self._count, self._last, self._duration = "", 0, -1, 1
         set_all(context, **dict(zip(COLOR_TABLES, self._colors, strict=True)))
         own = ("width", "height", "gop_size", "max_b_frames", "sample_aspect_ratio")
         set_all(context, **{name: getattr(config, name) for name in own})
@@ -346,8 +345,9 @@ class VideoEncoder:
     def _conversion(self, frame: av.VideoFrame) -> str:
         """Return the filters that convert a frame to the pixel format, matrix and range of the stream."""
         given, end = frame.format.name, f"format={self.pix_fmt}"
+        scale = f"{to_ints(given, self.pix_fmt, is_scaled=True)},scale={_FLAGS}".lstrip(",")
         if not is_yuv(self.pix_fmt):
-            return "null" if given == self.pix_fmt else f"scale={_FLAGS},{end}"
+            return "null" if given == self.pix_fmt else f"{scale},{end}"
         matrix, levels = COLORSPACES[self._colors[1]], COLOR_RANGES[self._colors[0]]
         same = "bt601" if matrix in ("bt470bg", "smpte170m") else matrix
         if given == self.pix_fmt and matrix_and_range(frame) == (same, levels):
@@ -362,7 +362,7 @@ class VideoEncoder:
             if frame.width <= _NARROW or frame.height == 1:
                 exact = f"format=gbrp|gbrp16,{exact}"
             return f"{exact},scale=flags=bilinear:out_range=pc,{end}"
-        return f"scale={_FLAGS}{wanted},{end}"
+        return f"{scale}{wanted},{end}"
 
 
 def set_all(context: Any, **values: object) -> None:

@@ -16,7 +16,7 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.formats import (
     RGB_8BIT,
-    TO_BYTES,
+    TO_INTEGERS,
     chroma_steps,
     has_cut_chroma,
     is_yuv,
@@ -326,7 +326,7 @@ def _same_without_graph(pix_fmt: str) -> bool:
     does not: decoded video differs by up to 151 levels. The full-range JPEG formats state no location, and
     the remaining formats have full chroma. ``tests/test_fastpath_equivalence.py`` tries each.
     """
-    if pix_fmt in TO_BYTES:
+    if pix_fmt in TO_INTEGERS:
         return False
     if pix_fmt.startswith("yuvj"):
         return True

@@ -19,10 +19,11 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
 from spdl_media.fast_images import BICUBIC, FULL_RANGE, GBR, part_to_convert
 from spdl_media.formats import (
-    TO_BYTES,
+    FLOAT_GRAY,
     full_range_gray,
     has_limited_gray,
     like_frame,
+    to_ints,
     whole_samples,
 )
 from spdl_media.geometry import UPRIGHT_FILTERS, Box
@@ -387,15 +388,16 @@ class PictureFilter:
             return _joined(turn, str(self._desc)), None
         part = part_to_convert(frame, ops, turn) if ops.is_exact_conversion else None
         name = frame.format.name
-        to_bytes = "" if name == ops.pix_fmt else TO_BYTES.get(name, "")
+        first = to_ints(name, ops.pix_fmt, is_scaled=ops.is_scaled)
+        last = "" if ops.pix_fmt or not name.startswith(FLOAT_GRAY) else f"format={name}"
         if part is None:
-            return _joined(to_bytes, turn, *filter_text(ops)) or "null", None
+            return _joined(first, turn, *filter_text(ops), last) or "null", None
         outer, inner = part
         x, y, w, h = inner
-        scaler, first, *rest = conversion_filters(ops)
+        scaler, planar, *rest = conversion_filters(ops)
         cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
         middle = f"crop={w}:{h}:{x}:{y}:exact=1"
-        return _joined(to_bytes, scaler, first, middle, turn, *cut, *rest), outer
+        return _joined(first, scaler, planar, middle, turn, *cut, *rest), outer
 
     def _through_graph(
         self, graph: FrameFilter, frame: av.VideoFrame, *, is_alike: bool = False

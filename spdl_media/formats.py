@@ -369,7 +369,18 @@ def whole_samples(frame: av.VideoFrame, box: tuple[int, int, int, int]) -> av.Vi
     return part
 
 
-TO_BYTES: Mapping[str, str] = {"monob": "format=gray", "monow": "format=gray"} | {
+FLOAT_GRAY = "grayf32"
+"""How the names of gray formats of floats begin."""
+
+# The scaler takes gray of floats for limited range, so a conversion to limited range keeps the numbers.
+_FLOATS_TO_GRAY = "scale=out_range=limited,format=yuv444p16le,extractplanes=y"
+
+TO_INTEGERS: Mapping[str, str] = {
+    "monob": "format=gray",
+    "monow": "format=gray",
+    "grayf32le": _FLOATS_TO_GRAY,
+    "grayf32be": f"format=grayf32le,{_FLOATS_TO_GRAY}",
+} | {
     f"{order}{bits}{end}": ("" if end == "le" else f"format={order}{bits}le,") + "format=rgb24"
     for order in ("rgb", "bgr")
     for bits in ("555", "565")
@@ -377,9 +388,24 @@ TO_BYTES: Mapping[str, str] = {"monob": "format=gray", "monow": "format=gray"} |
 }
 """Filters to a format that FFmpeg's scaler reads right, by those that it reads wrongly.
 
-It scales 1-bit gray as if that had limited range, and 5 bits to at most 248; it reads big-endian ones in the
-wrong byte order.
+It scales 1-bit gray and gray of floats as if these had limited range, and 5 bits to at most 248; it reads
+big-endian ones in the wrong byte order.
 """
+
+
+def to_ints(pix_fmt: str, target: str | None, *, is_scaled: bool) -> str:
+    """Return the filters that come first for frames of a format, if the scaler would read it wrongly.
+
+    Args:
+        pix_fmt: Format of the frames.
+        target: Format of the result; ``None``: that of the frames.
+        is_scaled: Whether their size changes.
+    """
+    is_float = pix_fmt.startswith(FLOAT_GRAY)
+    if (target or pix_fmt).startswith(FLOAT_GRAY) and not (is_float and is_scaled):
+        # The scaler also writes floats of limited range, but not from gray.
+        return "" if is_float else "format=gray16le"
+    return "" if pix_fmt == target and not is_float else TO_INTEGERS.get(pix_fmt, "")
 
 
 _FORMAT_NAME = re.compile(r"[a-z0-9]+\Z")

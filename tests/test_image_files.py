@@ -197,3 +197,19 @@ def test_wrong_arguments_are_reported(
 def test_a_name_without_a_suffix_of_images_needs_a_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no suffix of an image .* format='png'"):
         sm.save_image(tmp_path / name, drawing())
+
+
+@pytest.mark.parametrize("format", ["png", "webp", "tiff", "ppm"])
+def test_gray_of_floats_keeps_its_brightness(format: str) -> None:
+    """FFmpeg's scaler takes it for limited range: 0.1 of white would be 0.04."""
+    levels = np.arange(11, dtype=np.float32).repeat(16) / 10
+    frames = sm.frames_from_array(np.tile(levels, (16, 1)), pix_fmt="grayf32")
+    found = sm.load_image(sm.encode_image(frames, format=format), pix_fmt="gray").array[8, ..., 0]
+    assert np.abs(found[8::16] / 255 - levels[8::16]).max() < 0.01
+
+
+def test_colours_in_a_pfm_of_gray_are_not_of_limited_range() -> None:
+    pixels = np.tile(np.arange(0, 256, 15, np.uint8)[:, None], (16, 1, 3))
+    data = sm.encode_image(pixels, format="pfm", pix_fmt="grayf32le")
+    (found,) = sm.load_image(data, pix_fmt="grayf32").array
+    np.testing.assert_allclose(found, pixels[..., 0] / 255, atol=0.003)

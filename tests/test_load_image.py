@@ -42,6 +42,43 @@ def test_formats_and_layouts() -> None:
     np.testing.assert_array_equal(np.asarray(planar), PICTURE.transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_gray_of_floats_has_its_brightness_in_every_format(order: str) -> None:
+    """FFmpeg's scaler takes it for limited range: 0.1 of white would be 0.04, and white a border's."""
+    levels = np.arange(11, dtype=np.float32).repeat(8) / 10
+    values = np.tile(levels, (12, 1))
+    head = b"Pf\n88 12\n-1.0\n" if order == "<" else b"Pf\n88 12\n1.0\n"
+    pfm = head + values[::-1].astype(f"{order}f4").tobytes()
+    found = {}
+    for pix_fmt, white in {
+        "rgb24": 255, "gray": 255, "rgba": 255, "yuv444p": 255, "gray16": 65535, "rgb48": 65535,
+        "grayf32le": 1, None: 1,
+    }.items():  # fmt: skip
+        for size in (
+            {},
+            {"width": 88, "height": 14},
+            {"width": 44, "height": 6, "scale_mode": None},
+        ):
+            got = sm.load_image(pfm, pix_fmt=pix_fmt, **size).array / white
+            row = got[0, 3] if got.shape[0] < 5 else got[3, :, 0]
+            step = row.shape[0] // 11
+            found[pix_fmt, *size.values()] = np.abs(row[step // 2 :: step] - levels[::8]).max()
+    # Between pixels of two levels, a scaled one has a share of both.
+    assert {key: error for key, error in found.items() if error > 0.005} == {}
+
+
+@pytest.mark.parametrize("source", ["rgb24", "rgba", "gray", "gray16be", "yuvj444p"])
+def test_images_become_gray_of_floats_between_0_and_1(source: str) -> None:
+    """FFmpeg's scaler would give RGB limited range: 0.06 to 0.92."""
+    ramp = np.rint(np.linspace(0, 255, 16)).astype(np.uint8)
+    pixels = np.tile(ramp[None, :, None], (16, 1, 3))
+    codec = "mjpeg" if source == "yuvj444p" else "png"
+    data = make_image(pixels, codec=codec, pix_fmt=source)
+    for size in ({}, {"width": 16, "height": 20}):
+        ((*_, row, _),) = sm.load_image(data, pix_fmt="grayf32", **size).array[:, :17]
+        assert np.abs(row - ramp / 255).max() < (0.02 if codec == "mjpeg" else 0.003), size
+
+
 def test_a_filter_of_ones_own() -> None:
     np.testing.assert_array_equal(
         np.asarray(sm.load_image(PNG, filter_desc="hflip")), PICTURE[:, ::-1]
