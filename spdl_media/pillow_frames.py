@@ -59,7 +59,7 @@ def read_with_pillow(
         with image_module.open(io.BytesIO(data)) as image:
             count = getattr(image, "n_frames", 1)
             # Not TIFF: its pages are separate images.
-            is_animation = count > 1 and image.format in ("PNG", "WEBP", "AVIF", "HEIF")
+            is_animation = count > 1 and image.format in ("GIF", "PNG", "WEBP", "AVIF", "HEIF")
             # The default image of an animated PNG, for programs without animation, is not one of its frames.
             first = int(bool(image.info.get("default_image")))
             time = 0
@@ -74,7 +74,10 @@ def read_with_pillow(
                 # Files may contain numbers outside of Exif's range.
                 yield frame, turn if turn in range(1, 9) else 1
                 # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
-                time += round(image.info.get("duration", 0))
+                duration = round(image.info.get("duration", 0))
+                time += (
+                    duration if duration > 10 or image.format != "GIF" else 100
+                )  # as FFmpeg does
     except MemoryError:
         raise
     # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.

@@ -141,6 +141,18 @@ def _targa(view: memoryview, size: int) -> str | None:
     return short_of(size, position, "the last run")
 
 
+def gif_reason(view: memoryview) -> str | None:
+    """FFmpeg takes images without a control block between them for one frame, and decodes the first."""
+    has_control = True
+    for kind in still_parts.gif_blocks(view):
+        if kind == still_parts.GIF_IMAGE and not has_control:
+            return "a GIF of images without delays"
+        has_control = kind == still_parts.GIF_CONTROL or (
+            has_control and kind != still_parts.GIF_IMAGE
+        )
+    return None
+
+
 def _gif(view: memoryview, size: int) -> str | None:
     if still_parts.GIF_TRAILER in still_parts.gif_blocks(view):
         return None

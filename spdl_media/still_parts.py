@@ -62,10 +62,15 @@ def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
 
 
 GIF_EXTENSION, GIF_IMAGE, GIF_TRAILER = 0x21, 0x2C, 0x3B
+GIF_CONTROL = 0xF9
+"""The extension that states the delay of the next image."""
 
 
 def gif_blocks(view: memoryview) -> Iterator[int]:
     """Yield the kinds of a GIF's complete blocks, skipping stray bytes as FFmpeg does.
+
+    Yields:
+        :data:`GIF_CONTROL` for that extension, else the first byte of the block.
 
     Raises:
         struct.error: The data ends inside the header of the file or of an image.
@@ -77,6 +82,7 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
         kind = view[position]
         position += 1
         if kind in (GIF_EXTENSION, GIF_IMAGE):
+            is_control = kind == GIF_EXTENSION and bytes(view[position : position + 1]) == b"\xf9"
             # An image has nine bytes of position and size, a colour table, and the code size.
             position += 1 if kind == GIF_EXTENSION else 10 + _gif_colors(view, position + 8)
             while position < size and view[position]:  # data sub-blocks; the last one is empty
@@ -84,6 +90,7 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
             position += 1
             if position > size:
                 return
+            kind = GIF_CONTROL if is_control else kind
         yield kind
         if kind == GIF_TRAILER:
             return

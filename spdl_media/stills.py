@@ -184,7 +184,8 @@ def pillow_video_reason(head: Bytes) -> str | None:
     Raises:
         TypeError: ``head`` is not a contiguous buffer.
     """
-    reason = pillow_reason(head)
+    is_gif = container_still(head) == "gif"
+    reason = still_faults.gif_reason(memoryview(head)) if is_gif else pillow_reason(head)
     return reason if reason is not None and not reason.endswith(still_faults.BESIDE) else None
 
 

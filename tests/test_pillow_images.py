@@ -299,6 +299,29 @@ def test_animations_give_their_frames_at_their_times(format: str, options: dict[
     assert len(sm.decode_packets(sm.demux_video(data), num_frames=2)) == 2
 
 
+def test_images_of_a_gif_without_delays_are_frames() -> None:
+    """FFmpeg takes them for one frame, and shows the first."""
+    pictures = [np.roll(slopes()[..., 0], 5 * number, axis=1) for number in range(3)]
+    files = []
+    for picture in pictures:  # of one palette
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "GIF")
+        files.append(file.getvalue())
+    start = 13 + (3 << (files[0][10] & 7) + 1)
+    first, second, third = (data[start:-1] for data in files)
+    control = b"\x21\xf9\4\0\5\0\0\0"
+    for images, seconds in (
+        ((first, second, third), (0, 0.1, 0.2)),
+        ((control, first, control, second, third), (0, 0.05, 0.1)),
+        ((first, control, second, control, third), (0, 0.1, 0.15)),
+    ):
+        data = b"".join((files[0][:start], *images, b";"))
+        frames = sm.decode_packets(sm.demux_video(data), sm.get_video_filter_desc(pix_fmt="gray"))
+        np.testing.assert_array_equal([frame.planes[0] for frame in frames], pictures)
+        assert frames.timestamps == pytest.approx(seconds)
+        np.testing.assert_array_equal(sm.load_image(data).array[..., 1], pictures[0])
+
+
 def test_orientation_and_sizes_are_those_of_other_images() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
