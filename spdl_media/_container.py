@@ -26,7 +26,7 @@ from spdl_media._ffmpeg import (
 )
 from spdl_media.audio_clock import completed, counted_starts, with_hidden_samples, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.coded_units import display_matrix, exact_start, image_head, mended
+from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, NO_VP9, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
@@ -77,7 +77,7 @@ class Container:
         self._input, self._config = input, config
         self._orientations: dict[int, int] = {}
         self._starts: dict[int, dict[int, int] | None] = {}
-        self._ended = self._checksum_failed = self._empty = False
+        self._ended = self._checksum_failed = self._empty = self._begins = False
         self._log: list[LogLine] = []
         self._log_start = 0
         self._open()
@@ -262,7 +262,7 @@ class Container:
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
-        self._ended, self._empty = False, from_start
+        self._ended, self._empty, self._begins = False, from_start, True
         self._checksum_failed = from_start and self._input.checksum_failed
         # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)
@@ -306,6 +306,7 @@ class Container:
                 if not packet.size:  # PyAV ends each stream with an empty packet
                     continue
                 self._empty = False
+                self._begins = self._begins and check_clear(packet, self.error)
                 yield from (packet,) if detach is None else detach(packet)
         self._input.check()
         self._ended = True
@@ -441,8 +442,7 @@ class Container:
                 self.rewind()
                 with self.reading():
                     packets = list(islice(self.packets([index]), 1))
-            first = next(iter(packets), None)
-            return 1 if first is None else exif_orientation(memoryview(first))
+            return next((exif_orientation(memoryview(first)) for first in packets), 1)
         if index not in self._orientations:
             matrix = display_matrix(self.av.streams[index], self.format, self._input)
             # In AVIF and HEIC it rotates before it mirrors, as MIAF demands (ISO/IEC 23000-22, 7.3.6.7).

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import av
 from av.container import InputContainer
@@ -19,6 +19,7 @@ from av.container import InputContainer
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.audio_clock import with_frame_times, with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
+from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
 from spdl_media.parts import Bytes, boxes, describing_boxes, read_moov
 from spdl_media.stills import HEAD_SIZE, container_still
@@ -245,6 +246,20 @@ def _is_straight(input: Input) -> bool:
         for header in moov.split(name)[1:]
     ]
     return len(headers) > 1 and all(headers)
+
+
+def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> Literal[False]:
+    """Refuse an encrypted packet of an MP4, whose data a decoder may take for an image or for samples.
+
+    Raises:
+        DemuxError: The packet is encrypted.
+    """
+    if packet.has_sidedata("encryption_info"):
+        raise error(
+            "the data is encrypted (Common Encryption). Decrypt the file, or give its key in hexadecimal "
+            "digits: demux_config(format_options={'decryption_key': '...'})"
+        )
+    return False
 
 
 # Correct what demuxers state wrongly: times, key frame flags and padding.

@@ -19,6 +19,7 @@ from damage import CONTAINERS, HUGE, STILLS, container, made, read_everything
 from effort import each
 
 import spdl_media as sm
+from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_media
 
 DEMUXERS: dict[str, Callable[..., object]] = {
     "demux_image": sm.demux_image,
@@ -334,3 +335,21 @@ def test_the_size_that_an_index_states_is_not_read_into_memory(tmp_path: Path) -
         assert tracemalloc.get_traced_memory()[1] < size / 4
     finally:
         tracemalloc.stop()
+
+
+def test_an_encrypted_mp4_names_what_it_needs() -> None:
+    """FFmpeg gives the encrypted packets to the decoders: some find no frame, some report damage."""
+    key = "00112233445566778899aabbccddeeff"
+    tracks = [
+        VideoTrack(frames=index_frames(6, 64, 48), codec="libx265"),
+        AudioTrack(samples=np.sin(np.arange(24000) / 20)[:, None].astype(np.float32), codec="aac"),
+    ]
+    secret = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
+    data, clear = (make_media(tracks, format="mp4", options=options) for options in (secret, {}))
+    with_key = sm.demux_config(format_options={"decryption_key": key})
+    for load in (sm.load_video, sm.load_audio):
+        for window in (None, (0.1, 0.2)):
+            with pytest.raises(sm.DemuxError, match=r"^bytes .* is encrypted .*'decryption_key'"):
+                load(data, window)
+            found = load(data, window, demux_config=with_key).array
+            np.testing.assert_array_equal(found, load(clear, window).array)
