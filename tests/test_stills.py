@@ -249,6 +249,11 @@ def test_targa_in_runs() -> None:
 def test_sun_raster_in_runs() -> None:
     assert check_complete("sunrast", sunrast(bytes(7), kind=2)) is None
     assert "the last row" in str(check_complete("sunrast", sunrast(bytes(7), kind=2)[:-1]))
+    # Some writers state the size of the pixels instead of that of the runs: here 4 x 1, 15 x 7 and 128.
+    head, runs = sunrast(bytes(20), kind=2)[:32], b"\1\1\1\1\x80\x0e\7\x80\0"
+    assert check_complete("sunrast", head + runs) is None
+    assert "before 1 of 20 bytes" in str(check_complete("sunrast", head + runs[:-2]))
+    assert "before 16 of 20 bytes" in str(check_complete("sunrast", head + runs[:-3]))
 
 
 def test_gif_with_stray_bytes_between_blocks() -> None:
