@@ -17,6 +17,7 @@ import pytest
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.engine.hub import Node
+from spdl_media.pipeline.engine.workers import WorkerThreads
 
 WAIT = 20
 
@@ -559,3 +560,36 @@ def test_a_busy_synchronous_stage_does_not_keep_the_loop_from_its_tasks() -> Non
     builder = PipelineBuilder().add_source(range(5000)).pipe(lambda i: i, concurrency=4)
     builder.pipe(call, concurrency=4).pipe(lambda i: i, output_order="input")
     assert sorted(builder.build(num_threads=4)) == list(range(5000))
+
+
+@pytest.mark.parametrize("num_quick", [5, 10, 20])
+def test_a_stage_whose_first_items_are_quick_uses_all_of_its_threads(num_quick: int) -> None:
+    """A thread that queued its ticket behind another counted as idle, so too few threads were started."""
+    together = threading.Barrier(8)
+
+    def call(item: int) -> int:
+        if item >= num_quick:
+            together.wait(5)
+        return item
+
+    items = range(num_quick + 64)
+    pipeline = PipelineBuilder().add_source(items).pipe(call, concurrency=8).build()
+    assert sorted(pipeline) == list(items)
+
+
+def test_all_threads_are_told_to_end_although_some_end_meanwhile() -> None:
+    hub: Any = None
+    threads = WorkerThreads(hub, "pool", 4)
+    workers: Any = threads.workers
+    workers += range(4)
+    told: list[None] = []
+
+    class Tickets:
+        def put(self, end: None) -> None:
+            told.append(end)
+            workers.pop(0)
+
+    tickets: Any = Tickets()
+    threads._tickets = tickets
+    threads.stop()
+    assert told == [None] * 4

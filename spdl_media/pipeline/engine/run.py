@@ -231,7 +231,7 @@ class Run:
             record, message = excess
             self.fail(record.stage, message, record.exception, record.raised_at)
 
-    def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> None:
+    def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> bool:
         worker.slot = slot
         assert self._options.on_failure is not None
         try:
@@ -240,6 +240,7 @@ class Run:
             self._hub.post(self._report_failed, error)
         worker.slot = None
         self._hub.post(release, slot)
+        return False
 
     def _report_failed(self, error: BaseException) -> None:
         self.fail("on_failure", f"on_failure raised {describe(error)}", error)

@@ -67,8 +67,9 @@ class Worker(threading.Thread):
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
 
-#: A ticket: a thread calls it once, and it works until there is nothing to do or other tickets wait.
-Serve: TypeAlias = Callable[[Worker], None]
+#: A ticket: a thread calls it once, and it works until there is nothing to do or other tickets wait. It
+#: returns whether it has queued itself again.
+Serve: TypeAlias = Callable[[Worker], bool]
 
 
 class WorkerThreads:
@@ -141,8 +142,8 @@ class WorkerThreads:
 
     def stop(self) -> None:
         """Have each thread end after its current call."""
-        for _ in self.workers:
-            # Each thread takes one None and ends.
+        # A copy, because each thread takes one None and then removes itself.
+        for _ in self.workers.copy():
             self._tickets.put(None)
 
     def serve(self, worker: Worker) -> None:
@@ -151,13 +152,15 @@ class WorkerThreads:
             if self._initializer is not None:
                 self._initializer()
             while (serve := self._tickets.get()) is not None:
-                serve(worker)
+                is_requeued = serve(worker)
                 # Another thread has replaced this one.
                 if worker.given_up:
                     break
                 # The thread may wait long for its next ticket, and this one may hold an item in memory.
                 del serve
-                self._idle.append(None)
+                # Otherwise the thread takes the ticket that waited, and is not idle.
+                if not is_requeued:
+                    self._idle.append(None)
             self.at_end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the run cannot continue
             self._hub.post(self._report_initializer, error)
@@ -197,7 +200,7 @@ class ThreadRunner:
             slot for slot, is_lost in found if slot and slot.stage is self._stage and not is_lost
         ]
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: Worker) -> bool:
         stage, hub, requeue = self._stage, self._stage.hub, self._threads.requeue
         todo, call, deliver, timed = stage.todo, stage.call, hub.deliver, stage.timeout is not None
         while not hub.closed:
@@ -218,11 +221,12 @@ class ThreadRunner:
                 worker.slot = None
             # The call was given up meanwhile, and the slot has been settled.
             elif not worker.leave_call():
-                return
+                return False
             deliver(handler, slot)
             if requeue(self._serve):
-                return
+                return True
         deliver(self._take_ticket_back, None)
+        return False
 
     def _take_ticket_back(self, _: None) -> None:
         self._tickets -= 1
@@ -435,7 +439,7 @@ class LoopExecutor(ThreadPoolExecutor):
         self._workers.issue(lambda _: self._run(future, call))
         return future
 
-    def _run(self, future: Future[T], call: Callable[[], T]) -> None:
+    def _run(self, future: Future[T], call: Callable[[], T]) -> bool:
         if self._hub.closed:
             future.cancel()
         if future.set_running_or_notify_cancel():
@@ -443,3 +447,4 @@ class LoopExecutor(ThreadPoolExecutor):
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001  # the future passes it to the caller
                 future.set_exception(error)
+        return False
