@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from spdl_media.pipeline.engine import ends
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH, Sink
 from spdl_media.pipeline.failures import PipelineStopped
 
@@ -168,3 +170,22 @@ def test_what_is_kept_is_taken_before_the_reason() -> None:
     assert sink.take() == 1
     with pytest.raises(PipelineStopped, match="over"):
         sink.take()
+
+
+def test_the_waits_of_consumers_that_end_at_once_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make_sink()
+    together = threading.Barrier(2)
+
+    def read_clock() -> float:
+        together.wait(WAIT)
+        return 10.0
+
+    def wait() -> None:
+        sink._waiting_since.append(5.0)
+        sink._end_wait(5.0)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(ends, "perf_counter", read_clock)
+        for wait_of_one in [pool.submit(wait) for _ in range(2)]:
+            wait_of_one.result()
+    assert sink.statistics(1.0).waited == 10.0

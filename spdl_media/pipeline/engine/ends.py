@@ -126,6 +126,8 @@ class Sink:
         self._delivered = 0
         self._occupied = 0
         self._waited = 0.0
+        # Several consumers add to the sum. Reentrant, because a signal handler may take an item, too.
+        self._adding = threading.RLock()
         self._waiting_since: list[float] = []
         self._ready: deque[Any] = deque()
         self._waiters: deque[Callable[[], object]] = deque()
@@ -327,7 +329,9 @@ class Sink:
 
     def _end_wait(self, start: float) -> None:
         self._waiting_since.remove(start)
-        self._waited += perf_counter() - start
+        waited = perf_counter() - start
+        with self._adding:
+            self._waited += waited
 
     def _leave(self, call: Callable[[], object]) -> None:
         # Check first, as in _pop.
