@@ -281,13 +281,14 @@ def warn_caller(message: str, category: type[Warning]) -> None:
 
 def warn_once(topic: str, message: str) -> None:
     """Warn the caller outside of this package, once per process and topic."""
-    if topic not in warned_of:
-        warned_of.add(topic)
+    own = object()
+    # One step, because other threads may warn of the same.
+    if warned_of.setdefault(topic, own) is own:
         warn_caller(message, UserWarning)
 
 
-warned_of: set[str] = set()
-"""The topics of :func:`warn_once` that this process was warned of."""
+warned_of: dict[str, object] = {}
+"""The topics of :func:`warn_once` that this process was warned of, each with an object of that call."""
 
 
 def outer_frame() -> tuple[FrameType, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -14,6 +13,7 @@ from collections.abc import (
 )
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -45,8 +45,8 @@ __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced
 
 E = TypeVar("E", Epoch, AsyncEpoch)
 
-# Number of loaders created at each line of the program.
-_loaders: Counter[str] = Counter()
+# Numbers of further loaders that each line of the program creates.
+_loaders: dict[str, count[int]] = {}
 
 # For each argument of PyTorch's DataLoader that does not exist here: what to use instead.
 _TORCH_NAMES = {
@@ -421,5 +421,5 @@ def _origin() -> str:
     frame, _ = outer_frame()
     line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     # A line in a loop creates several loaders, in the same order on all ranks.
-    _loaders[line] += 1
-    return f"{line}/{_loaders[line]}"
+    # In one step, because other threads may create loaders at the same line.
+    return f"{line}/{next(_loaders.setdefault(line, count(1)))}"

@@ -82,7 +82,7 @@ def _take_kept(size: int) -> Bytes | None:
 def _keep(block: Bytes) -> None:
     _kept.append(block)
     with suppress(IndexError):
-        while sum(map(len, list(_kept))) > _MOST_KEPT:
+        while sum(map(len, _kept.copy())) > _MOST_KEPT:
             _kept.popleft()
 
 

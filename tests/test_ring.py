@@ -386,7 +386,7 @@ def test_blocks_are_pinned_as_far_as_they_are_used(monkeypatch: pytest.MonkeyPat
 def test_without_cuda_pinning_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = require("torch", "this test")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("spdl_media._checks.warned_of", set())
+    monkeypatch.setattr("spdl_media._checks.warned_of", {})
     rig = Rig(pin_memory=True)
     with pytest.warns(UserWarning, match="memory cannot be pinned here"):
         rig.cross(big())

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -307,7 +308,7 @@ def test_a_buffer_outlives_its_pool() -> None:
 
 @pytest.fixture
 def never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spdl_media._checks.warned_of", set())
+    monkeypatch.setattr("spdl_media._checks.warned_of", {})
 
 
 def without(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
@@ -599,3 +600,22 @@ def test_large_memory_is_used_again_once_nothing_looks_at_it(
     monkeypatch.setattr(storage_module, "_MOST_KEPT", size * 3 // 2)
     del again, hole
     assert sum(map(len, storage_module._kept)) <= size * 3 // 2
+
+
+def test_large_blocks_are_kept_while_other_threads_keep_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the GIL, the deque of kept blocks changes while another thread adds up their sizes."""
+    kept = deque(np.empty(10, np.uint8) for _ in range(15))
+    monkeypatch.setattr(storage_module, "_kept", kept)
+    barrier = threading.Barrier(8)
+
+    def use(_: int) -> None:
+        barrier.wait(20)
+        for _ in range(6000):
+            storage_module._keep(np.empty(10, np.uint8))
+            storage_module._take_kept(10)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+    assert len(kept) == 15

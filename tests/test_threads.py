@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+from spdl_media import _checks
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -211,6 +212,31 @@ def test_audio_that_waits_for_its_source_keeps_nobody_from_decoding() -> None:
         finally:
             stuck.goes_on.set()
         assert np.array_equal(late.result(), now)
+
+
+def test_two_threads_that_warn_of_one_topic_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(_checks, "warn_caller", lambda message, _: warnings.append(message))
+    monkeypatch.setattr(_checks, "warned_of", {})
+    together = threading.Barrier(2)
+
+    class Topic(str):
+        """A topic that both threads look up before either adds it."""
+
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            together.wait(20)
+            return super().__hash__()
+
+    at_once(lambda _: _checks.warn_once(Topic("topic"), "said"), threads=2)
+    assert warnings == ["said"]
+
+
+def test_loaders_made_at_one_line_have_different_names() -> None:
+    """Fails before on free-threaded CPython: ranks compare loaders by these names."""
+    names = at_once(lambda _: {sm.DataLoader([1])._origin for _ in range(600)})
+    assert len(set().union(*names)) == 600 * THREADS
 
 
 @pytest.mark.long

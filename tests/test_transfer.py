@@ -40,7 +40,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
     fresh_process(monkeypatch)
-    monkeypatch.setattr("spdl_media._checks.warned_of", set())
+    monkeypatch.setattr("spdl_media._checks.warned_of", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     yield
     gc.collect()
