@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_size_t
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -216,7 +215,7 @@ class Device:
         dtype = np.dtype(dtype)
         # Not numpy.prod, which overflows.
         nbytes = math.prod(shape) * dtype.itemsize
-        with out_of_memory_said(self, nbytes):
+        with MemoryErrors(self, nbytes):
             if allocator is None and self.torch is not None:
                 return self._tensor(tuple(shape), dtype)
             # The driver refuses allocations of 0 bytes.
@@ -278,23 +277,28 @@ class Device:
         return Event(self.index, self.stream)
 
 
-@contextmanager
-def out_of_memory_said(device: Device, nbytes: int) -> Iterator[None]:
+class MemoryErrors:
     """Turn out-of-memory errors of any library in a ``with`` block into TransferErrors with figures.
 
     Raises:
         TransferError: The device is out of memory.
     """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
+
+    # Not a generator: on CPython 3.12 and 3.13, its frame and the error form a cycle, which keeps the source.
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
+            return
         free, total = c_size_t(), c_size_t()
-        with current(device.index):
+        with current(self._device.index):
             call("cuMemGetInfo_v2", byref(free), byref(total))
         raise TransferError(
-            f"{nbytes} bytes do not fit into the memory of CUDA device {device.index}, which has "
+            f"{self._nbytes} bytes do not fit into the memory of CUDA device {self._device.index}, which has "
             f"{total.value} bytes and {free.value} of them free (pools of other libraries may hold more). "
             "Use smaller batches, or drop buffers earlier"
         ) from error

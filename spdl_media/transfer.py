@@ -21,7 +21,7 @@ from spdl_media.arrays import map_nested
 from spdl_media.buffer import Buffer, BufferMetadata, CPUBuffer, CUDABuffer
 from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
 from spdl_media.cuda_driver import HISTORY, DriverError, Event, is_pinned
-from spdl_media.devices import Device, cuda_library, open_device, out_of_memory_said
+from spdl_media.devices import Device, MemoryErrors, cuda_library, open_device
 from spdl_media.errors import TransferError
 from spdl_media.handover import KEEPER, Block, Handover, in_place
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
@@ -348,7 +348,7 @@ def _tensor_in(device: Device, tensor: Any) -> Any:
     readers = cuda.default_stream(device.index), cuda.current_stream(device.index)
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
     nbytes = tensor.numel() * tensor.element_size()
-    with out_of_memory_said(device, nbytes), cuda.stream(device.torch_stream(device.stream)):
+    with MemoryErrors(device, nbytes), cuda.stream(device.torch_stream(device.stream)):
         result = pinned.to(f"cuda:{device.index}", non_blocking=True)
     for reader in readers:
         # Otherwise the pool would reuse the memory for the next copy while these streams still read it.
