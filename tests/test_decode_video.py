@@ -344,7 +344,8 @@ def test_two_threads_in_one_decoder(clip: bytes) -> None:
 def test_reserved_numbers_of_colours_mean_nothing() -> None:
     """ProRes encoders write the reserved number 0 for unknown colours."""
     pictures = [
-        tuple(np.uint16(4) * planes[0] for _ in range(3)) for planes in index_planes(3, 64, 48)
+        tuple(planes[0].astype(np.uint16) * 4 for _ in range(3))
+        for planes in index_planes(3, 64, 48)
     ]
     data = make_video(pictures, codec="prores", format="mov", pix_fmt="yuv444p10le")
     stated, reserved = b"\xc0\x00\x02\x02\x02", b"\xc0\x00\x00\x03\x02"

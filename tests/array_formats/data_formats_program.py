@@ -131,7 +131,7 @@ def dump(format: str, compressed: bool, arrays: Arrays) -> Any:
         return tuple(_written(np.save, array, allow_pickle=False) for array in arrays.values())
     if format == "npz":
         save = np.savez_compressed if compressed else np.savez
-        return _written(save, allow_pickle=False, **arrays)
+        return _written(save, **arrays)
     with BytesIO() as file:
         torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, file)
         return file.getvalue()
