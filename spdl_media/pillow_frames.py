@@ -75,9 +75,8 @@ def read_with_pillow(
                 yield frame, turn if turn in range(1, 9) else 1
                 # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
                 duration = round(image.info.get("duration", 0))
-                time += (
-                    duration if duration > 10 or image.format != "GIF" else 100
-                )  # as FFmpeg does
+                # FFmpeg shows an image of a GIF for 100 ms if its delay is 10 ms or less.
+                time += 100 if image.format == "GIF" and duration <= 10 else duration
     except MemoryError:
         raise
     # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.

@@ -37,7 +37,8 @@ _LARGE = 64 << 20
 
 # On free-threaded CPython, what another thread drops is often freed by the thread that made it, when it next
 # runs Python code, or else by the garbage collector. So a waiting thread wakes for what it made itself. What
-# sleeping threads made takes a collection for each level: list, buffer, array, lease, finalizer.
+# sleeping threads made takes a collection for each level: list, buffer, array, lease, finalizer. This depends
+# on the build, and stays so when a package turns the GIL on.
 _FREE_THREADED = "free-threading" in sys.version
 _WAKE, _LEVELS = (0.002, 8) if _FREE_THREADED else (threading.TIMEOUT_MAX, 1)
 
@@ -82,6 +83,7 @@ def _take_kept(size: int) -> Bytes | None:
 def _keep(block: Bytes) -> None:
     _kept.append(block)
     with suppress(IndexError):
+        # The copy is one step, during which no other thread changes the deque.
         while sum(map(len, _kept.copy())) > _MOST_KEPT:
             _kept.popleft()
 
@@ -133,9 +135,9 @@ class StoragePool:
     """Blocks of host memory that are leased to buffers, and free again when their last array is gone.
 
     :meth:`CPUBuffer.release` returns a block early. Blocks in reference cycles are returned when Python's
-    garbage collector runs; the pool runs it before it grows or raises, and each time that it has waited twice
-    as long, first for a second. On free-threaded CPython, a block whose arrays another thread drops is often
-    returned only then.
+    garbage collector runs. The pool runs it before it grows or raises, and while it waits, after 1, 3, 7
+    seconds and so on. On free-threaded CPython, the times are a tenth of that, because blocks whose arrays
+    another thread dropped are often returned only then.
 
     Args:
         size: Size of a block in bytes.
