@@ -26,11 +26,12 @@ __all__ = ()
 
 
 class _Header(NamedTuple):
-    """The sequence parameter set of the only video in an MP4, which is 8-bit 4:2:0.
+    """The sequence parameter set of the only video in an MP4.
 
     Attributes:
         unit: The whole set.
         size: Width and height in pixels.
+        pix_fmt: Pixel format, of limited range.
         reorder_depth: Number of frames that a decoder delays; ``None``: only the index tells.
         context: Attributes of PyAV's codec context.
         audio: Decoders of the audio; ``None``: there are several streams, or the codec is unusual.
@@ -38,6 +39,7 @@ class _Header(NamedTuple):
 
     unit: bytes
     size: tuple[int, int]
+    pix_fmt: str
     reorder_depth: int | None
     context: dict[str, Any]
     audio: str | None
@@ -60,7 +62,8 @@ class _Header(NamedTuple):
                 return False
             setattr(video, name, value)
         video.reorder_depth = depth
-        video.pix_fmt = "yuvj420p" if video.color_range == _FULL_RANGE else "yuv420p"
+        is_full = video.color_range == _FULL_RANGE and self.pix_fmt == "yuv420p"
+        video.pix_fmt = "yuvj420p" if is_full else self.pix_fmt
         return True
 
     def _is_begun(self, stream: Any, input: Input) -> bool:
@@ -141,9 +144,9 @@ def _read_header(input: Input) -> _Header | None:
         bits = _Bits(unit[1:])
         frames, (context, depth) = _read_frames(bits), _read_usability(bits)
         depth = 0 if depth is None and frames.in_order else depth
-        if frames.is_usual and (depth is not None or b"ctts" in moov):
+        if frames.pix_fmt and (depth is not None or b"ctts" in moov):
             audio = {0: "", 1: "aac" if b"mp4a" in moov else None}.get(kinds.count(b"soun"))
-            return _Header(unit, frames.size, depth, context, audio)
+            return _Header(unit, frames.size, frames.pix_fmt, depth, context, audio)
     return None
 
 
@@ -189,7 +192,7 @@ class _Bits:
 
 
 class _Frames(NamedTuple):
-    is_usual: bool  # 8-bit 4:2:0
+    pix_fmt: str | None  # None: an unusual one
     in_order: bool  # shown in the order in which they are coded
     may_be_fields: bool
     size: tuple[int, int]
@@ -197,16 +200,18 @@ class _Frames(NamedTuple):
 
 # Profiles whose sequence parameter set has chroma format, bit depth and scaling lists.
 _HIGH_PROFILES = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
+# By chroma format, and bits of luma and chroma above 8.
+_PIX_FMTS = {(1, 0, 0): "yuv420p", (1, 2, 2): "yuv420p10le"}
 
 
 def _read_frames(bits: _Bits) -> _Frames:
-    profile, is_usual = bits.take(24) >> 16, True
+    profile, pix_fmt = bits.take(24) >> 16, _PIX_FMTS.get((1, 0, 0))
     bits.number()  # of the set
     if profile in _HIGH_PROFILES:
         chroma = bits.number()
         if chroma == 3:
             bits.take()
-        is_usual = (chroma, bits.number(), bits.number()) == (1, 0, 0)
+        pix_fmt = _PIX_FMTS.get((chroma, bits.number(), bits.number()))
         if bits.take(2) & 1:
             raise ValueError("scaling lists, whose length varies")
     order = bits.number(2)
@@ -220,7 +225,7 @@ def _read_frames(bits: _Bits) -> _Frames:
     if bits.take():
         width -= 2 * (bits.number() + bits.number())
         height -= 2 * (bits.number() + bits.number())
-    return _Frames(is_usual, in_order, bool(fields), (width, height * (1 + fields)))
+    return _Frames(pix_fmt, in_order, bool(fields), (width, height * (1 + fields)))
 
 
 def _read_usability(bits: _Bits) -> tuple[dict[str, Any], int | None]:

@@ -13,6 +13,7 @@ import pytest
 import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
+COLORS = [np.zeros((48, 64, 3), "u1")] * 9
 PLAIN = sm.demux_config(format="mov")  # FFmpeg's own way, with all decoders
 
 
@@ -59,6 +60,7 @@ def with_other_header(inside: bytes) -> bytes:
         (lambda: movie(frames=index_planes(20, 66, 50)), ["none"]),  # cropped
         (lambda: movie("colorprim=bt709:transfer=bt709:colormatrix=bt709:sar=7/5"), ["none"]),
         (lambda: movie("fullrange=on"), ["none"]),
+        (lambda: movie("fullrange=on", pix_fmt="yuv420p10le", frames=COLORS), ["none"]),
         (lambda: movie("interlaced=1"), ["none"]),
         (lambda: movie("repeat-headers=1"), ["none"]),
         (lambda: movie(sound="aac"), ["aac"]),
@@ -68,7 +70,7 @@ def with_other_header(inside: bytes) -> bytes:
         (lambda: movie("alternative-transfer=arib-std-b67"), ["none", None]),
         (lambda: with_other_header(b"\x0b"), ["none", None]),
         (lambda: movie()[: movie().index(b"mdat") + 60], ["none", None]),  # within the first frame
-        (lambda: movie(pix_fmt="yuv444p", frames=[np.zeros((48, 64, 3), "u1")] * 9), [None]),
+        (lambda: movie(pix_fmt="yuv444p", frames=COLORS), [None]),
     ],
 )
 def test_the_header_states_what_ffmpeg_finds_by_decoding(
