@@ -23,7 +23,7 @@ import numpy as np
 from av.codec.context import CodecContext
 
 from spdl_media._checks import check_choice, did_you_mean, listed
-from spdl_media.errors import MediaError
+from spdl_media.errors import FilterError, MediaError
 
 __all__ = ("set_log_level",)
 
@@ -217,6 +217,20 @@ def translated_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]
             yield
         except av.FFmpegError as error:
             raise make_error(describe(error, lines[mark:])) from error
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Add the name of the source to a FilterError of the block, because graphs do not know it.
+
+    Raises:
+        FilterError: The error of the block, with ``source`` set.
+    """
+    try:
+        yield
+    except FilterError as error:
+        error.source = error.source or source
+        raise
 
 
 def describe(error: BaseException, lines: list[LogLine]) -> str:

@@ -17,13 +17,14 @@ from spdl_media._ffmpeg import (
     describe,
     ffmpeg_log,
     frame_matrix,
+    naming,
     says_checksum_failed,
 )
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
 from spdl_media.coded_units import has_checksum, needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
-from spdl_media.filters import PictureFilter, naming
+from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps
 from spdl_media.packets import (
@@ -444,7 +445,6 @@ def decode_into(
         if packets.codec.name == "hevc":  # its decoder logs four lines for each frame
             path.decoder.needs_log = any(has_checksum(p, packets.codec) for p in keys or coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
-    # If the sink is full, the missing end is not needed.
-    if missing is not None and not is_full:
+    if missing is not None and not is_full:  # a full sink does not need the missing end
         raise missing
     return path.take_metadata

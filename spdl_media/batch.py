@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from spdl_media._checks import abridged
+from spdl_media._ffmpeg import naming
 from spdl_media._threads import in_threads
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
@@ -24,7 +25,6 @@ from spdl_media.errors import (
     SourceError,
     with_message,
 )
-from spdl_media.filters import naming
 from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_decoder import decode_image, filtered

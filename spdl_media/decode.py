@@ -9,12 +9,11 @@ from typing import Final, overload
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import ffmpeg_log
+from spdl_media._ffmpeg import ffmpeg_log, naming
 from spdl_media._picture_decoder import decode_into
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.filter_desc import get_audio_filter_desc
-from spdl_media.filters import naming
 from spdl_media.frames import AudioFrames, FrameList, Frames
 from spdl_media.image_decoder import decode_image
 from spdl_media.image_frames import ImageFrames, VideoFrames

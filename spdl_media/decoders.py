@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import AvPacket, ffmpeg_log
+from spdl_media._ffmpeg import AvPacket, ffmpeg_log, naming
 from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media._threads import OneThread
@@ -19,7 +19,6 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
 from spdl_media.errors import DecodeError
-from spdl_media.filters import naming
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index
 from spdl_media.frames import AudioFrames, FrameList

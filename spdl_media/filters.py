@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -130,6 +131,7 @@ class FrameFilter:
         self._wiring = wire_simple(self.desc, self.kind)
         self._graph: BuiltGraph | None = None
         self._key: object = None
+        self._idle, self._may_stay = deque[BuiltGraph](), False
 
     def push(self, frame: AvFrame, *, is_alike: bool = False) -> list[Any]:
         """Send one frame and return all frames that are ready. The caller keeps the frame.
@@ -153,20 +155,27 @@ class FrameFilter:
             # The size and format of a buffer source cannot change.
             done = self._drain()
             args = source_args(frame, self.time_base, self.frame_rate, self.sample_aspect_ratio)
-            self._graph, self._key, self.finished = build(self._wiring, (args,)), key, False
-        mark = len(lines)
+            graph = None
+            if self.gives_one:
+                self._idle = _idle_graphs(self.desc, args)
+                with suppress(IndexError):
+                    graph = self._idle.pop()
+            self._graph = graph or build(self._wiring, (args,))
+            self._key, self.finished = key, False
+        mark, self._may_stay = len(lines), False
         try:
             if not push_frame(self._graph.sources[0], frame):
                 self.finished = True
             # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
             if self.gives_one and not done:
-                return [self._graph.sinks[0].pull()]
+                result: Any = self._graph.sinks[0].pull()
+                self._may_stay = self.kind == "video" and result.width * result.height <= _LARGEST
+                return [result]
             return done + self._pull(self._graph)
         except av.BlockingIOError:
             return done
         except av.FFmpegError as error:
-            text = f"it failed: {describe(error, lines[mark:])}"
-            raise graph_error(self._wiring.desc, text) from error
+            raise graph_error(self.desc, f"it failed: {describe(error, lines[mark:])}") from error
 
     def flush(self) -> list[Any]:
         """End the input and return the frames that the filters still hold. Later frames are ignored.
@@ -178,8 +187,14 @@ class FrameFilter:
         self.finished = True
         return rest
 
+    def release(self) -> None:
+        """Let other filters use the graph. It keeps the memory of its frames, so none may be in use."""
+        if self._graph is not None and self._may_stay:
+            self._idle.append(self._graph)
+            self._graph = None
+
     def _drain(self) -> list[Any]:
-        if self._graph is None or self.finished:
+        if self._graph is None or self.finished or self._may_stay:
             return []
         with filter_errors(self._wiring.desc, "it failed"):
             push_frame(self._graph.sources[0], None)
@@ -191,6 +206,16 @@ class FrameFilter:
         return frames
 
 
+# Graphs of such frames are kept for other videos: building one takes as long as scaling two small frames.
+_LARGEST = 1 << 18  # pixels
+
+
+@lru_cache(maxsize=16)
+def _idle_graphs(desc: str, source: str) -> deque[BuiltGraph]:  # noqa: ARG001  # the key
+    """Return graphs of these filters and this source that no filter uses now."""
+    return deque(maxlen=16)
+
+
 # Without the time base: it is the same for all frames of a stream, and reading its Fraction takes 10 times as
 # long as the rest.
 _video_key = attrgetter("width", "height", "format.name", "colorspace", "color_range")
@@ -200,20 +225,6 @@ def _frame_key(frame: AvFrame) -> object:
     if isinstance(frame, av.AudioFrame):
         return frame.sample_rate, frame.format.name, frame.layout.name
     return _video_key(frame)
-
-
-@contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Add the name of the source to a FilterError of the block, because graphs do not know it.
-
-    Raises:
-        FilterError: The error of the block, with ``source`` set.
-    """
-    try:
-        yield
-    except FilterError as error:
-        error.source = error.source or source
-        raise
 
 
 # FFmpeg's default conversion to packed RGB takes each pixel's colour from one chroma sample, wherever that is
@@ -270,9 +281,7 @@ class PictureFilter:
                 self.follow(metadata)
             self._ops = replace(self._ops, frame_rate=None)
         self._orient = config.orient
-        self._is_still = codec.frame_rate is None
         self._graph: FrameFilter | None = None
-        self._graph_desc = ""
         self._quick: Callable[[av.VideoFrame], av.VideoFrame] | None = None
         # The part of a frame that is copied before the graph runs, if any.
         self._part: Box | None = None
@@ -342,7 +351,7 @@ class PictureFilter:
             return [frame]  # even an empty graph costs 25 microseconds per frame
         desc, self._part = self._route(frame, turn)
         before: list[av.VideoFrame] = []
-        if self._graph is None or desc != self._graph_desc:
+        if self._graph is None or desc != self._graph.desc:
             before = self._drain()  # the size has changed in the stream
             self._graph = FrameFilter(
                 desc,
@@ -352,7 +361,7 @@ class PictureFilter:
                 sample_aspect_ratio=self._codec.sample_aspect_ratio,
                 gives_one=self._ops is not None and self._ops.gives_one,
             )
-        self._key, self._graph_desc, self._quick = key, desc, _quick_conversion(frame, desc)
+        self._key, self._quick = key, _quick_conversion(frame, desc)
         return before + self._through_graph(self._graph, frame)
 
     def _marked(self, copy: av.VideoFrame, frame: av.VideoFrame) -> av.VideoFrame:
@@ -378,6 +387,11 @@ class PictureFilter:
         """
         return () if self._rate is None else self._at_rate(self._rate.flush(goes_on=self._goes_on))
 
+    def release(self) -> None:
+        """End the use of the graph, whose frames the caller has not kept."""
+        if self._graph is not None:
+            self._graph.release()
+
     def _drain(self) -> list[av.VideoFrame]:
         return [] if self._graph is None else self._graph.flush()
 
@@ -393,10 +407,9 @@ class PictureFilter:
         if part is None:
             return _joined(first, turn, *filter_text(ops), last) or "null", None
         outer, inner = part
-        x, y, w, h = inner
         scaler, planar, *rest = conversion_filters(ops)
         cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
-        middle = f"crop={w}:{h}:{x}:{y}:exact=1"
+        middle = "crop={2}:{3}:{0}:{1}:exact=1".format(*inner)
         return _joined(first, scaler, planar, middle, turn, *cut, *rest), outer
 
     def _through_graph(
@@ -416,7 +429,7 @@ class PictureFilter:
             # After a quick conversion, the graph has not seen the previous frame.
             return graph.push(frame, is_alike=is_alike and self._quick is None)
         except FilterError as error:
-            if self._is_still and self._takes_others(frame):
+            if self._codec.frame_rate is None and self._takes_others(graph.desc, frame):
                 raise PictureSizeError(
                     f"an image of {frame.width}x{frame.height} is too thin or too small for these filters, "
                     f"which take one of {_USUAL_SIDE}x{_USUAL_SIDE}: {error.args[0]}",
@@ -424,14 +437,13 @@ class PictureFilter:
                 ) from error
             raise
 
-    def _takes_others(self, frame: av.VideoFrame) -> bool:
+    def _takes_others(self, desc: str, frame: av.VideoFrame) -> bool:
         """Whether the graph that failed for an image takes one of usual size in the same format."""
         usual = like_frame(frame, _USUAL_SIDE, _USUAL_SIDE)
-        try:
-            FrameFilter(self._graph_desc, kind="video", time_base=self._codec.time_base).push(usual)
-        except FilterError:
-            return False
-        return True
+        with suppress(FilterError):
+            FrameFilter(desc, kind="video", time_base=self._codec.time_base).push(usual)
+            return True
+        return False
 
 
 def _joined(*filters: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import LogState, as_fraction, unheard_log
-from spdl_media._picture_decoder import decode_into
+from spdl_media._picture_decoder import PicturePath, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.coded_units import states_vp9
@@ -116,7 +116,7 @@ def load_frames(
     desc = cut_of_all(packets, request, request.desc)
     config, count = request.decode_config, request.num_frames
     with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
-        decode_into(rows, packets, desc, config, count, more=more)
+        decode_into(rows, packets, desc, config, count, _Path, more)
         buffer = rows.take()
     if request.cuts is not None:
         buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
@@ -147,6 +147,14 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
     """Return the width and height of frames that the header states; 0: not stated."""
     stated = packets if config.orient else packets.codec
     return stated.width, stated.height
+
+
+class _Path(PicturePath):
+    """A path to rows. It hands on the filter graph, because rows keep none of its frames."""
+
+    def close(self) -> None:
+        super().close()
+        self._filter.release()
 
 
 # A custom graph may output more frames than it gets, so memory is reserved for so many times the expected

@@ -6,6 +6,7 @@ import io
 import threading
 import wave
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import av
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames
+from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames, filters
 from spdl_media.filters import FrameFilter
 from spdl_media.frames import placed_chunk
+from spdl_media.graph import build, push_frame
 from spdl_media.image_frames import av_frames
+from spdl_media.testing import index_planes, make_video
 
 TENTH = Fraction(1, 10)
 
@@ -104,6 +107,57 @@ def test_a_graph_that_has_ended_says_so() -> None:
     got = [len(filter.push(frame(pts=pts))) for pts in range(3)]
     assert sum(got) == 1
     assert filter.finished
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The descriptions of the graphs that are built from now on."""
+    found: list[Any] = []
+    idle = lru_cache(16)(filters._idle_graphs.__wrapped__)
+    monkeypatch.setattr(filters, "_idle_graphs", idle)
+    monkeypatch.setattr(
+        filters, "build", lambda wiring, args: found.append(wiring.desc) or build(wiring, args)
+    )
+    return found
+
+
+def test_a_graph_serves_videos_of_one_kind_unless_the_caller_keeps_its_frames(
+    built: list[Any],
+) -> None:
+    """Frames come from the graph's memory, and a kept graph would keep as much as its largest video."""
+    desc = sm.get_video_filter_desc(scale_width=24, scale_height=16)
+    one, other = (make_video(index_planes(count, 64, 48), codec="libx264") for count in (9, 5))
+    packets = sm.demux_video(other)
+    expected = np.asarray(sm.convert_frames(sm.decode_packets(packets, filter_desc=desc)))
+    assert built == [desc]
+    for video, count in ((one, 9), (other, 5), (one, 9)):
+        found = np.asarray(sm.load_video(video, width=24, height=16))
+        assert len(found) == count
+        np.testing.assert_array_equal(found[:5], expected)
+    sm.load_video(one, width=600, height=600)  # larger than what is kept
+    sm.load_video(one, width=600, height=600)
+    assert len(built) == 4
+
+
+def test_a_graph_in_which_a_frame_was_left_is_not_used_again(
+    built: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_video(index_planes(5, 64, 48), codec="libx264")
+    expected = np.asarray(sm.load_video(data, width=24))
+    pushed = []
+
+    def push_interrupted(source: Any, frame: Any) -> bool:
+        pushed.append(push_frame(source, frame))
+        if len(pushed) == 3:
+            raise KeyboardInterrupt
+        return pushed[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filters, "push_frame", push_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sm.load_video(data, width=24)
+    np.testing.assert_array_equal(sm.load_video(data, width=24), expected)
+    assert len(built) == 2
 
 
 def test_audio_runs_through() -> None:
