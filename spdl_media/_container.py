@@ -26,12 +26,12 @@ from spdl_media._ffmpeg import (
 )
 from spdl_media.audio_clock import completed, counted_starts, with_hidden_samples, without_jitter
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
+from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, NO_VP9, DemuxConfig, format_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
-from spdl_media.h264_header import open_h264
 from spdl_media.inputs import Input
 from spdl_media.parts import is_open_ended, missing_packets, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
@@ -115,11 +115,11 @@ class Container:
                 # Only an ISO file may hold a movie or an image, which has a list of its items.
                 is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
                 self._may_be_still = name == "mov" and is_image
-                if name not in _COMPLETE_HEADERS and self.tried != NO_VP9:
+                if name not in _COMPLETE_HEADERS:
                     self.tried = None
                 # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
                 with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
-                    file = self.tried is None and open_h264(self._input, audio=self._needs_audio)
+                    file = self.tried is None and open_known(self._input, audio=self._needs_audio)
                     return file or self._input.open(format_config(name, self.tried)), names
         self.tried = None
         file = self._input.open(self._config)

@@ -158,8 +158,8 @@ _ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
 
 # IDs of Matroska elements. The second one also occurs in names of codecs (such as "vp9"), but there the next
 # byte is not the size of an element.
-_CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
-_MATROSKA, _FRAME_DURATION = b"\x1a\x45\xdf\xa3", b"\x23\xe3\x83"
+CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
+MATROSKA = b"\x1a\x45\xdf\xa3"
 # The display matrix of an MP4 track that is not rotated.
 _STRAIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
@@ -210,29 +210,14 @@ def image_head(input: Input) -> Bytes:
     return head
 
 
-def states_vp9(input: Input) -> bool:
-    """Whether the source is a WebM of one video, VP9, whose header states size and frame rate.
-
-    FFmpeg decodes a frame of VP9 to find the pixel format, which takes longer than opening the file.
-
-    Raises:
-        SourceError: The source cannot be read.
-    """
-    if not input.seekable or input.head(4) != _MATROSKA:
-        return False
-    tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
-    is_vp9 = tracks.count(b"V_") == tracks.count(b"V_VP9") == 1
-    return bool(cluster) and is_vp9 and _FRAME_DURATION in tracks
-
-
 def _is_straight(input: Input) -> bool:
     """Whether the header is short and certainly states no rotation, which is ten times as fast to find out.
 
     See:
         ISO/IEC 14496-12, 8.2.2 and 8.3.2 (mvhd, tkhd). RFC 9559, 5.1.4.1.28.41 (Projection).
     """
-    if input.head(4) == _MATROSKA:
-        tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
+    if input.head(4) == MATROSKA:
+        tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(CLUSTER)
         # An index at the start may contain the ID of clusters. Then the part before it has no codec ("V_").
         return bool(cluster) and b"V_" in tracks and not _PROJECTION.search(tracks)
     kinds, moov = read_moov(input.read_at, input.size(), HEAD_SIZE, 8)

@@ -210,7 +210,6 @@ DEFAULT_DECODE_CONFIG = DecodeConfig()
 
 
 NO_DECODERS = "none"  # FFmpeg has no decoder of this name, so it opens none
-NO_VP9 = "opus,vorbis"  # for a WebM whose header states all that load_video needs
 
 
 @lru_cache

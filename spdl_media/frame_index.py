@@ -18,10 +18,10 @@ import numpy.typing as npt
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
+from spdl_media.coded_headers import may_split_frames
 from spdl_media.config import DecodeConfig
 from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.h264_header import may_split_frames
 from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds

@@ -364,15 +364,15 @@ def _au(read: Read, size: int) -> str | None:
 
 def _matroska(read: Read, size: int) -> str | None:
     head = read(0, 4096)
-    position, length = _ebml_size(head, 4)
+    position, length = ebml_size(head, 4)
     position += length or 0
     if head[position : position + 4] != b"\x18\x53\x80\x67":
         return None  # the segment, which holds everything else, does not follow the header
-    start, length = _ebml_size(head, position + 4)
+    start, length = ebml_size(head, position + 4)
     return None if length is None else short_of(size, start + length, "the segment")
 
 
-def _ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
+def ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
     """Return the start of an element's payload, and its size; ``None``: unknown, as in live streams."""
     (first,) = struct.unpack_from("B", data, position)
     # The number of zero bits before the first 1 is the number of bytes that follow; all ones after it mean

@@ -10,14 +10,12 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import LogState, as_fraction, unheard_log
+from spdl_media._ffmpeg import as_fraction, unheard_log
 from spdl_media._picture_decoder import PicturePath, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.coded_units import states_vp9
 from spdl_media.config import (
     DEFAULT_DEMUX_CONFIG,
-    NO_VP9,
     DecodeConfig,
     DemuxConfig,
     as_demux_config,
@@ -76,7 +74,8 @@ def _load_input(
     stream_index: int | None,
     config: DemuxConfig,
 ) -> CPUBuffer:
-    container, count = _open_container(input, config), request.num_frames
+    # The container is closed with the input.
+    container, count = Container(input, config, audio=False), request.num_frames
     parts = read_video(container, stream_index, window, _PART_BYTES, count)
     first = next(parts)
     if count is not None:
@@ -85,13 +84,6 @@ def _load_input(
     second = next(parts, None)
     more = None if second is None else chain((second,), parts)
     return load_frames(first, request, more)[0]
-
-
-def _open_container(input: Input, config: DemuxConfig) -> Container:
-    """Open a container, which is closed with the input. FFmpeg decodes no frames if the header suffices."""
-    # FFmpeg logs an error for each decoder that it may not open.
-    tries = NO_VP9 if not LogState.forwarded and states_vp9(input) else None
-    return Container(input, config, tries=tries, audio=False)
 
 
 def load_frames(

@@ -19,7 +19,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.h264_header import may_split_frames
+from spdl_media.coded_headers import may_split_frames
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 

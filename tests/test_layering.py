@@ -24,7 +24,7 @@ ORDER = [
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
-    ["codec", "audio_clock", "coded_units", "h264_header", "packets", "packet_table"],
+    ["codec", "audio_clock", "coded_units", "coded_headers", "packets", "packet_table"],
     ["frame_scan", "aac_frames", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],

@@ -29,6 +29,7 @@ from av.bitstream import BitStreamFilterContext
 from spdl_media._optional import require
 from spdl_media.batch import FrameRequest, decode_each
 from spdl_media.buffer import Buffer, Failure
+from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.cuda.dali import (
     DALI_ERRORS,
@@ -45,7 +46,6 @@ from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
-from spdl_media.h264_header import may_have_fields
 from spdl_media.packets import (
     VideoPackets,
     av_packets,

@@ -1,4 +1,4 @@
-"""FFmpeg opens an MP4 of H.264 without decoding, and all is stated as if it had decoded."""
+"""FFmpeg opens files of H.264 and VP9 without decoding, and all is stated as if it had decoded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 COLORS = [np.zeros((48, 64, 3), "u1")] * 9
+VP9_AUDIO = "aac,opus,vorbis"
 PLAIN = sm.demux_config(format="mov")  # FFmpeg's own way, with all decoders
 
 
@@ -44,6 +45,25 @@ def movie(x264: str = "", sound: str | None = None, **options: Any) -> bytes:
     return make_media(tracks, format="mp4", options={"movflags": "faststart"})
 
 
+def vp9(format: str = "webm", sound: str | None = None, **options: Any) -> bytes:
+    pixels = options.pop("pix_fmt", "yuv420p")
+    video = VideoTrack(frames=COLORS, codec="libvpx-vp9", pix_fmt=pixels, options=options)
+    tracks: list[Any] = [video]
+    if sound is not None:
+        tracks.append(
+            AudioTrack(samples=np.zeros((48000, 2), "f4"), sample_rate=48000, codec=sound)
+        )
+    return make_media(tracks, format=format)
+
+
+def of_more_bits(data: bytes, depth: str) -> bytes:
+    """Return a movie whose first frame has 10 bits (0) or 12 bits (1), which this libvpx cannot encode."""
+    start = data.index(b"I\x83B") + 3
+    bits = f"{int.from_bytes(data[start : start + 16], 'big'):0128b}"
+    header = int(depth + bits[:-1], 2).to_bytes(16, "big")
+    return data[: start - 4] + b"\x92I\x83B" + header + data[start + 16 :]
+
+
 def with_other_header(inside: bytes) -> bytes:
     """Return a movie whose index has another level than the headers in its packets."""
     data = movie("repeat-headers=1")
@@ -71,6 +91,16 @@ def with_other_header(inside: bytes) -> bytes:
         (lambda: with_other_header(b"\x0b"), ["none", None]),
         (lambda: movie()[: movie().index(b"mdat") + 60], ["none", None]),  # within the first frame
         (lambda: movie(pix_fmt="yuv444p", frames=COLORS), [None]),
+        (vp9, [VP9_AUDIO]),
+        (lambda: vp9("mp4"), [VP9_AUDIO]),
+        (lambda: vp9("mp4", "aac"), [VP9_AUDIO]),
+        (lambda: vp9("webm", "libopus", color_range="pc", colorspace="bt709"), [VP9_AUDIO]),
+        (lambda: of_more_bits(vp9(colorspace="bt2020nc"), "0"), [VP9_AUDIO]),
+        (lambda: of_more_bits(vp9("mp4"), "1"), [VP9_AUDIO]),
+        (lambda: vp9("mp4", "ac3"), [VP9_AUDIO, None]),
+        (lambda: vp9()[: vp9().index(b"I\x83B") + 20], [None]),  # within the first frame
+        (lambda: vp9().replace(b"\xb0\x81\x40", b"\xb0\x81\x41"), [VP9_AUDIO, None]),  # the width
+        (lambda: vp9(pix_fmt="yuv444p"), [None]),
     ],
 )
 def test_the_header_states_what_ffmpeg_finds_by_decoding(
@@ -80,8 +110,9 @@ def test_the_header_states_what_ffmpeg_finds_by_decoding(
     tried.clear()
     found = sm.demux_video(data)
     assert tried == expected
-    assert found.codec == sm.demux_video(data, demux_config=PLAIN).codec
-    assert sm.probe(data).streams == sm.probe(data, demux_config=PLAIN).streams
+    plain = PLAIN if data[4:8] == b"ftyp" else sm.demux_config(format="matroska")
+    assert found.codec == sm.demux_video(data, demux_config=plain).codec
+    assert sm.probe(data).streams == sm.probe(data, demux_config=plain).streams
 
 
 @pytest.mark.parametrize(
@@ -101,5 +132,5 @@ def test_no_function_lets_ffmpeg_decode_to_open_an_mp4(
     tried.clear()
     found = np.asarray(load(data))
     assert tried == [expected]
-    with mock.patch.object(sm._container, "open_h264", return_value=None):
+    with mock.patch.object(sm._container, "open_known", return_value=None):
         np.testing.assert_array_equal(found, load(data))

@@ -1,8 +1,8 @@
-"""Read from an MP4 of H.264 what FFmpeg otherwise finds by decoding its first frames.
+"""Read from headers of H.264 in MP4, and of VP9 in MP4 and WebM, what FFmpeg finds by decoding frames.
 
 See:
     ITU-T H.264, 7.3.2.1.1 (sequence parameter set), 9.1 (numbers of variable length), annex E (usability).
-    ISO/IEC 14496-15, 5.3.3.1 (box avcC).
+    ISO/IEC 14496-15, 5.3.3.1 (box avcC). VP9 bitstream specification, 6.2 (uncompressed header).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from av.container import InputContainer
 
 from spdl_media._ffmpeg import LogState
 from spdl_media.codec import VideoCodec
-from spdl_media.coded_units import length_units
+from spdl_media.coded_units import CLUSTER, MATROSKA, length_units
 from spdl_media.config import NO_DECODERS, format_config
 from spdl_media.formats import COLOR_TABLES
 from spdl_media.inputs import Input
-from spdl_media.parts import LONGEST_INDEX, read_moov
+from spdl_media.parts import LONGEST_INDEX, ebml_size, read_moov
+from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
 
@@ -43,6 +44,7 @@ class _Header(NamedTuple):
     reorder_depth: int | None
     context: dict[str, Any]
     audio: str | None
+    format: str = "mov"
 
     def complete(self, container: Any, input: Input) -> bool:
         """Set what the header states in an open container, of whose video FFmpeg has decoded nothing.
@@ -57,10 +59,8 @@ class _Header(NamedTuple):
         depth = max(video.reorder_depth, self.reorder_depth or 0)
         if (self.reorder_depth is None and not depth) or not self._is_begun(streams[0], input):
             return False
-        for name, value in self.context.items():
-            if name in _UNSPECIFIED and getattr(video, name) not in (_UNSPECIFIED[name], value):
-                return False
-            setattr(video, name, value)
+        if not _set_stated(video, self.context):
+            return False
         video.reorder_depth = depth
         is_full = video.color_range == _FULL_RANGE and self.pix_fmt == "yuv420p"
         video.pix_fmt = "yuvj420p" if is_full else self.pix_fmt
@@ -82,6 +82,15 @@ class _Header(NamedTuple):
         return not says_else and _KEY in kinds and _starts_picture(units[kinds.index(_KEY)])
 
 
+def _set_stated(video: Any, context: dict[str, Any]) -> bool:
+    """Set attributes of a codec context. Return False if the container states other colours."""
+    for name, value in context.items():
+        if name in _UNSPECIFIED and getattr(video, name) not in (_UNSPECIFIED[name], value):
+            return False
+        setattr(video, name, value)
+    return True
+
+
 def _starts_picture(unit: bytes) -> bool:
     """Whether a slice is the first one, of type I, and refers to picture parameter set 0."""
     bits = _Bits(unit[1:9])
@@ -98,12 +107,19 @@ _PICTURE_SET = re.compile(rb"\x01..[\x28\x48\x68][\xc0-\xff]", re.DOTALL)
 _FULL_RANGE = 2
 # Numbers of colours that the container does not state.
 _UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
+_FRAME_DURATION = b"\x23\xe3\x83"  # ID of the element
+# The start of a key frame of profile 0 or 2, which are 4:2:0, and a block of Matroska with one.
+_VP9_KEY = re.compile(rb"[\x80-\x83\x90-\x93]I\x83B.{8}", re.DOTALL)
+_SPACES = (2, 5, 1, 6, 7, 9)  # as FFmpeg numbers them
+_BLOCK = re.compile(
+    rb"[\xa1\xa3][\x10-\xff].{0,3}[\x81-\xfe].{3}(" + _VP9_KEY.pattern + b")", re.DOTALL
+)
 _HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
 _COVER, _ENCRYPTION = b"covr", b"sinf"
 
 
-def open_h264(input: Input, *, audio: bool) -> InputContainer | None:
-    """Open an MP4 of one H.264 video so that FFmpeg does not decode it.
+def open_known(input: Input, *, audio: bool) -> InputContainer | None:
+    """Open an MP4 of one H.264 video, or an MP4 or WebM of one of VP9, so that FFmpeg does not decode it.
 
     Args:
         input: The source.
@@ -118,20 +134,73 @@ def open_h264(input: Input, *, audio: bool) -> InputContainer | None:
         DemuxError: FFmpeg cannot open it.
     """
     # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
-    if LogState.forwarded or not input.is_local or input.head(8)[4:] != b"ftyp":
+    if LogState.forwarded:
         return None
-    header = _read_header(input)
+    header: _Header | _VP9 | None = None
+    if input.is_local and input.head(8)[4:] == b"ftyp":
+        _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+        header = _read_header(moov) or _VP9.of_mp4(moov)
+    elif input.head(4) == MATROSKA:
+        header = _VP9.of_webm(input)
     if header is None or (audio and header.audio is None):
         return None
     tries = (audio and header.audio) or NO_DECODERS
-    container = input.open(format_config("mov", tries))
+    container = input.open(format_config(header.format, tries))
     codecs = [stream.codec_context for stream in container.streams.audio]
     is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
     return container if is_heard and header.complete(container, input) else None
 
 
-def _read_header(input: Input) -> _Header | None:
-    _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+class _VP9(NamedTuple):
+    """A file of one VP9 video. Its first frame states what a decoder finds.
+
+    Attributes:
+        format: FFmpeg's name of the format.
+        start: Start of the first key frame; ``None``: the index tells where it is.
+    """
+
+    format: str
+    start: bytes | None
+    audio: str | None = "aac,opus,vorbis"
+
+    @classmethod
+    def of_mp4(cls, moov: bytes) -> _VP9 | None:
+        is_one = moov.count(b"vpcC") == _HANDLERS.findall(moov).count(b"vide") == 1
+        return cls("mov", None) if is_one and not (_COVER in moov or _ENCRYPTION in moov) else None
+
+    @classmethod
+    def of_webm(cls, input: Input) -> _VP9 | None:
+        head = bytes(input.head(HEAD_SIZE))
+        tracks, _, cluster = head.partition(CLUSTER)
+        # Without a stated duration, FFmpeg finds the frame rate in many packets.
+        is_one = tracks.count(b"V_") == tracks.count(b"V_VP9") == 1 and _FRAME_DURATION in tracks
+        found = _BLOCK.search(cluster) if is_one else None
+        if found is None:
+            return None
+        start, size = ebml_size(head, len(head) - len(cluster) + found.start() + 1)
+        return cls("matroska", found[1]) if start + (size or 0) <= input.size() else None
+
+    def complete(self, container: Any, input: Input) -> bool:
+        """Do what :meth:`_Header.complete` does."""
+        streams, start = container.streams.video, self.start or b""
+        if len(streams) != 1:
+            return False
+        if self.start is None and (first := next(iter(streams[0].index_entries), None)):
+            start = bytes(input.read_at(first.pos, min(first.size, 12)))
+        if not _VP9_KEY.match(start):
+            return False
+        bits, depth = f"{int.from_bytes(start[4:10], 'big'):048b}", ""
+        if start[0] & 16:  # profile 2
+            depth, bits = "12le" if bits[0] == "1" else "10le", bits[1:]
+        space, width, height = (int(bits[a:b], 2) for a, b in ((0, 3), (4, 20), (20, 36)))
+        video = streams[0].codec_context
+        if space > 5 or (video.name, video.width, video.height) != ("vp9", width + 1, height + 1):
+            return False
+        video.pix_fmt = f"yuv420p{depth}"
+        return _set_stated(video, {"color_range": 1 + int(bits[3]), "colorspace": _SPACES[space]})
+
+
+def _read_header(moov: bytes) -> _Header | None:
     found = _CONFIG.search(moov)
     if found is None or _COVER in moov or _ENCRYPTION in moov:
         return None
