@@ -47,8 +47,8 @@ from spdl_media.stills import (
 
 Kind: TypeAlias = Literal["video", "audio"]
 
-# Formats that rewind by a seek. Matroska and Ogg state only once after opening how many samples to skip at
-# the start of a stream. In other formats, timestamps differ after a seek, or FFmpeg lands after the start.
+# Formats that rewind by a seek, unless there is a palette, which FFmpeg states once after opening, as it does
+# the samples to skip in Matroska and Ogg. In others, timestamps differ, or a seek ends after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
 
 # Headers of these formats state all stream parameters. For others FFmpeg opens decoders to find them, which
@@ -305,8 +305,7 @@ class Container:
             for packet in self.av.demux(streams):
                 if not packet.size:  # PyAV ends each stream with an empty packet
                     continue
-                self._empty = False
-                self._begins = self._begins and check_clear(packet, self.error)
+                self._empty, self._begins = False, self._begins and check_clear(packet, self.error)
                 yield from (packet,) if detach is None else detach(packet)
         self._input.check()
         self._ended = True
@@ -376,7 +375,8 @@ class Container:
         self._fresh = True
 
     def _seek_to_start(self) -> bool:
-        indexed = [stream for stream in self.av.streams if stream.index_entries]
+        palette = "pal8" in [stream.codec_context.pix_fmt for stream in self.av.streams.video]
+        indexed = [s for s in self.av.streams if s.index_entries and not palette]
         if indexed and self.av.start_time is not None and self.format.startswith(_SEEKS_TO_START):
             # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
             times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]

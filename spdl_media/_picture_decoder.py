@@ -143,7 +143,7 @@ class PictureDecoder(OpenDecoder):
                 self._skip(pts)
                 return False
             self.needs_key, self._first_key_pts = False, -math.inf if pts is None else pts
-        elif self._is_lead_in(pts):
+        elif self._is_lead_in(pts) and not packet.is_discard:
             self._leading.add(pts)
         if pts is not None:
             self._pending_dts = None

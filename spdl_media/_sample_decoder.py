@@ -95,7 +95,7 @@ class SampleDecoder(OpenDecoder):
         self._filled_to: int | None = None
         self._tail: DecodeError | None = None
         self._late = 2 * vorbis_pts_error(codec)
-        self._even = even_samples(codec)
+        self._even, self._most_ahead = even_samples(codec), _MOST_AHEAD.get(codec.name, 1)
         self._gaps, self._origin = GapDetector(0), 0
         self._expected = 0
         self.follow(metadata, discarded)
@@ -294,7 +294,7 @@ class SampleDecoder(OpenDecoder):
             if not self._gaps.is_gap(ticks - position * unit - self._origin):
                 return position
         elif position is not None and ahead <= max(
-            jitter + self._late * unit, frame.samples * unit
+            jitter + self._late * unit, self._most_ahead * frame.samples * unit
         ):
             if not (is_second and self._late and ahead < -jitter):
                 return position
@@ -321,6 +321,10 @@ class SampleDecoder(OpenDecoder):
             return
         self._lose(self._error(f"{stated - position} samples before it are missing", frame.pts))
 
+
+# Twice the number of frames by which a timestamp may be ahead of the samples without a gap. Packets of WMA
+# state the time of the first frame that begins in them, which may be the third that they give.
+_MOST_AHEAD = {"wmapro": 6, "wmav1": 6, "wmav2": 6}
 
 # Codecs with short frames are decoded by one thread at a time. FFmpeg takes 4 microseconds for a frame of
 # MP3, 20 for one of AAC or Vorbis, and PyAV releases the GIL four times for each. Four threads that pass the

@@ -154,7 +154,7 @@ class _Decoder(Generic[P, F]):
 
     def _accept(self, packets: P) -> None:
         """Use the metadata of the next packets."""
-        self._decoder.follow(metadata_of(packets), discarded_pts(packets), self._ready)
+        self._decoder.follow(metadata_of(packets), _unflagged_pts(packets), self._ready)
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
@@ -171,6 +171,15 @@ class _Decoder(Generic[P, F]):
         self._decoder.close()
         self._flushed = False
         self._start()
+
+
+def _unflagged_pts(packets: VideoPackets | AudioPackets) -> frozenset[int]:
+    """Return the timestamps of hidden frames that FFmpeg does not drop, because the packets lack its flag.
+
+    With the flag, timestamps are not used: another chunk may show frames at the same times.
+    """
+    is_flagged = any(packet.is_discard for packet in av_packets(packets))
+    return frozenset() if is_flagged else discarded_pts(packets)
 
 
 def _stream_key(codec: Codec) -> str:
@@ -261,7 +270,7 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
             self._restart()
             self._decoder.num_dropped = dropped
             self._ready.chunks, self._ready.count = ready.chunks, ready.count
-        self._decoder.follow(metadata, discarded_pts(packets))
+        self._decoder.follow(metadata, _unflagged_pts(packets))
         self._ready.zero = metadata.zero
 
 

@@ -238,6 +238,8 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
     """Whether each packet is the frame of its own timestamp."""
     if codec.name not in _ONE_EACH or table.repeats or not table.is_key.any():
         return False
+    if codec.pix_fmt == "pal8":
+        return False  # only the first packet has the palette
     if codec.name == "mpeg4" and b"DivX" in (codec.extradata or b""):
         return False  # there may be two frames in a packet
     if format == "asf" and codec.reorder_depth:
@@ -272,6 +274,7 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     stated, first = np.unique(table.pts, return_index=True)
     # If two fields of H.264 are two packets, the second one has no timestamp.
     has_times &= codec.name == "h264" or bool((table.pts != NO_TIME).all())
+    has_times &= codec.pix_fmt != "pal8"  # only the first packet has the palette
     if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)

@@ -108,8 +108,7 @@ class _Packets(Generic[C]):
         self._packets = tuple(packets)
         self._codec = codec
         self._metadata = metadata or PacketMetadata()
-        # Timestamps that an edit list hides. FFmpeg flags the packets, but PyAV cannot set the flag on a copy
-        # in another process, so frames are dropped by pts instead.
+        # Timestamps that an edit list hides: packets of another process lack FFmpeg's flag.
         if discarded is None:
             hidden = {p.pts for p in self._packets if p.is_discard and p.pts is not None}
             # A list of several edits can hide one frame and show another one at the same time.
@@ -217,9 +216,13 @@ class _Packets(Generic[C]):
         return self._with(packets, codec, jpeg=None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # PyAV's packets cannot be pickled.
-        rows = [_to_row(packet) for packet in self._packets]
-        return _unpickle, (type(self), rows, self._codec, self._metadata, self._discarded)
+        # PyAV's packets cannot be pickled. Without FFmpeg's flag, only its time tells a hidden packet.
+        rows, discarded = [_to_row(packet) for packet in self._packets], set(self._discarded)
+        for packet, (_, fields, _) in zip(self._packets, rows, strict=True):
+            if packet.is_discard and packet.pts not in self._discarded:
+                fields[0] = (packet.pts or 0) - (1 << 40)  # apart from one that is shown
+                discarded.add(fields[0])
+        return _unpickle, (type(self), rows, self._codec, self._metadata, frozenset(discarded))
 
     def __repr__(self) -> str:
         span = f"none in {self.window}" if self.window else f"{self.nbytes} bytes"

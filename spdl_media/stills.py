@@ -211,7 +211,7 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"v/1\x01": ("exr", None),
     b"\x01\xda": (_sgi_codec, None),
     b"\x59\xa6\x6a\x95": ("sunrast", None),
-    b"\0\0\1\0": (None, "an icon"),
+    b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
     b"\0\0\2\0": (None, still_faults.cursor_reason),
     b"icns": (None, "an icon"),
     b"BLP1": (None, "a BLP"),

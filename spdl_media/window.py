@@ -42,8 +42,8 @@ class _VideoRun:
 
     Args:
         span: Timestamps of the window's start and end, or infinity.
+        format, codec: Names of the container's format, and codec of the stream.
         restart: A key frame up to this timestamp makes earlier packets unnecessary.
-        splits: FFmpeg may give each field as a packet.
 
     Attributes:
         complete: No later packet can belong to the window.
@@ -51,9 +51,10 @@ class _VideoRun:
     """
 
     def __init__(
-        self, span: tuple[float, float], restart: int | None = None, *, splits: bool
+        self, span: tuple[float, float], format: str, codec: VideoCodec, restart: int | None = None
     ) -> None:
-        (self._first, self._stop), self._restart, self._splits = span, restart, splits
+        (self._first, self._stop), self._restart = span, restart
+        self._splits, self._depth = may_split_frames(format, codec), codec.reorder_depth
         self._kept: list[AvPacket] = []
         self._inside = self._late = 0
         self._has_key = self.complete = self.goes_on = False
@@ -73,9 +74,9 @@ class _VideoRun:
             return False
         self._late += 1
         self.goes_on = True
-        # Decode timestamps only increase, and no frame is shown before it is decoded.
+        # Decode timestamps only increase. No frame is shown before it is decoded, but FFmpeg may state so.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
-        self.complete = decoded_late or self._late > _MAX_REORDER
+        self.complete = self._late > (self._depth if decoded_late else _MAX_REORDER)
         # A second field has a later time. Without a pts, the frame may be shown earlier than its position.
         if (self._splits and self._late == 1) or (pts is None and not self.complete):
             self._inside = len(self._kept)
@@ -148,8 +149,7 @@ def read_video(
         tests, keep = {index: _key_test(start)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
-    splits = may_split_frames(container.format, codec)
-    run = _VideoRun(metadata.span(codec.time_base), splits=splits)
+    run = _VideoRun(metadata.span(codec.time_base), container.format, codec)
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -285,7 +285,7 @@ def read_clip(
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
         span = window.ticks(codec.time_base, container.zero)
-        frames = _VideoRun(span, video_start, splits=may_split_frames(container.format, codec))
+        frames = _VideoRun(span, container.format, codec, video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False
@@ -343,8 +343,8 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     """Return the timestamp at or before which a key frame is needed; ``None``: read from the file's start."""
     if window.start is None or window.start <= 0:
         return None
-    # ASF states decode timestamps, from which FFmpeg derives other times after a seek than from the start.
-    if container.format == "asf" and codec.name == "h264":
+    # In ASF, FFmpeg derives other times after a seek than from the start. Palettes are in the first packet.
+    if (container.format, codec.name) == ("asf", "h264") or codec.pix_fmt == "pal8":
         return None
     return tick_at(window.start, codec.time_base, container.zero)
 

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff_chunk, webp_form
 
+import spdl_media as sm
 from spdl_media.parts import MAX_PARTS
 from spdl_media.still_faults import check_complete
 from spdl_media.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
-from spdl_media.testing import make_image
+from spdl_media.testing import index_planes, make_image, make_video
 
 RGB = np.random.default_rng(5).integers(0, 256, (24, 33, 3), dtype=np.uint8)
 SMOOTH = np.stack(
@@ -316,6 +317,11 @@ def test_animation_behind_a_colour_profile() -> None:
 )
 def test_not_stills(head: bytes) -> None:
     assert still_codec(head.ljust(32, b"\0")) is None
+
+
+def test_an_mpeg4_that_begins_like_an_icon() -> None:
+    data = make_video(index_planes(3, 64, 48), codec="mpeg4", format="m4v")
+    assert sm.load_video(data[data.index(b"\0\0\1\0") :]).shape == (3, 48, 64, 3)
 
 
 def test_names_are_decoders() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import re
 import struct
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,53 @@ def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
             assert shown == [
                 number for number, time in zip(numbers, times, strict=True) if first <= time < stop
             ]
+
+
+def test_windows_hold_frames_that_are_stated_to_be_decoded_after_they_are_shown() -> None:
+    # With negative offsets and an edit list, FFmpeg's decode timestamps are later than the frames are shown.
+    frames = sm.decode_packets(sm.demux_video(of_a_phone()), None)
+    times = [*frames.timestamps, None]
+    assert len(frames) == 4
+    for first in range(4):
+        for stop in range(first + 1, 5):
+            window = sm.demux_video(of_a_phone(), timestamp=(times[first], times[stop]))
+            shown = [frame_index(frame.planes[0]) for frame in sm.decode_packets(window, None)]
+            assert shown == [frame_index(frame.planes[0]) for frame in frames[first:stop]]
+
+
+def test_a_time_that_one_piece_hides_and_another_one_shows_is_shown_once() -> None:
+    numbers = [*range(3, 13), *range(20, 27)]
+    whole = pickle.loads(pickle.dumps(sm.demux_video(edited())))
+    assert [frame_index(frame.planes[0]) for frame in sm.decode_packets(whole, None)] == numbers
+    for num_packets in (1, 4, 100):
+        with sm.Demuxer(edited()) as demuxer:
+            decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=None)
+            chunks = demuxer.streaming_demux(0, num_packets=num_packets)
+            parts = [*chain.from_iterable(map(decoder.decode, chunks)), *decoder.flush()]
+        assert [frame_index(frame.planes[0]) for part in parts for frame in part] == numbers
+
+
+def test_every_frame_has_the_palette_that_only_the_first_packet_has() -> None:
+    file, palette = io.BytesIO(), np.zeros((1, 256), np.uint32)
+    palette[0, :3] = 0xFFFF0000, 0xFF00FF00, 0xFF0000FF
+    with av.open(file, "w", "avi") as container:
+        stream = container.add_stream("rawvideo", 10, pix_fmt="pal8", width=16, height=16)
+        for number in range(6):
+            frame = av.VideoFrame(16, 16, "pal8")
+            frame.planes[0].update(bytes([number % 3]) * 256)
+            frame.planes[1].update(palette.tobytes())
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    colors = [[255, 0, 0], [0, 255, 0], [0, 0, 255]] * 2
+    data = file.getvalue()
+    with sm.Demuxer(data) as demuxer:
+        for window in ((0.3, 0.6), (0.0, 0.6), (0.5, 0.6)):
+            frames = sm.convert_frames(sm.decode_packets(demuxer.demux_video(window)))
+            assert np.array(frames)[:, 0, 0].tolist() == colors[round(10 * window[0]) :]
+    with sm.VideoFile(data) as video:
+        for numbers in ([4, 2], [5], [0, 1]):
+            assert video.load(numbers).array[:, 0, 0].tolist() == [colors[n] for n in numbers]
 
 
 @cache

@@ -190,6 +190,22 @@ def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
     assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
 
 
+def test_a_packet_of_wma_may_state_the_time_of_its_third_frame(rng: np.random.Generator) -> None:
+    # Those of WMA Pro do: the first frames that they give began in the packet before.
+    written = io.BytesIO()
+    with av.open(written, "w", format="asf") as target:
+        stream = target.add_stream("wmav2", 48000, layout="mono", bit_rate=128000)
+        for number in range(90):
+            noise = rng.uniform(-0.5, 0.5, (1, 2048)).astype(np.float32)
+            frame = av.AudioFrame.from_ndarray(noise, "fltp", "mono")
+            frame.sample_rate, frame.pts = 48000, 2048 * number + 4080 * (number > 3)
+            target.mux(stream.encode(frame))
+    whole = _decode(written.getvalue(), None)
+    window = _decode(written.getvalue(), (1, 1.5))
+    first = 48000 - whole.first_sample
+    np.testing.assert_array_equal(samples_of(window), samples_of(whole)[:, first : first + 24000])
+
+
 def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
