@@ -234,7 +234,7 @@ def _is_straight(input: Input) -> bool:
 
 
 def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> Literal[False]:
-    """Refuse an encrypted packet of an MP4, whose data a decoder may take for an image or for samples.
+    """Refuse an encrypted packet of an MP4 or a WebM, which a decoder may take for an image or for samples.
 
     Raises:
         DemuxError: The packet is encrypted.
@@ -244,6 +244,8 @@ def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> Literal
             "the data is encrypted (Common Encryption). Decrypt the file, or give its key in hexadecimal "
             "digits: demux_config(format_options={'decryption_key': '...'})"
         )
+    if "enc_key_id" in packet.stream.metadata:  # FFmpeg's name for the ID of the key in a WebM
+        raise error("the data is encrypted, and FFmpeg cannot decrypt WebM. Decrypt the file")
     return False
 
 

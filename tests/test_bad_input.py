@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import struct
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from damage import CONTAINERS, HUGE, STILLS, container, made, read_everything
@@ -353,3 +355,28 @@ def test_an_encrypted_mp4_names_what_it_needs() -> None:
                 load(data, window)
             found = load(data, window, demux_config=with_key).array
             np.testing.assert_array_equal(found, load(clear, window).array)
+
+
+def test_an_encrypted_webm_is_refused() -> None:
+    """FFmpeg gives the encrypted packets to the decoders: that of Opus finds samples in any bytes."""
+    tone, file = np.sin(np.arange(9600) / 20, dtype=np.float32)[None], io.BytesIO()
+    with av.open(file, "w", format="webm") as container:
+        stream = container.add_stream("libopus", 48000, layout="mono")
+        stream.metadata["title"] = "N" * 100
+        frame = av.AudioFrame.from_ndarray(tone, "flt", "mono")
+        frame.sample_rate = 48000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+
+    def element(name: str, content: bytes) -> bytes:
+        return bytes.fromhex(name) + bytes([0x80 | len(content)]) + content
+
+    # In place of the track's name: an encoding of type 1 (encryption), by AES, with the ID of a key.
+    key = element("5035", element("47e1", b"\5") + element("47e2", b"k" * 16))
+    encoding = element("6d80", element("6240", element("5033", b"\1") + key))
+    name = element("536e", b"N" * 100)
+    padded = encoding + element("ec", bytes(len(name) - len(encoding) - 2))
+    clear, secret = file.getvalue(), file.getvalue().replace(name, padded)
+    assert len(sm.load_audio(clear).array[0]) > 9000
+    for load in (sm.load_audio, sm.demux_audio):
+        with pytest.raises(sm.DemuxError, match=r"^bytes .* is encrypted.* Decrypt the file$"):
+            load(secret)
