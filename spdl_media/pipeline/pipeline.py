@@ -173,10 +173,10 @@ class Pipeline(Generic[T_co]):
         with self._starting:
             if self._run is not None and not self._run.was_stopped:
                 raise PipelineError("the pipeline is running; stop it before starting it again")
-            # Stored before it has started, so that stop() in another thread finds it.
-            run = self._run = Run(self._config, self._options)
-            self._end = when_dropped(_end_live, run)
             try:
+                # Stored before it has started, so that stop() in another thread finds it.
+                run = self._run = Run(self._config, self._options)
+                self._end = when_dropped(_end_live, run)
                 run.start()
             except BaseException:
                 self._run = None

@@ -237,6 +237,25 @@ def test_one_while_the_event_loop_is_made_closes_it(
     assert [loop.is_closed() for loop in loops] == [True]
 
 
+def test_one_at_any_moment_of_a_start_closes_the_event_loop_and_the_next_start_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    make = asyncio.new_event_loop
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loops.append(make()) or loops[-1])
+    # As below.
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    for moment in itertools.count(1):
+        pipeline = PipelineBuilder().add_source(range(3)).build()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(moment, is_ours=True) as interrupt:
+            pipeline.start()
+        pipeline.stop()
+        assert list(pipeline) == [0, 1, 2], interrupt.place
+        assert all(loop.is_closed() for loop in loops), interrupt.place
+        if not interrupt.place:
+            return
+
+
 def test_exit_stops_all_runs_and_forgets_those_that_have_ended() -> None:
     pipeline = PipelineBuilder().add_source(range(10**6)).build()
     pipeline.start()
@@ -301,12 +320,14 @@ def test_one_while_a_process_is_forked_is_heard() -> None:
 class Interrupt:
     """Sends SIGINT at the n-th moment in which CPython looks for signals.
 
-    ``place`` is the function that was interrupted, or empty if there were not so many moments.
+    ``place`` is the function that was interrupted, or empty if there were not so many moments. With
+    ``is_ours``, only moments in this package count: an interrupted Thread.start() may keep its locks.
     """
 
-    def __init__(self, moment: int) -> None:
+    def __init__(self, moment: int, *, is_ours: bool = False) -> None:
         self.place = ""
         self._left = moment
+        self._folder = str(Path(spdl_media.__file__).parent) if is_ours else ""
 
     def __enter__(self) -> Self:
         sys.setprofile(self._look)
@@ -321,6 +342,8 @@ class Interrupt:
             return
         # When a generator is closed, a profiler sees a call, but CPython does not look for signals.
         if event == "call" and frame.f_code.co_name in ("get_iterator", "_finalizer"):
+            return
+        if not frame.f_code.co_filename.startswith(self._folder):
             return
         self._left -= 1
         if not self._left:

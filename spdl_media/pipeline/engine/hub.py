@@ -62,10 +62,10 @@ class Hub:
     threads, the loop takes the turn. Nodes are touched only within turns.
 
     Args:
-        loop: The event loop of the run.
         events: The run.
 
     Attributes:
+        loop: The event loop of the run, which sets it.
         turn: Lock that is held by the thread that takes a turn.
         taker: Identifier of that thread.
         loop_thread: Identifier of the loop's thread, once it runs.
@@ -75,8 +75,9 @@ class Hub:
         quick_until: Time until which items count as quick, unless further ones pass quickly.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, events: Run) -> None:
-        self.loop = loop
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, events: Run) -> None:
         self.events = events
         self.closed = False
         self.is_quick = False
@@ -248,11 +249,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
         thread.start()
         # Otherwise the thread may get a signal that is blocked in this one.
         thread.join()
+        return made.result()
     except BaseException:
         # Nothing else closes the loop, and the garbage collector may find its sockets first.
         made.add_done_callback(lambda _: made.exception() or made.result().close())
         raise
-    return made.result()
 
 
 class Inlet(Protocol):

@@ -75,9 +75,8 @@ class Run:
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
-        # Made here, so that messages can be posted before its thread runs.
-        self._loop = new_loop()
-        self._hub = Hub(self._loop, self)
+        self._loop: asyncio.AbstractEventLoop
+        self._hub = Hub(self)
         # As many threads as asyncio would use for to_thread(), but interpreter exit does not wait for these.
         size = min(32, (os.cpu_count() or 1) + 4)
         self._to_thread = WorkerThreads(self._hub, "spdl_media to_thread", size)
@@ -105,6 +104,8 @@ class Run:
         """
         threads = [self._to_thread, self._reporter]
         try:
+            # Not before, because a Ctrl-C would leave it open.
+            self._loop = self._hub.loop = new_loop()
             self.graph = Graph(self._hub, self._config, self._options, self.log, threads)
             self._start_thread()
         except BaseException:
@@ -134,7 +135,8 @@ class Run:
         if hasattr(self, "graph"):
             self.graph.close_pools()
         self._end_hooks()
-        self._loop.close()
+        if hasattr(self, "_loop"):
+            self._loop.close()
 
     def request_epoch(self) -> None:
         """Begin another epoch."""
@@ -152,8 +154,9 @@ class Run:
         self.was_stopped = True
         # Threads see this after their current call, even if the loop is blocked.
         self._hub.closed = True
-        # If the loop is not running yet, it gets this message when it runs.
-        self._hub.post(self._end, None)
+        # Before the begin, start() will see the request.
+        if self.has_begun:
+            self._hub.post(self._end, None)
 
     def stop(self, timeout: float) -> None:
         """End the run, and wait at most ``timeout`` seconds until its threads have ended.
@@ -162,8 +165,8 @@ class Run:
         """
         deadline = perf_counter() + float(timeout)
         self.request_stop()
-        # Before the begin, start() will see the request. A thread must not wait for itself: the garbage
-        # collector may end an iteration in a thread that takes a turn.
+        # A thread must not wait for itself: the garbage collector may end an iteration in a thread that takes
+        # a turn.
         own = (self._thread.ident, self._hub.taker)
         if not self.has_begun or threading.get_ident() in own:
             return
