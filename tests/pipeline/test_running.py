@@ -412,8 +412,14 @@ def test_several_threads_share_the_items() -> None:
     pipeline = build(range(2000))
     results: list[list[int]] = [[] for _ in range(4)]
 
+    together = threading.Barrier(4)
+
     def consume(index: int) -> None:
-        results[index].extend(pipeline)
+        items = iter(pipeline)
+        results[index].append(next(items))
+        # A thread that begins after the others have ended begins another epoch.
+        together.wait(10)
+        results[index].extend(items)
 
     with pipeline.auto_stop():
         threads = [threading.Thread(target=consume, args=(index,)) for index in range(4)]
@@ -518,7 +524,8 @@ def test_a_normal_run_prints_nothing(caplog: pytest.LogCaptureFixture, capfd: An
     gc.collect()
 
     assert [record for record in caplog.records if record.name != "asyncio"] == []
-    assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
+    # Below that, asyncio's debug mode says which callbacks a busy machine delayed.
+    assert [r for r in caplog.records if r.levelno > logging.WARNING] == []
     assert capfd.readouterr() == ("", "")
 
 

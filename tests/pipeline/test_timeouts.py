@@ -250,10 +250,10 @@ def test_a_slow_call_of_the_callers_executor(gate: threading.Event) -> None:
 
     with ThreadPoolExecutor(2) as executor:
         builder = PipelineBuilder().add_source(range(4))
-        builder.pipe(call, executor=executor, timeout=0.05, output_order="input")
+        builder.pipe(call, executor=executor, timeout=0.5, output_order="input")
         pipeline = builder.build()
         assert list(pipeline) == [0, 2, 3]
-        assert "longer than timeout=0.05 s" in str(pipeline.failures[0].exception)
+        assert "longer than timeout=0.5 s" in str(pipeline.failures[0].exception)
         gate.set()
 
 
