@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -44,6 +45,21 @@ _WAKE, _LEVELS = (0.002, 8) if _FREE_THREADED else (threading.TIMEOUT_MAX, 1)
 
 # Seconds that a thread waits for a block before it first runs the garbage collector; then twice as long.
 _PATIENCE = 0.1 if _FREE_THREADED else 1.0
+
+
+class _Collecting:
+    # The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
+    # Reentrant, because what it finalizes may ask a pool for a block.
+    lock = threading.RLock()
+
+    @classmethod
+    def after_fork(cls) -> None:
+        # Another thread, which the child lacks, may have held it.
+        cls.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_Collecting.after_fork)
 
 
 class StorageInUseWarning(UserWarning):
@@ -241,8 +257,9 @@ class StoragePool:
         while True:
             # Frees blocks in reference cycles. If all threads wait, nothing else starts the collector.
             for _ in range(_LEVELS):
-                if self._tokens.empty():
-                    gc.collect()
+                with _Collecting.lock:
+                    if self._tokens.empty():
+                        gc.collect()
             left -= min(wait, left)
             wait *= 2
             yield min(wait, left)
