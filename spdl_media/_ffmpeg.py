@@ -203,20 +203,28 @@ def unheard_log() -> AbstractContextManager[list[LogLine]]:
     return _current(nullcontext([]))
 
 
-@contextmanager
-def translated_errors(make_error: Callable[[str], MediaError]) -> Iterator[None]:
+class TranslatedErrors:
     """Turn an FFmpeg error of a ``with`` block into a :class:`MediaError` with FFmpeg's message.
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
             (moov atom not found)". The original error becomes its ``__cause__``.
     """
-    with ffmpeg_log() as lines:
-        mark = len(lines)
-        try:
-            yield
-        except av.FFmpegError as error:
-            raise make_error(describe(error, lines[mark:])) from error
+
+    # Not a generator: on CPython 3.12 and 3.13, its frame and the error form a cycle, which keeps frames.
+
+    def __init__(self, make_error: Callable[[str], MediaError]) -> None:
+        self._make_error = make_error
+        self._log = ffmpeg_log()
+
+    def __enter__(self) -> None:
+        self._lines = self._log.__enter__()
+        self._mark = len(self._lines)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._log.__exit__(None, None, None)
+        if isinstance(error, av.FFmpegError):
+            raise self._make_error(describe(error, self._lines[self._mark :])) from error
 
 
 @contextmanager

@@ -424,7 +424,7 @@ def decode_into(
         nonlocal missing
         missing = cut_short_error(packets, config)
         if missing is not None and num_frames is None:
-            raise missing
+            raise cut_short_error(packets, config) or missing  # a new one, which no frame holds
 
     def following() -> Iterator[AvPacket]:
         for part in more or ():

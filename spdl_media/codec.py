@@ -21,7 +21,7 @@ import av
 from av.codec.context import CodecContext
 from av.stream import Disposition
 
-from spdl_media._ffmpeg import as_fraction, check_codec_options, is_native_layout, translated_errors
+from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options, is_native_layout
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
@@ -304,7 +304,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     context.options = {**options, **config.decoder_options}
     try:
         what = f"decoder {name!r} cannot be opened for this {codec.name} stream"
-        with translated_errors(lambda text: DecodeError(f"{what}: {text}", source=source)):
+        with TranslatedErrors(lambda text: DecodeError(f"{what}: {text}", source=source)):
             context.open(strict=False)
     except DecodeError as error:
         # The error code of a bad option value is that of bad data; only FFmpeg's log names the option.
@@ -372,11 +372,9 @@ class OpenDecoder:
 
     def close(self) -> None:
         """Wait for the decoder's threads before the decoder is freed."""
-        # PyAV frees a decoder with the GIL held, and waits for its threads. A thread that logs waits for the
-        # GIL, which is a deadlock. A decoder without threads has no such problem.
+        # PyAV holds the GIL while it frees a decoder and waits for its threads, which need it to log.
         if "threads" in self._config.decoder_options:
-            # flush_buffers waits for the threads without the GIL. Draining does not suffice: it ends at the
-            # first damaged frame, while threads are still decoding later ones.
+            # This waits without the GIL. Draining would end at the first damaged frame, before the threads.
             self._context.flush_buffers()
 
     def __del__(self) -> None:
@@ -386,7 +384,10 @@ class OpenDecoder:
     def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
         """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
         if self._config.on_corrupt == "raise":
-            raise error from cause
+            try:
+                raise error from cause
+            finally:
+                del error  # or it and this frame form a cycle, which keeps what was decoded
         self.num_dropped += 1
 
     def _error(self, text: str, pts: int | None) -> DecodeError:

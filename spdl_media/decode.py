@@ -177,7 +177,7 @@ def decode_audio_into(
     coded = av_packets(packets)
     missing = cut_short_error(packets, config)
     if missing is not None and num_samples is None:
-        raise missing
+        raise cut_short_error(packets, config) or missing  # a new one, which no frame holds
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
     with naming(packets.source), ffmpeg_log():
         if coded:

@@ -18,7 +18,7 @@ import av
 from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import AvPacket, translated_errors
+from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.coded_units import image_head
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
@@ -278,7 +278,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
     what = f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets"
-    with translated_errors(lambda text: DemuxError(f"{what}: {text}", source=packets.source)):
+    with TranslatedErrors(lambda text: DemuxError(f"{what}: {text}", source=packets.source)):
         # None flushes the filter.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))

@@ -31,7 +31,7 @@ from av.filter import Graph as AvGraph
 from av.filter.context import FilterContext
 
 from spdl_media._checks import did_you_mean
-from spdl_media._ffmpeg import translated_errors
+from spdl_media._ffmpeg import TranslatedErrors
 from spdl_media.errors import FilterError
 
 AvFrame: TypeAlias = av.VideoFrame | av.AudioFrame
@@ -381,7 +381,7 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
     Raises:
         FilterError: FFmpeg raised an error in the block.
     """
-    return translated_errors(lambda text: graph_error(desc, f"{what}: {text}"))
+    return TranslatedErrors(lambda text: graph_error(desc, f"{what}: {text}"))
 
 
 class BuiltGraph(NamedTuple):

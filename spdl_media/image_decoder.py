@@ -119,7 +119,8 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
     missing = cut_short_error(packets, strict)
     if config.on_corrupt != "keep":
         if missing is not None:
-            raise missing
+            # A new one: if this frame held it, both would form a cycle, which keeps the image and its row.
+            raise cut_short_error(packets, strict) or missing
         return _picture(packets, strict)
     try:
         image = _picture(packets, strict)

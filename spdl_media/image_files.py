@@ -13,7 +13,7 @@ import av
 from av.codec.context import CodecContext
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import translated_errors
+from spdl_media._ffmpeg import TranslatedErrors
 from spdl_media.array_frames import frames_from_array
 from spdl_media.destination import Target, write_whole
 from spdl_media.encode import VideoEncodeConfig, VideoEncoder, best_pix_fmt, find_encoder
@@ -129,7 +129,7 @@ def encode_image(
     context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
     coder = VideoEncoder(context, config)
     size = f"{frames.width}x{frames.height}"
-    with translated_errors(lambda text: EncodeError(f"{name} cannot encode {size}: {text}")):
+    with TranslatedErrors(lambda text: EncodeError(f"{name} cannot encode {size}: {text}")):
         return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
 
 

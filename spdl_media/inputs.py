@@ -385,7 +385,7 @@ class Input:
             # pattern_type, because "img%03d.jpg" would otherwise mean img001.jpg and the following files.
             options = {"protocol_whitelist": "file", "pattern_type": "none"}
         try:
-            with _ffmpeg.ffmpeg_log() as lines, _ffmpeg.translated_errors(self._not_media):
+            with _ffmpeg.ffmpeg_log() as lines, _ffmpeg.TranslatedErrors(self._not_media):
                 mark = len(lines)
                 container: av.container.InputContainer = av.open(
                     target,

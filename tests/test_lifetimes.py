@@ -24,8 +24,10 @@ from spdl_media.testing import (
     index_frames,
     index_planes,
     index_samples,
+    make_audio,
     make_image,
     make_media,
+    make_video,
 )
 
 FRAMES = index_planes(20, 64, 48)
@@ -254,3 +256,68 @@ def test_a_reader_left_half_way_holds_no_log(movie: bytes) -> None:
     assert not lines
     assert sys.getrefcount(demuxer) >= 2
     demuxer.close()
+
+
+def cut_short(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+def damaged(data: bytes) -> bytes:
+    flipped = bytearray(data)
+    flipped[len(data) * 3 // 4] ^= 255
+    return bytes(flipped)
+
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+SOUND = np.random.default_rng(0).integers(-9999, 9999, (48000, 1), np.int16)
+FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
+    "image, damaged": (
+        lambda: damaged(make_image(PICTURE, codec="png")),
+        sm.load_image,
+        "damaged png data",
+    ),
+    "image, cut": (
+        lambda: cut_short(make_image(PICTURE, codec="png")),
+        sm.load_image,
+        "cut short",
+    ),
+    "audio, damaged": (
+        lambda: damaged(make_audio(SOUND, 48000, codec="flac", format="flac")),
+        sm.load_audio,
+        "damaged flac data",
+    ),
+    "audio, cut": (
+        lambda: cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska")),
+        sm.load_audio,
+        "cut short",
+    ),
+    "video, cut": (
+        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        sm.load_video,
+        "cut short",
+    ),
+    "filter": (
+        lambda: make_video(FRAMES, codec="libx264", format="matroska"),
+        lambda source: sm.load_video(source, filter_desc="crop=9999:9999"),
+        "crop",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failed_call_keeps_nothing_until_a_garbage_collection(name: str) -> None:
+    """A cycle of the error and a frame keeps what the frames hold: the source, decoded frames, leases."""
+    make, load, text = FAILING[name]
+    source = memory_of(make())
+    gone = weakref.ref(source)
+    gc.disable()
+    try:
+        try:
+            load(source)
+        except sm.MediaError as error:
+            message = str(error)
+        del source
+        assert text in message
+        assert gone() is None
+    finally:
+        gc.enable()
