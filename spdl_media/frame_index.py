@@ -223,7 +223,7 @@ def make_index(
     shown = table.is_shown.copy()
     first_key = int(np.argmax(table.is_key))
     start = int(table.pts[first_key])
-    leading = table.pts < start
+    leading = (table.pts < start) & ~table.is_key
     leading[:first_key] = True
     if (leading & shown).any():
         # Frames shown before the first key frame may refer to missing frames; only decoding tells.

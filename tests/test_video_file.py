@@ -164,6 +164,17 @@ def test_every_frame_has_the_palette_that_only_the_first_packet_has() -> None:
             assert video.load(numbers).array[:, 0, 0].tolist() == [colors[n] for n in numbers]
 
 
+def test_a_key_frame_that_is_shown_before_an_earlier_one_is_a_frame() -> None:
+    def swap(packet: Any) -> Any:
+        frame = packet.duration
+        packet.pts += {0: 2, frame: 0}.get(packet.pts, 1) * frame
+        return packet
+
+    data = make_video(planes()[:9], codec="libx264", format="mp4", gop_size=1)
+    with sm.VideoFile(remuxed(data, swap, use_editlist="0")) as video:
+        assert [frame_index(frame.planes[0]) for frame in video[:]] == [1, 0, *range(2, 9)]
+
+
 @cache
 def hidden() -> bytes:
     """Make VP8 with hidden frames, which are only references of other frames."""
