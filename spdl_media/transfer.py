@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
@@ -73,7 +73,7 @@ def _to_device(
     """
     # Only C-contiguous memory can be copied in one piece.
     source = np.require(array, requirements="C")
-    with _copy_errors(f"{source.nbytes} bytes to CUDA device {device.index}"):
+    with _CopyErrors(f"{source.nbytes} bytes to CUDA device {device.index}"):
         block = device.empty(source.shape, source.dtype, config.allocator)
         is_direct = source.nbytes <= _SMALL or is_pinned(device.index, source.ctypes.data)
         if is_direct:
@@ -177,17 +177,23 @@ def copied(buffer: CPUBuffer, device: Device, config: CUDAConfig) -> CUDABuffer:
         return _to_device(buffer.array, device, config, **buffer.metadata)
 
 
-@contextmanager
-def _copy_errors(what: str) -> Iterator[None]:
+class _CopyErrors:
     """Translate errors of a copy to TransferError, with the description of what was copied."""
-    try:
-        yield
-    except DriverError as error:
-        raise TransferError(f"copying {what} failed: {error}") from error
-    except TransferError:  # has a more precise message
-        raise
-    except RuntimeError as error:
-        raise TransferError(f"copying {what} failed: {type(error).__name__}: {error}") from error
+
+    # Not a generator: on CPython 3.12 and 3.13, its frame and the error form a cycle, which keeps the source.
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, DriverError):
+            raise TransferError(f"copying {self._what} failed: {error}") from error
+        # Any other TransferError has a more precise message.
+        if isinstance(error, RuntimeError) and not isinstance(error, TransferError):
+            name = type(error).__name__
+            raise TransferError(f"copying {self._what} failed: {name}: {error}") from error
 
 
 def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -> CPUBuffer:
@@ -214,7 +220,7 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     device = open_device(cuda_config(buffer.device_index), "transfer_buffer_cpu")
     memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
     target = memory.view(buffer.dtype).reshape(buffer.shape)
-    with _copy_errors(f"{buffer.nbytes} bytes from {buffer.device}"):
+    with _CopyErrors(f"{buffer.nbytes} bytes from {buffer.device}"):
         buffer.wait_on(device.stream)
         device.copy("DtoH", target, in_place(buffer.array))
         device.record().synchronize()
@@ -315,7 +321,7 @@ def _moved(
         )
         return batch
     device = open_device(config, function)
-    with _copy_errors(f"a batch {way} CUDA device {device.index}"):
+    with _CopyErrors(f"a batch {way} CUDA device {device.index}"):
         result: T = map_nested(batch, lambda value: move(value, device, config))
         device.record().synchronize()
     return result

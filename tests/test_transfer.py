@@ -427,6 +427,23 @@ def test_a_copy_that_fails_says_what_it_was(
         sm.transfer_tensor(tensor)
 
 
+def test_the_source_of_a_copy_that_fails_is_gone_at_once(torch: FakeTorch) -> None:
+    source = np.arange(4)
+    gone = weakref.ref(source)
+    torch.card.broken = True
+    gc.disable()
+    try:
+        try:
+            sm.transfer_buffer(sm.CPUBuffer(source), cuda_config=0)
+        except sm.TransferError as error:
+            message = str(error)
+        del source
+        assert "copying 32 bytes to CUDA device 0 failed" in message
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_and_back(card: Card, library: Any) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     failures = (sm.Failure(0, "bad.jpg", ValueError()),)
