@@ -140,6 +140,8 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         raise DemuxError("is empty (0 bytes)", source=input.name)
     if decoder == "sunrast" and (text := refusal(data)):
         raise DemuxError(text, source=input.name)
+    if decoder == "hdr":  # FFmpeg takes Radiance files with only one of their two first lines
+        data = b"#?RADIANCE" + bytes(data[len("#?RGBE") :])
     codec = _still_stream(decoder)
     # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None

@@ -214,12 +214,12 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
     b"\0\0\2\0": (None, still_faults.cursor_reason),
     b"icns": (None, "an icon"),
+    b"#?RGBE\n": ("hdr", None),
     b"BLP1": (None, "a BLP"),
     b"BLP2": (None, "a BLP"),
     b"#define ": (None, "an XBM"),
 }
 _SIGNATURE = re.compile(b"|".join(map(re.escape, _SIGNATURES)))
-
 
 # Formats that FFmpeg does not know, or confuses with audio.
 _UNREAD = {

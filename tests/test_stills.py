@@ -324,6 +324,16 @@ def test_an_mpeg4_that_begins_like_an_icon() -> None:
     assert sm.load_video(data[data.index(b"\0\0\1\0") :]).shape == (3, 48, 64, 3)
 
 
+def test_a_radiance_file_may_begin_with_its_pixel_format() -> None:
+    data = make_image(RGB, codec="hdr", pix_fmt="gbrpf32le")
+    assert data.startswith(b"#?RADIANCE\n")
+    other = b"#?RGBE\n" + data[len("#?RADIANCE\n") :]
+    np.testing.assert_array_equal(sm.load_image(other).array, sm.load_image(data).array)
+    info = sm.probe(other).video
+    assert info
+    assert (info.codec, info.width, info.height) == ("hdr", 33, 24)
+
+
 def test_names_are_decoders() -> None:
     for decoder in {*STILL_FORMATS.values(), *ERR_DETECT}:
         assert av.Codec(decoder, "r").type == "video"
