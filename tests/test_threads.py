@@ -240,14 +240,17 @@ def test_loaders_made_at_one_line_have_different_names() -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_runs() -> None:
+@pytest.mark.parametrize(
+    ("options", "words"), [(["--json", "-"], '"ratio"'), (["--beside-python"], "0.2 ms")]
+)
+def test_the_benchmark_runs(options: list[str], words: str) -> None:
     checkout = Path(__file__).resolve().parent.parent
     script = checkout / "samples" / "benchmarks" / "decode_threads.py"
     if not script.exists():
         pytest.skip("the samples are not here")
-    command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.005", "--json", "-"]
+    command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.005", *options]
     path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path}
     run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert run.returncode == 0, run.stderr
-    assert '"ratio"' in run.stdout
+    assert words in run.stdout

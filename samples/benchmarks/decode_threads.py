@@ -8,6 +8,11 @@ rounds is printed as a table, and written as JSON with ``--json``. The ideal is 
 time in which a thread holds the GIL.
 
     python samples/benchmarks/decode_threads.py [--rounds 9] [--seconds 0.5] [--json result.json]
+    python samples/benchmarks/decode_threads.py --beside-python [--rounds 9] [--seconds 0.5]
+
+With ``--beside-python``, it prints how much longer a call takes beside a thread that runs Python without a
+pause: with Python's switch interval of 5 ms, and with one of 0.2 ms. A call waits for one interval each time
+that FFmpeg returns, so steps that are short and many suffer most.
 
 Expected: 1.9 or more for video and images. With the GIL, MP3, AAC and windows of WAV gain little or lose; on
 free-threaded CPython, they reach 1.9, too. The column "rounds" is the number of rounds that count. If it is
@@ -22,6 +27,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +39,9 @@ import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, make_image, make_media
 
 Case = Callable[[], object]
+
+# In seconds: Python's own, and a short one.
+INTERVALS = 5e-3, 0.2e-3
 
 
 def make_cases() -> dict[str, Case]:
@@ -129,6 +138,42 @@ def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
     }
 
 
+def beside_python(case: Case, seconds: float, interval: float) -> float:
+    """Return the calls per second beside a thread that counts."""
+    stopped = threading.Event()
+
+    def spin() -> None:
+        while not stopped.is_set():
+            pass
+
+    thread, before = threading.Thread(target=spin), sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    thread.start()
+    try:
+        return speed(case, 1, seconds)
+    finally:
+        stopped.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+def compare_intervals(cases: dict[str, Case], rounds: int, seconds: float) -> None:
+    """Print the time of a call beside a thread of Python over that alone, for each switch interval."""
+    print(f"{'case':26}{'alone':>10}" + "".join(f"{each * 1e3:>8.1f} ms" for each in INTERVALS))
+    for name, case in cases.items():
+        case()
+        ways = [
+            [speed(case, 1, seconds), *(beside_python(case, seconds, each) for each in INTERVALS)]
+            for _ in range(rounds)
+        ]
+        alone, *others = map(statistics.median, zip(*ways, strict=True))
+        print(
+            f"{name:26}{1e3 / alone:>7.2f} ms"
+            + "".join(f"{alone / each:>10.1f}x" for each in others),
+            flush=True,
+        )
+
+
 def main() -> None:
     """Measure, print the table, and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -137,7 +182,13 @@ def main() -> None:
         "--seconds", type=float, default=0.5, help="time per thread count and round"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    parser.add_argument(
+        "--beside-python", action="store_true", help="compare with a thread that runs Python"
+    )
     options = parser.parse_args()
+    if options.beside_python:
+        compare_intervals(make_cases(), options.rounds, options.seconds)
+        return
     results = {}
     print(f"{'case':26}{'one thread':>13}{'two threads':>13}{'ratio':>8}   lowest-highest  rounds")
     for name, case in make_cases().items():
