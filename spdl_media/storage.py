@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -51,6 +51,19 @@ class _Collecting:
     # The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
     # Reentrant, because what it finalizes may ask a pool for a block.
     lock = threading.RLock()
+    # In seconds. What it finalizes may wait for the thread that waits here.
+    longest_wait = 1.0
+
+    @classmethod
+    def run(cls, is_needed: Callable[[], bool]) -> None:
+        """Collect garbage if it is still needed once no other thread collects."""
+        lock = cls.lock
+        if lock.acquire(timeout=cls.longest_wait):
+            try:
+                if is_needed():
+                    gc.collect()
+            finally:
+                lock.release()
 
     @classmethod
     def after_fork(cls) -> None:
@@ -257,9 +270,7 @@ class StoragePool:
         while True:
             # Frees blocks in reference cycles. If all threads wait, nothing else starts the collector.
             for _ in range(_LEVELS):
-                with _Collecting.lock:
-                    if self._tokens.empty():
-                        gc.collect()
+                _Collecting.run(self._tokens.empty)
             left -= min(wait, left)
             wait *= 2
             yield min(wait, left)

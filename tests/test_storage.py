@@ -572,6 +572,32 @@ def test_a_collection_of_another_thread_is_waited_for() -> None:
     del held
 
 
+def test_a_finalizer_may_wait_for_a_thread_that_asks_a_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage_module._Collecting, "longest_wait", 0.01)
+    pool = pool_of(1, on_exhausted="raise")
+    errors: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            pool.acquire(1)
+        errors.append(str(caught.value))
+
+    class Owner:
+        def __init__(self) -> None:
+            self.me, self.block = self, pool.acquire(1)
+
+        def __del__(self) -> None:
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join(20)
+
+    Owner()
+    pool.acquire(1)
+    assert len(errors) == 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_during_a_collection_of_another_thread_leaves_a_pool_that_answers() -> None:
