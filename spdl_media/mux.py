@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import av
 from av.bitstream import BitStreamFilterContext
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import AvPacket, describe, ffmpeg_log, format_hint, is_native_layout
+from spdl_media._ffmpeg import AvPacket, TranslatedErrors, ffmpeg_log, format_hint, is_native_layout
 from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
@@ -113,7 +115,7 @@ class Muxer:
         self._guard = OneThread("Muxer")
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
-        self._failure: MediaError | None = None
+        self._failure: Callable[[], MediaError] | None = None  # not an error, which keeps frames
         # 0 is no limit: by default FFmpeg stops interleaving once a stream is ten seconds ahead of others.
         options = {"max_interleave_delta": "0"}
         options |= string_options("format_options", format_options or {})
@@ -268,8 +270,11 @@ class Muxer:
                 names = " or ".join(kind.__name__ for kind in track.takes)
                 raise TypeError(f"stream {index} takes {names}, not {data!r}")
             if not self._started:
-                with self._errors():
+                with self._errors(), ffmpeg_log() as lines:
                     self._container.start_encoding()
+                    # FFmpeg only warns, and writes a file that is read with wrong colours or not at all.
+                    if any("will be unreadable" in line for *_, line in lines):
+                        raise av.ArgumentError(EINVAL, "this raw video needs format='nut'")
                 self._started = True
             self._mux(track.coder.encode(data) if track.coder else self._moved(data, track.stream))
 
@@ -329,8 +334,8 @@ class Muxer:
                 return
             try:
                 # The caller may have caught the error of a write, but the file lacks that data.
-                if self._failure is not None:
-                    raise self._failure
+                if self._failure:
+                    raise self._failure()
                 if not self._started:
                     raise EncodeError("nothing was written, so there is no file", source=self._name)
                 self._flush()
@@ -425,25 +430,19 @@ class Muxer:
             for packet in packets:
                 self._container.mux_one(packet)
 
-    @contextlib.contextmanager
-    def _errors(self, *, writes: bool = True) -> Iterator[None]:
+    def _errors(self, *, writes: bool = True) -> TranslatedErrors:
         """Translate FFmpeg's errors to WriteError (disk, file object) or EncodeError (all others)."""
-        with ffmpeg_log() as lines:
-            mark = len(lines)
-            try:
-                yield
-                # FFmpeg only warns of it, and writes a file that is read with wrong colours or not at all.
-                if any("will be unreadable" in line for *_, line in lines[mark:]):
-                    raise av.ArgumentError(EINVAL, "this raw video needs format='nut'")
-            except av.FFmpegError as error:
-                text = describe(error, lines[mark:])
-                if writes and error.errno in errorcode and error.errno not in _OF_ARGUMENTS:
-                    text = f"cannot be written: {text}"
-                    self._failure = WriteError(text, source=self._name, errno=error.errno)
-                else:
-                    # The message of x264 and x265 for odd sides in 4:2:0.
-                    odd = "divisible by 2" in text
-                    remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
-                    text = f"cannot be encoded: {text}{remedy}"
-                    self._failure = EncodeError(text, source=self._name)
-                raise self._failure from error
+        return TranslatedErrors(partial(self._failed, writes=writes))
+
+    def _failed(self, text: str, *, writes: bool) -> MediaError:
+        number = getattr(sys.exception(), "errno", None)
+        if writes and number in errorcode and number not in _OF_ARGUMENTS:
+            text = f"cannot be written: {text}"
+            self._failure = partial(WriteError, text, source=self._name, errno=number)
+        else:
+            # The message of x264 and x265 for odd sides in 4:2:0.
+            odd = "divisible by 2" in text
+            remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
+            text = f"cannot be encoded: {text}{remedy}"
+            self._failure = partial(EncodeError, text, source=self._name)
+        return self._failure()

@@ -301,6 +301,13 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
         lambda source: sm.load_video(source, filter_desc="crop=9999:9999"),
         "crop",
     ),
+    "written": (
+        lambda: bytes(8 * 64 * 64 * 3),
+        lambda source: sm.save_video(
+            Path(os.devnull, "a.mp4"), np.frombuffer(source, np.uint8).reshape(8, 64, 64, 3), 8
+        ),
+        "cannot be written",
+    ),
 }
 
 
