@@ -51,6 +51,9 @@ class _Header(NamedTuple):
 
         Returns:
             Whether all is set. Otherwise the file contradicts the header, or lacks its first frame.
+
+        Raises:
+            SourceError: The first frame cannot be read.
         """
         streams = container.streams.video
         video = streams[0].codec_context if len(streams) == 1 else None
@@ -181,7 +184,11 @@ class _VP9(NamedTuple):
         return cls("matroska", found[1]) if start + (size or 0) <= input.size() else None
 
     def complete(self, container: Any, input: Input) -> bool:
-        """Do what :meth:`_Header.complete` does."""
+        """Do what :meth:`_Header.complete` does.
+
+        Raises:
+            SourceError: The first frame cannot be read.
+        """
         streams, start = container.streams.video, self.start or b""
         if len(streams) != 1:
             return False

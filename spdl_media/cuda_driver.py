@@ -156,7 +156,11 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def error_name(status: int) -> str:
-    """Return the driver's name and text of an error."""
+    """Return the driver's name and text of an error.
+
+    Raises:
+        OSError: There is no driver.
+    """
     words = []
     for ask in (driver().cuGetErrorName, driver().cuGetErrorString):
         # The text is static memory of the driver's, which must not be freed.

@@ -295,7 +295,12 @@ _LARGE = 32 * 1024
 def find_flac(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> CodedFrames | None:
-    """Find the frames of a FLAC file that decode to the samples of a window; see :func:`find_mp3`."""
+    """Find the frames of a FLAC file that decode to the samples of a window; see :func:`find_mp3`.
+
+    Raises:
+        SourceError: The file cannot be read.
+        LookupError, struct.error: FFmpeg has to read the file, which is truncated or damaged.
+    """
     signature, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
     # With variable block sizes, headers number samples, not frames. FFmpeg reads those files, and those with

@@ -126,6 +126,9 @@ def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
     Returns:
         False if FFmpeg fails, or gives another number of samples than the file states: a page or a packet is
         damaged, or FFmpeg's times of this file are wrong.
+
+    Raises:
+        FilterError: The filters do not take the samples.
     """
     count = 0
     try:

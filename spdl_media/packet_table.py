@@ -227,7 +227,11 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
 
 
 def boxes_at(view: memoryview, path: str) -> Iterator[memoryview]:
-    """Yield the contents of the boxes at a path below this one, such as ``"mdia/minf/stbl"``."""
+    """Yield the contents of the boxes at a path below this one, such as ``"mdia/minf/stbl"``.
+
+    Raises:
+        struct.error: The data ends inside the header of a box.
+    """
     name, _, rest = path.partition("/")
     for kind, start, end in boxes(view):
         if kind == name.encode():
@@ -236,7 +240,12 @@ def boxes_at(view: memoryview, path: str) -> Iterator[memoryview]:
 
 
 def table_at(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
-    """Return the rows of a table, which follow its version and count; empty if the table is missing."""
+    """Return the rows of a table, which follow its version and count; empty if the table is missing.
+
+    Raises:
+        struct.error: The box is too short for a count.
+        ValueError: It holds fewer rows than it states.
+    """
     content = next(boxes_at(view, path), None)
     if content is None:
         return np.empty(0, dtype)
@@ -251,7 +260,14 @@ def _track_id(track: memoryview) -> int:
 
 
 def track_samples(track: memoryview, size: int) -> Samples:
-    """Return the samples in the tables of a track, in a file of this size."""
+    """Return the samples in the tables of a track, in a file of this size.
+
+    Raises:
+        StopIteration: A table is missing.
+        struct.error: A table is too short.
+        ValueError: The tables contradict each other, or the size of the file.
+        IndexError: A key frame has a number that no sample has.
+    """
     stbl = next(boxes_at(track, "mdia/minf/stbl"))
     same, count = struct.unpack_from(">II", next(boxes_at(stbl, "stsz")), 4)
     _check_fits(count, same, size)

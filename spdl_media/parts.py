@@ -189,6 +189,9 @@ def read_moov(
 
     Returns:
         The kinds of the boxes before it, and its content; empty if it is missing or too long.
+
+    Raises:
+        SourceError: ``read`` cannot read the file.
     """
     kinds: set[bytes] = set()
     with suppress(struct.error):  # the file may be truncated

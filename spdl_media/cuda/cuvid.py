@@ -212,7 +212,12 @@ def call(index: int, name: str, *arguments: Any) -> None:
 
 
 def check_support(index: int, name: str, format: Format) -> None:
-    """Raise :class:`NotOnDeviceError` if the hardware does not decode this format."""
+    """Check that the hardware decodes this format.
+
+    Raises:
+        NotOnDeviceError: It does not.
+        TransferError: The device fails.
+    """
     depth = format.luma_depth
     if format.chroma != 1 or depth not in (0, 2, 4) or format.chroma_depth != depth:
         chroma = ("4:0:0", "4:2:0", "4:2:2", "4:4:4")[format.chroma]

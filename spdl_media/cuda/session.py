@@ -44,6 +44,9 @@ _IN_ORDER = ("vp9", "av1")
 def shows_frame(data: bytes) -> bool:
     """Whether a packet of VP9 holds a frame that is shown.
 
+    Raises:
+        IndexError: The packet is empty.
+
     See:
         VP9 Bitstream & Decoding Process Specification, 6.2 "Uncompressed header" and Annex B "Superframes".
     """
@@ -106,6 +109,9 @@ class Session:
         """Prepare for a clip, whose surfaces are mapped on this stream.
 
         It waits for the work on the stream of the clip before, which may still read surfaces.
+
+        Raises:
+            DriverError: The device fails.
         """
         for ref in list(self._alive):
             if (surface := ref()) is not None:  # in the traceback of an error that is kept
@@ -199,7 +205,12 @@ class Session:
         return parser
 
     def on_sequence(self, format: Format) -> int:
-        """Prepare for frames of this format, and return the number of surfaces."""
+        """Prepare for frames of this format, and return the number of surfaces.
+
+        Raises:
+            NotOnDeviceError: The hardware does not decode this format.
+            TransferError: The device fails, or has no memory left.
+        """
         is_first = not self._format.width
         self._format = Format.from_buffer_copy(format)
         if is_first and 0 < self.size[0] <= format.width and 0 < self.size[1] <= format.height:
@@ -217,7 +228,12 @@ class Session:
         return self._decoder.num_surfaces
 
     def on_decode(self, picture: int) -> int:
-        """Start to decode a picture, ``CUVIDPICPARAMS``."""
+        """Start to decode a picture, ``CUVIDPICPARAMS``.
+
+        Raises:
+            av.InvalidDataError: The data is damaged.
+            TransferError: The device fails.
+        """
         surface = c_int.from_address(picture + 8).value
         for frame in self._frames:
             if frame.number == surface:

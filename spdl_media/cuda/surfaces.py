@@ -157,13 +157,21 @@ class Surface:
 
     @property
     def is_corrupt(self) -> bool:
-        """Whether the hardware found errors in the data of the frame."""
+        """Whether the hardware found errors in the data of the frame.
+
+        Raises:
+            TransferError: The device fails.
+        """
         self.map()
         return self._is_corrupt
 
     @property
     def planes(self) -> tuple[Plane, Plane]:
-        """Luma, and interleaved chroma."""
+        """Luma, and interleaved chroma.
+
+        Raises:
+            TransferError: The device fails.
+        """
         self.map()
         (left, top), pitch, size = self._offset, self._pitch.value, 1 + (self.format.name != "nv12")
         luma = self._address.value

@@ -153,6 +153,9 @@ def frame_planes(shown: Shown) -> Planes:
     """Return Y, U and V of an NVDEC frame as device views ``(1, rows, samples)``, as :func:`in_place` does.
 
     The views keep the frame alive; otherwise its decoder would reuse its memory for a later frame.
+
+    Raises:
+        TransferError: The device fails while the frame is decoded.
     """
     frame = shown.frame
     dtype, *_ = SEMI_PLANAR[frame.format.name]
