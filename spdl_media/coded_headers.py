@@ -201,7 +201,8 @@ class _VP9(NamedTuple):
             depth, bits = "12le" if bits[0] == "1" else "10le", bits[1:]
         space, width, height = (int(bits[a:b], 2) for a, b in ((0, 3), (4, 20), (20, 36)))
         video = streams[0].codec_context
-        if space > 5 or (video.name, video.width, video.height) != ("vp9", width + 1, height + 1):
+        stated = video and (video.name, video.width, video.height)
+        if space > 5 or stated != ("vp9", width + 1, height + 1):
             return False
         video.pix_fmt = f"yuv420p{depth}"
         return _set_stated(video, {"color_range": 1 + int(bits[3]), "colorspace": _SPACES[space]})

@@ -134,3 +134,9 @@ def test_no_function_lets_ffmpeg_decode_to_open_an_mp4(
     assert tried == [expected]
     with mock.patch.object(sm._container, "open_known", return_value=None):
         np.testing.assert_array_equal(found, load(data))
+
+
+def test_a_vp9_box_in_a_video_of_unknown_codec() -> None:
+    data = vp9("mp4").replace(b"vp09", b"none")
+    with pytest.raises(sm.DemuxError, match="this FFmpeg has no decoder for video stream 0"):
+        sm.demux_video(data)
