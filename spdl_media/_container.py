@@ -115,8 +115,7 @@ class Container:
                 # Only an ISO file may hold a movie or an image, which has a list of its items.
                 is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
                 self._may_be_still = name == "mov" and is_image
-                if name not in _COMPLETE_HEADERS:
-                    self.tried = None
+                self.tried = self.tried if name in _COMPLETE_HEADERS else None
                 # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
                 with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
                     file = self.tried is None and open_known(self._input, audio=self._needs_audio)
@@ -375,15 +374,16 @@ class Container:
         self._fresh = True
 
     def _seek_to_start(self) -> bool:
-        palette = "pal8" in [stream.codec_context.pix_fmt for stream in self.av.streams.video]
-        indexed = [s for s in self.av.streams if s.index_entries and not palette]
-        if indexed and self.av.start_time is not None and self.format.startswith(_SEEKS_TO_START):
-            # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
-            times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]
-            stream = indexed[times.index(min(times))]
-            with suppress(av.FFmpegError):
-                self.av.seek(stream.index_entries[0].timestamp - 1, stream=stream)
-                return True
+        indexed = [s for s in self.av.streams if s.index_entries]
+        has_palette = "pal8" in [getattr(s.codec_context, "pix_fmt", None) for s in indexed]
+        if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START) or has_palette:
+            return False
+        # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
+        times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]
+        with suppress(av.FFmpegError, ValueError):  # the latter: no stream is indexed
+            # Far before it, because an edit list may go back to times before its first packet.
+            self.av.seek(-(1 << 40), stream=indexed[times.index(min(times))])
+            return True
         return False
 
     def seek(self, pts: int, index: int) -> bool:

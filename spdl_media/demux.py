@@ -22,7 +22,7 @@ from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.coded_units import image_head
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
-from spdl_media.demuxer import Demuxer
+from spdl_media.demuxer import Demuxer, first_image
 from spdl_media.errors import DemuxError, MediaError
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.packets import (
@@ -46,7 +46,7 @@ from spdl_media.stills import (
     still_codec,
 )
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.window import first_image, pillow_packets
+from spdl_media.window import pillow_packets
 
 __all__ = ("apply_bsf", "demux_audio", "demux_image", "demux_video")
 

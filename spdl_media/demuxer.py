@@ -16,9 +16,9 @@ from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
-from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
+from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, Packets, VideoPackets
 from spdl_media.timing import Timestamp, Window, parse_window
-from spdl_media.window import first_image, our_packets, read_audio, read_clip, read_video
+from spdl_media.window import our_packets, read_audio, read_clip, read_video
 
 __all__ = ("Demuxer",)
 
@@ -414,3 +414,21 @@ class _Clock:
         # A packet without timestamps follows the one before it.
         self._next = ticks + (packet.duration or 0)
         return ticks * self._step - self._zero
+
+
+def first_image(container: Container) -> ImagePackets:
+    """Read the first key frame of the best video stream.
+
+    Raises:
+        DemuxError: The video has no key frame.
+    """
+    index, codec = container.video()
+    container.rewind()
+    with container.reading():
+        # Packets before the first key frame cannot be decoded alone.
+        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
+    if key is None:
+        raise container.error("the video stream has no key frame, so there is no first image")
+    orientation = container.orientation(index, [key])
+    metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
+    return ImagePackets([key], codec, metadata)

@@ -246,7 +246,13 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False  # ASF states only decode timestamps
     if may_split_frames(format, codec):
         return False
-    return bool((table.pts != NO_TIME).all()) and len(np.unique(table.pts)) == len(table)
+    is_unique = len(np.unique(table.pts)) == len(table) and not _goes_back(table)
+    return is_unique and bool((table.pts != NO_TIME).all())
+
+
+def _goes_back(table: PacketTable) -> bool:
+    """Whether an edit list of several pieces goes back in time, so that a time may mean several packets."""
+    return not table.is_shown.all() and bool((np.diff(table.dts) < 0).any())
 
 
 def _with_keys(
@@ -274,7 +280,8 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     stated, first = np.unique(table.pts, return_index=True)
     # If two fields of H.264 are two packets, the second one has no timestamp.
     has_times &= codec.name == "h264" or bool((table.pts != NO_TIME).all())
-    has_times &= codec.pix_fmt != "pal8"  # only the first packet has the palette
+    # Only the first packet has the palette.
+    has_times &= codec.pix_fmt != "pal8" and not _goes_back(table)
     if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False)

@@ -61,7 +61,7 @@ class _VideoRun:
     def add(self, packet: AvPacket) -> bool:
         """Add the next packet of the stream. Return whether no later packet can belong to the window."""
         pts, dts = packet.pts, packet.dts
-        if packet.is_keyframe and _at_or_before(packet, self._restart):
+        if _restarts(packet, self._restart):
             self._kept.clear()
         self._depth *= not packet.is_keyframe or pts == dts  # equal: FFmpeg has not shifted dts
         self._kept.append(packet)
@@ -377,7 +377,12 @@ def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exac
 
 def _key_test(start: int | None) -> Begins:
     """Return a test whether decoding may begin at a video packet."""
-    return lambda packet: _at_or_before(packet, start) if packet.is_keyframe else None
+    return lambda packet: _restarts(packet, start) if packet.is_keyframe else None
+
+
+def _restarts(packet: AvPacket, start: int | None) -> bool:
+    # From a hidden key frame, an edit list may go back in time, so frames before it may be in the window.
+    return packet.is_keyframe and not packet.is_discard and _at_or_before(packet, start)
 
 
 def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
@@ -413,24 +418,6 @@ def _seek_packets(
         if not waiting:
             break
     return chain(head, packets), is_sought
-
-
-def first_image(container: Container) -> ImagePackets:
-    """Read the first key frame of the best video stream.
-
-    Raises:
-        DemuxError: The video has no key frame.
-    """
-    index, codec = container.video()
-    container.rewind()
-    with container.reading():
-        # Packets before the first key frame cannot be decoded alone.
-        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
-    if key is None:
-        raise container.error("the video stream has no key frame, so there is no first image")
-    orientation = container.orientation(index, [key])
-    metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
-    return ImagePackets([key], codec, metadata)
 
 
 PILLOW_TIME_BASE = Fraction(1, 1000)

@@ -221,3 +221,12 @@ def test_an_audio_stream_without_any_frame_has_no_sample_rate(use: Any) -> None:
     sound = make_audio(index_samples(4800, 1), 48000, codec="aac", format="mpegts")
     with pytest.raises(sm.DemuxError, match="stream 0 is damaged: it has no sample rate"):
         use(sound.replace(b"\xff\xf1", bytes(2)))  # the syncword of each frame
+
+
+def test_a_stream_of_unknown_codec_does_not_prevent_a_second_read() -> None:
+    tracks = [
+        VideoTrack(frames=index_planes(9, 64, 48), codec=c) for c in ("libx264", "libvpx-vp9")
+    ]
+    data = make_media(tracks, format="mp4").replace(b"vp09", b"none")
+    with sm.Demuxer(data) as demuxer:
+        assert [len(demuxer.demux_video()) for _ in range(2)] == [9, 9]

@@ -72,15 +72,22 @@ def trimmed() -> bytes:
 
 
 @cache
-def edited() -> bytes:
-    """Make a video with an edit list of two segments: frames 3 to 12, then 20 to 26."""
+def edited(gop_size: int = 8, *pieces: tuple[int, int]) -> bytes:
+    """Make a video with an edit list: by default two segments, of frames 3 to 12, then 20 to 26.
+
+    Args:
+        gop_size: Number of frames from a key frame to the next.
+        *pieces: Duration in milliseconds and first frame of each segment.
+    """
     data = bytearray(
-        make_video(planes(), codec="libx264", format="mp4", gop_size=8, max_b_frames=2)
+        make_video(planes(), codec="libx264", format="mp4", gop_size=gop_size, max_b_frames=2)
     )
     delay = 2048  # ticks of 1/10240 s from the first decoded frame to the first shown frame
-    pieces = [(1000, delay + 3 * 1024), (700, delay + 20 * 1024)]
+    pieces = pieces or ((1000, 3), (700, 20))
     table = struct.pack(">II", 0, len(pieces))
-    table += b"".join(struct.pack(">Iii", *piece, 1 << 16) for piece in pieces)
+    table += b"".join(
+        struct.pack(">Iii", time, delay + 1024 * first, 1 << 16) for time, first in pieces
+    )
     places = [data.index(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
     (size,) = struct.unpack_from(">I", data, places[-1])
     data[places[-1] + 8 : places[-1] + size] = table
@@ -115,6 +122,22 @@ def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
             assert shown == [
                 number for number, time in zip(numbers, times, strict=True) if first <= time < stop
             ]
+
+
+def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -> None:
+    """Seeks by time find the key frame of the second segment first."""
+    data, numbers = edited(30, (300, 1), (900, 13)), [1, 2, 3, *range(13, 22)]
+
+    def shown(packets: sm.VideoPackets) -> list[int]:
+        return [frame_index(frame.planes[0]) for frame in sm.decode_packets(packets, None)]
+
+    with sm.Demuxer(data) as demuxer:
+        times = sm.decode_packets(demuxer.demux_video(), None).timestamps
+        for first, time in enumerate(times):
+            assert shown(demuxer.demux_video((time, None))) == numbers[first:]
+        assert shown(demuxer.demux_video()) == numbers
+    with sm.VideoFile(data) as video:
+        assert [frame_index(frame.planes[0]) for frame in video[:]] == numbers
 
 
 def test_windows_hold_frames_that_are_stated_to_be_decoded_after_they_are_shown() -> None:
