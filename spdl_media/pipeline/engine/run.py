@@ -221,7 +221,8 @@ class Run:
         record, counters = slot.record, slot.stage.counters
         assert record is not None
         counters.failures += 1
-        if counters.failures == 1:
+        # Not of workers that the stop itself has ended.
+        if counters.failures == 1 and not self.was_stopped:
             LOG.warning("first failure of stage %s", record)
         self._end_after(self.log.note(record))
         if self._options.on_failure is None:
