@@ -36,6 +36,7 @@ class _Header(NamedTuple):
         reorder_depth: Number of frames that a decoder delays; ``None``: only the index tells.
         context: Attributes of PyAV's codec context.
         audio: Decoders of the audio; ``None``: there are several streams, or the codec is unusual.
+        format: FFmpeg's name of the format.
     """
 
     unit: bytes
@@ -110,13 +111,6 @@ _PICTURE_SET = re.compile(rb"\x01..[\x28\x48\x68][\xc0-\xff]", re.DOTALL)
 _FULL_RANGE = 2
 # Numbers of colours that the container does not state.
 _UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
-_FRAME_DURATION = b"\x23\xe3\x83"  # ID of the element
-# The start of a key frame of profile 0 or 2, which are 4:2:0, and a block of Matroska with one.
-_VP9_KEY = re.compile(rb"[\x80-\x83\x90-\x93]I\x83B.{8}", re.DOTALL)
-_SPACES = (2, 5, 1, 6, 7, 9)  # as FFmpeg numbers them
-_BLOCK = re.compile(
-    rb"[\xa1\xa3][\x10-\xff].{0,3}[\x81-\xfe].{3}(" + _VP9_KEY.pattern + b")", re.DOTALL
-)
 _HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
 _COVER, _ENCRYPTION = b"covr", b"sinf"
 
@@ -160,6 +154,7 @@ class _VP9(NamedTuple):
     Attributes:
         format: FFmpeg's name of the format.
         start: Start of the first key frame; ``None``: the index tells where it is.
+        audio: As for :class:`_Header`.
     """
 
     format: str
@@ -206,6 +201,15 @@ class _VP9(NamedTuple):
             return False
         video.pix_fmt = f"yuv420p{depth}"
         return _set_stated(video, {"color_range": 1 + int(bits[3]), "colorspace": _SPACES[space]})
+
+
+_FRAME_DURATION = b"\x23\xe3\x83"  # ID of the element
+# The start of a key frame of profile 0 or 2, which are 4:2:0, and a block of Matroska with one.
+_VP9_KEY = re.compile(rb"[\x80-\x83\x90-\x93]I\x83B.{8}", re.DOTALL)
+_SPACES = (2, 5, 1, 6, 7, 9)  # as FFmpeg numbers them
+_BLOCK = re.compile(
+    rb"[\xa1\xa3][\x10-\xff].{0,3}[\x81-\xfe].{3}(" + _VP9_KEY.pattern + b")", re.DOTALL
+)
 
 
 def _read_header(moov: bytes) -> _Header | None:

@@ -53,7 +53,8 @@ class _VideoRun:
     def __init__(
         self, span: tuple[float, float], format: str, codec: VideoCodec, restart: int | None = None
     ) -> None:
-        (self._first, self._stop), self._restart, self._kept = span, restart, list[AvPacket]()
+        (self._first, self._stop), self._restart = span, restart
+        self._kept: list[AvPacket] = []
         self._splits, self._depth = may_split_frames(format, codec), codec.reorder_depth
         self._inside = self._late = 0
         self._has_key = self.complete = self.goes_on = False
@@ -63,7 +64,8 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if _restarts(packet, self._restart):
             self._kept.clear()
-        self._depth *= not packet.is_keyframe or pts == dts  # equal: FFmpeg has not shifted dts
+        if packet.is_keyframe and pts != dts:
+            self._depth = 0  # dts are shifted: no frame is shown before it is decoded
         self._kept.append(packet)
         # After hidden packets, an edit list may go back in time, so they do not tell the end.
         if packet.is_discard:
@@ -74,7 +76,7 @@ class _VideoRun:
             return False
         self._late += 1
         self.goes_on = True
-        # Decode timestamps only increase. If they are shifted, no frame is shown before it is decoded.
+        # Decode timestamps only increase.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = self._late > (self._depth if decoded_late else _MAX_REORDER)
         # A second field has a later time. Without a pts, the frame may be shown earlier than its position.
