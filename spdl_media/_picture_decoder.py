@@ -23,7 +23,7 @@ from spdl_media._ffmpeg import (
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
 from spdl_media.coded_units import has_checksum, needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
-from spdl_media.errors import DecodeError
+from spdl_media.errors import DecodeError, throw
 from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps
@@ -418,21 +418,21 @@ def decode_into(
     if metadata.pillow is not None and config.decoder in (None, PILLOW):
         with naming(packets.source):
             return decode_animation(sink.put, packets, filter_desc, config)
-    missing: DecodeError | None = None
+    last = packets
 
-    def note_missing(packets: VideoPackets) -> None:
-        nonlocal missing
-        missing = cut_short_error(packets, config)
-        if missing is not None and num_frames is None:
-            raise cut_short_error(packets, config) or missing  # a new one, which no frame holds
+    def check_end(packets: VideoPackets) -> None:
+        nonlocal last
+        last = packets
+        if num_frames is None:
+            throw(cut_short_error(packets, config))
 
     def following() -> Iterator[AvPacket]:
         for part in more or ():
-            note_missing(part)
+            check_end(part)
             path.follow(metadata_of(part), frozenset(), sink)
             yield from av_packets(part)
 
-    note_missing(packets)
+    check_end(packets)
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
@@ -445,6 +445,6 @@ def decode_into(
         if packets.codec.name == "hevc":  # its decoder logs four lines for each frame
             path.decoder.needs_log = any(has_checksum(p, packets.codec) for p in keys or coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
-    if missing is not None and not is_full:  # a full sink does not need the missing end
-        raise missing
+    if not is_full:  # a full sink does not need the missing end
+        throw(cut_short_error(last, config))
     return path.take_metadata

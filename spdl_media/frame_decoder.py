@@ -20,7 +20,7 @@ from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import image_head, is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.errors import DecodeError, DemuxError, FilterError
+from spdl_media.errors import DecodeError, DemuxError, FilterError, throw
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
@@ -136,8 +136,7 @@ class VideoSource:
             table = table or read_table(codec, restart())
             missing = container.missing_end(last) if last else None
             found = VideoPackets((), codec, replace(self.metadata, incomplete=missing))
-            if error := cut_short_error(found, self._config):
-                raise error
+            throw(cut_short_error(found, self._config))
             # Not the stream from above: a rewind may have opened the source again.
             stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
             if checks and not len(table) and (stream.duration or stream.frames):

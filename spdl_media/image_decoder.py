@@ -18,7 +18,7 @@ from spdl_media._picture_decoder import PicturePath
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
-from spdl_media.errors import DecodeError, FilterError
+from spdl_media.errors import DecodeError, FilterError, throw
 from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
 from spdl_media.filters import FrameFilter, PictureFilter
 from spdl_media.formats import has_limited_gray
@@ -116,11 +116,8 @@ def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
 def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
     # Decode with "raise": with other policies, an image without a frame would lose its error.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
-    missing = cut_short_error(packets, strict)
     if config.on_corrupt != "keep":
-        if missing is not None:
-            # A new one: if this frame held it, both would form a cycle, which keeps the image and its row.
-            raise cut_short_error(packets, strict) or missing
+        throw(cut_short_error(packets, strict))
         return _picture(packets, strict)
     try:
         image = _picture(packets, strict)
@@ -132,7 +129,7 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
         except DecodeError:  # nothing could be decoded
             raise error from error.__cause__
         return image._replace(is_corrupt=True)
-    return image._replace(is_corrupt=missing is not None)
+    return image._replace(is_corrupt=metadata_of(packets).incomplete is not None)
 
 
 def _decode_by_pillow(packets: ImagePackets) -> DecodedImage:

@@ -296,6 +296,21 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
         sm.load_video,
         "cut short",
     ),
+    "video, cut before the frames that are asked for": (
+        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        lambda source: sm.load_video(source, num_frames=900),
+        "cut short",
+    ),
+    "audio, cut before the samples that are asked for": (
+        lambda: cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska")),
+        lambda source: sm.load_audio(source, num_samples=900_000),
+        "cut short",
+    ),
+    "frames, cut": (
+        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        sm.VideoFile,
+        "cut short",
+    ),
     "filter": (
         lambda: make_video(FRAMES, codec="libx264", format="matroska"),
         lambda source: sm.load_video(source, filter_desc="crop=9999:9999"),
