@@ -18,7 +18,7 @@ from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
-from spdl_media.errors import DecodeError
+from spdl_media.errors import DecodeError, throw
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index
 from spdl_media.frames import AudioFrames, FrameList
@@ -122,6 +122,10 @@ class _Decoder(Generic[P, F]):
         """
         return self._chunks(flush=True)
 
+    def _take_error(self) -> DecodeError | None:
+        error, self._cut_short = self._cut_short, None
+        return error
+
     def _chunks(self, *, flush: bool) -> Iterator[F]:
         while True:
             with self._guard:
@@ -133,9 +137,7 @@ class _Decoder(Generic[P, F]):
                 if count == 0 or (count < size and not flush):
                     if flush:
                         self._restart()
-                        error, self._cut_short = self._cut_short, None
-                        if error is not None:
-                            raise error
+                        throw(self._take_error())
                     return
                 chunk = self._cut(min(size, count))
             # Outside of the guard, because the caller may keep the iterator suspended for long.

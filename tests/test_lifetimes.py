@@ -268,6 +268,12 @@ def damaged(data: bytes) -> bytes:
     return bytes(flipped)
 
 
+def decode_in_chunks(packets: sm.VideoPackets) -> None:
+    decoder = sm.VideoDecoder(packets.codec)
+    list(decoder.decode(packets))
+    list(decoder.flush())
+
+
 PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 SOUND = np.random.default_rng(0).integers(-9999, 9999, (48000, 1), np.int16)
 FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
@@ -309,6 +315,11 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
     "frames, cut": (
         lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
         sm.VideoFile,
+        "cut short",
+    ),
+    "chunks, cut": (
+        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        lambda source: decode_in_chunks(sm.demux_video(source)),
         "cut short",
     ),
     "filter": (

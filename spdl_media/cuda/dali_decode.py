@@ -44,7 +44,7 @@ from spdl_media.cuda.dali import (
 from spdl_media.cuda.nvdec import has_lengths
 from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
-from spdl_media.errors import DecodeError, MediaError, TransferError
+from spdl_media.errors import DecodeError, MediaError, TransferError, throw
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.packets import (
     VideoPackets,
@@ -355,8 +355,7 @@ def load_video_by_dali(
             "decoder='auto' takes PyAV's decoder for such a video, or the CPU",
             source=source,
         )
-    if missing := cut_short_error(packets, DEFAULT_DECODE_CONFIG):
-        raise missing
+    throw(cut_short_error(packets, DEFAULT_DECODE_CONFIG))
     base, zero, hidden = packets.time_base, metadata_of(packets).zero, discarded_pts(packets)
     times = {
         number: float(seconds)
