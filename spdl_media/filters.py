@@ -406,10 +406,10 @@ class PictureFilter:
         last = "" if ops.pix_fmt or not name.startswith(FLOAT_GRAY) else f"format={name}"
         if part is None:
             return _joined(first, turn, *filter_text(ops), last) or "null", None
-        outer, inner = part
+        outer, (x, y, w, h) = part
         scaler, planar, *rest = conversion_filters(ops)
         cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
-        middle = "crop={2}:{3}:{0}:{1}:exact=1".format(*inner)
+        middle = f"crop={w}:{h}:{x}:{y}:exact=1"
         return _joined(first, scaler, planar, middle, turn, *cut, *rest), outer
 
     def _through_graph(

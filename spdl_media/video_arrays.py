@@ -108,7 +108,7 @@ def load_frames(
     desc = cut_of_all(packets, request, request.desc)
     config, count = request.decode_config, request.num_frames
     with closing(VideoRows(packets, desc, request, are_all=more is None)) as rows:
-        decode_into(rows, packets, desc, config, count, _Path, more)
+        decode_into(rows, packets, desc, config, count, _RowsPath, more)
         buffer = rows.take()
     if request.cuts is not None:
         buffer.boxes, buffer.flips = request.cuts.drawn([0], [0])
@@ -141,7 +141,7 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
     return stated.width, stated.height
 
 
-class _Path(PicturePath):
+class _RowsPath(PicturePath):
     """A path to rows. It hands on the filter graph, because rows keep none of its frames."""
 
     def close(self) -> None:

@@ -276,6 +276,16 @@ def decode_in_chunks(packets: sm.VideoPackets) -> None:
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 SOUND = np.random.default_rng(0).integers(-9999, 9999, (48000, 1), np.int16)
+
+
+def cut_video() -> bytes:
+    return cut_short(make_video(FRAMES, codec="ffv1", format="matroska"))
+
+
+def cut_audio() -> bytes:
+    return cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska"))
+
+
 FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
     "image, damaged": (
         lambda: damaged(make_image(PICTURE, codec="png")),
@@ -293,32 +303,32 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
         "damaged flac data",
     ),
     "audio, cut": (
-        lambda: cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska")),
+        cut_audio,
         sm.load_audio,
         "cut short",
     ),
     "video, cut": (
-        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        cut_video,
         sm.load_video,
         "cut short",
     ),
     "video, cut before the frames that are asked for": (
-        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        cut_video,
         lambda source: sm.load_video(source, num_frames=900),
         "cut short",
     ),
     "audio, cut before the samples that are asked for": (
-        lambda: cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska")),
+        cut_audio,
         lambda source: sm.load_audio(source, num_samples=900_000),
         "cut short",
     ),
     "frames, cut": (
-        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        cut_video,
         sm.VideoFile,
         "cut short",
     ),
     "chunks, cut": (
-        lambda: cut_short(make_video(FRAMES, codec="ffv1", format="matroska")),
+        cut_video,
         lambda source: decode_in_chunks(sm.demux_video(source)),
         "cut short",
     ),
