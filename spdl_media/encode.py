@@ -37,7 +37,6 @@ __all__ = ("AudioEncodeConfig", "VideoEncodeConfig", "audio_encode_config", "vid
 _QUIET_SVT = ("SVT_LOG", "1")
 _TASKS = Path("/proc/self/task")  # Linux's list of this process's threads
 _FLAGS = f"flags=bilinear+{ACCURATE}"
-_TOO_FAR = 2**40  # ticks; an impossible delay, of months in any time base
 _NARROW = 128  # columns; a margin to the 16 at which the scaler crashes, for other processors
 _MAX_PEAK = 1000.0  # of float samples; encoders clip those that are a little above 1
 # FF_QP2LAMBDA, FFmpeg's unit of an encoder's quality, in steps of the quantiser.
@@ -303,8 +302,9 @@ class VideoEncoder:
             FFmpegError: The encoder fails.
         """
         for packet in self._target.encode(None):
-            # For a stream of two frames, libx265 reads the decoding times from uninitialized memory.
-            if abs(packet.pts - packet.dts) > _TOO_FAR:
+            # For up to two frames, which are coded in their order, libx265 reads the decoding times from
+            # uninitialized memory.
+            if self._count <= 2:
                 packet.dts = packet.pts
             yield packet
 

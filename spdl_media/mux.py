@@ -57,8 +57,8 @@ _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores",
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
 # Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio.
 _IN_MPEGTS = frozenset(
-    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc jpeg2000 mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m "
-    "truehd vc1 vvc".split()
+    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
+    "vc1 vvc".split()
 )
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}

@@ -460,8 +460,11 @@ def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
     source, target = tmp_path / "vp9.webm", tmp_path / "out.ts"
     sm.save_video(source, frames, encoder="libvpx-vp9")
     with sm.Muxer(io.BytesIO(), format="mpegts") as muxer:
-        with pytest.raises(sm.EncodeError, match="'mpegts' does not take ffv1"):
-            muxer.add_encode_stream(sm.video_encode_config(width=64, height=48, encoder="ffv1"))
+        for encoder in ("ffv1", "jpeg2000"):
+            with pytest.raises(sm.EncodeError, match=f"'mpegts' does not take {encoder}"):
+                muxer.add_encode_stream(
+                    sm.video_encode_config(width=64, height=48, encoder=encoder)
+                )
         with pytest.raises(sm.EncodeError, match="'mpegts' does not take vp9"):
             muxer.add_remux_stream(sm.demux_video(source))
         index = muxer.add_encode_stream(sm.video_encode_config(width=64, height=48))

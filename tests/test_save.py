@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,6 +17,7 @@ from test_image_files import drawing
 from test_mux import indices, psnr
 
 import spdl_media as sm
+from spdl_media.encode import VideoEncoder
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
@@ -397,6 +399,23 @@ def test_videos_of_one_and_two_frames() -> None:
         for count in (1, 2, 2, 2):
             data = saved(frames[:count], encoder=encoder)
             assert indices(data) == list(range(count))
+
+
+def test_decoding_times_that_libx265_leaves_uninitialized_are_not_used() -> None:
+    context = av.CodecContext.create("libx265", "w")
+    config = sm.video_encode_config(width=64, height=64, frame_rate=30, encoder="libx265")
+
+    class Uninitialized:  # with a value of the memory that FFmpeg refuses
+        codec_context = context
+
+        def encode(self, frame: av.VideoFrame | None) -> Iterator[Any]:
+            for packet in context.encode(frame):
+                packet.dts = packet.pts + 1
+                yield packet
+
+    encoder = VideoEncoder(Uninitialized(), config)
+    assert list(encoder.encode(sm.frames_from_array(index_frames(2, 64, 64), frame_rate=30))) == []
+    assert [(packet.pts, packet.dts) for packet in encoder.flush()] == [(0, 0), (1, 1)]
 
 
 def test_index_frames_survive_the_default_encoder(tmp_path: Path) -> None:
