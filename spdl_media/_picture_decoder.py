@@ -23,7 +23,7 @@ from spdl_media._ffmpeg import (
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
 from spdl_media.coded_units import has_checksum, needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
-from spdl_media.errors import DecodeError, throw
+from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
 from spdl_media.operations import PictureOps
@@ -32,7 +32,7 @@ from spdl_media.packets import (
     PacketMetadata,
     VideoPackets,
     av_packets,
-    cut_short_error,
+    check_complete,
     discarded_pts,
     metadata_of,
     with_data,
@@ -170,15 +170,14 @@ class PictureDecoder(OpenDecoder):
         self._leading.clear()
         self._packet_index = packet - 1
 
-    def keyless_error(self) -> DecodeError | None:
-        """Return the error of packets none of which was decoded, because none is a key frame."""
-        if self._packet_index < 0 or not self.needs_key:
-            return None
-        return DecodeError(
-            f"none of the {self._packet_index + 1} packets is marked as a key frame, at which decoding "
-            "begins. decode_packets decodes such packets from the first one on",
-            source=self.metadata.source,
-        )
+    def check_keyed(self) -> None:
+        """Raise DecodeError if no packet was decoded, because none is a key frame."""
+        if self._packet_index >= 0 and self.needs_key:
+            raise DecodeError(
+                f"none of the {self._packet_index + 1} packets is marked as a key frame, at which decoding "
+                "begins. decode_packets decodes such packets from the first one on",
+                source=self.metadata.source,
+            )
 
     def skip_unreferenced(self, *, skip: bool) -> None:
         """Set whether the decoder skips the frames of the next packets that no other frame refers to."""
@@ -424,7 +423,7 @@ def decode_into(
         nonlocal last
         last = packets
         if num_frames is None:
-            throw(cut_short_error(packets, config))
+            check_complete(packets, config)
 
     def following() -> Iterator[AvPacket]:
         for part in more or ():
@@ -446,5 +445,5 @@ def decode_into(
             path.decoder.needs_log = any(has_checksum(p, packets.codec) for p in keys or coded)
         is_full = path.run(chain(coded, following()), sink) if coded else False
     if not is_full:  # a full sink does not need the missing end
-        throw(cut_short_error(last, config))
+        check_complete(last, config)
     return path.take_metadata

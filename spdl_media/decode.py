@@ -13,7 +13,6 @@ from spdl_media._ffmpeg import ffmpeg_log, naming
 from spdl_media._picture_decoder import decode_into
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
-from spdl_media.errors import throw
 from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.frames import AudioFrames, FrameList, Frames
 from spdl_media.image_decoder import decode_image
@@ -26,7 +25,7 @@ from spdl_media.packets import (
     Packets,
     VideoPackets,
     av_packets,
-    cut_short_error,
+    check_complete,
     discarded_pts,
     metadata_of,
 )
@@ -177,14 +176,14 @@ def decode_audio_into(
     """
     coded = av_packets(packets)
     if num_samples is None:
-        throw(cut_short_error(packets, config))
+        check_complete(packets, config)
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
     with naming(packets.source), ffmpeg_log():
         if coded:
             decoder.run(coded, sink)
     # If the sink has enough samples, the missing end is not needed.
     if sink.count < (num_samples or 0):
-        throw(cut_short_error(packets, config))
+        check_complete(packets, config)
     return decoder.take_metadata()
 
 

@@ -18,7 +18,7 @@ from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DecodeConfig, as_decode_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
-from spdl_media.errors import DecodeError, throw
+from spdl_media.errors import DecodeError
 from spdl_media.frame_decoder import FrameDecoder
 from spdl_media.frame_index import make_index
 from spdl_media.frames import AudioFrames, FrameList
@@ -29,7 +29,7 @@ from spdl_media.packets import (
     PacketMetadata,
     VideoPackets,
     av_packets,
-    cut_short_error,
+    check_complete,
     discarded_pts,
     metadata_of,
 )
@@ -75,7 +75,7 @@ class _Decoder(Generic[P, F]):
         self._filter_desc = self._filter(filter_desc)
         # Steps of decoding that are run when the caller iterates.
         self._waiting: deque[Callable[[], None]] = deque()
-        self._cut_short: DecodeError | None = None
+        self._last: P | None = None  # without data
         self._start()
 
     def decode(self, packets: P) -> Iterator[F]:
@@ -105,8 +105,7 @@ class _Decoder(Generic[P, F]):
             # Queued as a step, too: window and clock apply to these packets, not to those still queued.
             self._waiting.append(partial(self._accept, packets))
             self._waiting.extend(partial(self._push, packet) for packet in av_packets(packets))
-            # The error is raised after all available frames.
-            self._cut_short = cut_short_error(packets, self._config)
+            self._last = self._packets_type((), packets.codec, metadata_of(packets))
         return self._chunks(flush=False)
 
     def flush(self) -> Iterator[F]:
@@ -122,10 +121,6 @@ class _Decoder(Generic[P, F]):
         """
         return self._chunks(flush=True)
 
-    def _take_error(self) -> DecodeError | None:
-        error, self._cut_short = self._cut_short, None
-        return error
-
     def _chunks(self, *, flush: bool) -> Iterator[F]:
         while True:
             with self._guard:
@@ -136,8 +131,10 @@ class _Decoder(Generic[P, F]):
                 # An unfinished chunk waits for more packets, or for the flush.
                 if count == 0 or (count < size and not flush):
                     if flush:
-                        self._restart()
-                        throw(self._take_error())
+                        try:
+                            self._check_end()
+                        finally:
+                            self._restart()
                     return
                 chunk = self._cut(min(size, count))
             # Outside of the guard, because the caller may keep the iterator suspended for long.
@@ -160,6 +157,12 @@ class _Decoder(Generic[P, F]):
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
+
+    def _check_end(self) -> None:
+        """Raise, after all frames, what is wrong with the stream as a whole."""
+        last, self._last = self._last, None
+        if last is not None:
+            check_complete(last, self._config)
 
     def _cut(self, size: int) -> F:
         return self._frames_type(self._ready.take(size), self._decoder.take_metadata())
@@ -230,10 +233,9 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         path = PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
         self._decoder, self._ready = path, FrameList()
 
-    def _push(self, packet: AvPacket | None) -> None:
-        super()._push(packet)
-        if packet is None:
-            self._cut_short = self._cut_short or self._decoder.decoder.keyless_error()
+    def _check_end(self) -> None:
+        super()._check_end()
+        self._decoder.decoder.check_keyed()
 
 
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):

@@ -79,18 +79,6 @@ def _rebuild(cls: type[MediaError], state: dict[str, Any]) -> MediaError:
     return error
 
 
-def throw(error: Exception | None) -> None:
-    """Raise an error, if any.
-
-    Pass it without a variable, which would form a cycle with it that keeps what the caller's frame holds.
-    """
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
-
-
 def with_message(error: MediaError, message: str) -> MediaError:
     """Return a copy of an error, of the same class and with the same fields, with another message."""
     return _rebuild(type(error), {**error.__dict__, "message": message})

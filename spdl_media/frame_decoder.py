@@ -20,14 +20,14 @@ from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import image_head, is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.errors import DecodeError, DemuxError, FilterError, throw
+from spdl_media.errors import DecodeError, DemuxError, FilterError
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
 from spdl_media.inputs import Source, open_input
 from spdl_media.operations import PictureOps, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
-from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, cut_short_error
+from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
 from spdl_media.stills import pillow_video_reason
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.window import with_x264_build
@@ -136,7 +136,7 @@ class VideoSource:
             table = table or read_table(codec, restart())
             missing = container.missing_end(last) if last else None
             found = VideoPackets((), codec, replace(self.metadata, incomplete=missing))
-            throw(cut_short_error(found, self._config))
+            check_complete(found, self._config)
             # Not the stream from above: a rewind may have opened the source again.
             stream, checks = container.av.streams[self._stream], self._config.on_corrupt == "raise"
             if checks and not len(table) and (stream.duration or stream.frames):

@@ -18,7 +18,7 @@ from spdl_media._picture_decoder import PicturePath
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
-from spdl_media.errors import DecodeError, FilterError, throw
+from spdl_media.errors import DecodeError, FilterError
 from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
 from spdl_media.filters import FrameFilter, PictureFilter
 from spdl_media.formats import has_limited_gray
@@ -31,8 +31,8 @@ from spdl_media.packets import (
     ImagePackets,
     PacketMetadata,
     av_packets,
+    check_complete,
     coded_image,
-    cut_short_error,
     metadata_of,
     padded_image,
 )
@@ -117,7 +117,7 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
     # Decode with "raise": with other policies, an image without a frame would lose its error.
     strict = config if config.on_corrupt == "raise" else replace(config, on_corrupt="raise")
     if config.on_corrupt != "keep":
-        throw(cut_short_error(packets, strict))
+        check_complete(packets, strict)
         return _picture(packets, strict)
     try:
         image = _picture(packets, strict)

@@ -359,13 +359,13 @@ def metadata_of(packets: Packets) -> PacketMetadata:
     return packets._metadata
 
 
-def cut_short_error(packets: Packets, config: DecodeConfig) -> DecodeError | None:
-    """Return the error for packets of a truncated or damaged file, if ``config`` asks for one."""
+def check_complete(packets: Packets, config: DecodeConfig) -> None:
+    """Raise DecodeError for packets of a truncated or damaged file, unless ``config`` asks to keep those."""
     clause = packets._metadata.incomplete
     if clause is None or config.on_corrupt != "raise":
-        return None
+        return
     how = "cut short" if clause.startswith("the data ends") else "damaged"
-    return DecodeError(
+    raise DecodeError(
         f"the {packets.codec.name} data is {how}: {clause}. decode_config(on_corrupt='keep') decodes what is "
         "there, as far as the decoder can",
         source=packets.source,

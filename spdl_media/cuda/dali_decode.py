@@ -44,14 +44,14 @@ from spdl_media.cuda.dali import (
 from spdl_media.cuda.nvdec import has_lengths
 from spdl_media.demux import demux_image, make_filter
 from spdl_media.devices import is_out_of_memory
-from spdl_media.errors import DecodeError, MediaError, TransferError, throw
+from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
 from spdl_media.packets import (
     VideoPackets,
     av_packets,
+    check_complete,
     coded_image,
     copy_packet,
-    cut_short_error,
     discarded_pts,
     metadata_of,
 )
@@ -355,7 +355,7 @@ def load_video_by_dali(
             "decoder='auto' takes PyAV's decoder for such a video, or the CPU",
             source=source,
         )
-    throw(cut_short_error(packets, DEFAULT_DECODE_CONFIG))
+    check_complete(packets, DEFAULT_DECODE_CONFIG)
     base, zero, hidden = packets.time_base, metadata_of(packets).zero, discarded_pts(packets)
     times = {
         number: float(seconds)

@@ -23,7 +23,7 @@ from spdl_media.packets import (
     PacketMetadata,
     VideoPackets,
     av_packets,
-    cut_short_error,
+    check_complete,
     discarded_pts,
     metadata_of,
 )
@@ -210,15 +210,13 @@ def decode_batches(
                         device, packets.codec, metadata, None, config, makes_room=True
                     )
                 path.follow(metadata, discarded_pts(packets), rows)
-                missing = cut_short_error(packets, config)
                 yield from _full_batches(path, rows, av_packets(packets))
             if path is not None:
                 yield from _full_batches(path, rows, [None])
                 if rows.pts:
                     yield rows.take()
                 # After all frames that could be decoded.
-                if missing is not None:
-                    raise missing
+                check_complete(packets, config)
         except NotOnDeviceError as found:
             raise not_on_nvdec(found, source) from found.__cause__
         finally:
