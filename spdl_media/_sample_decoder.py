@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from typing import Any, TypeAlias
 
 import av
@@ -20,7 +20,7 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.frames import silent_frame
-from spdl_media.packets import FrameMetadata, PacketMetadata
+from spdl_media.packets import FrameMetadata, PacketMetadata, make_packet
 from spdl_media.sample_rows import SampleChunks, SampleRows
 from spdl_media.timing import ticks_to_seconds
 
@@ -373,14 +373,16 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     make = _spare.take if is_reusable else make_decoder
     decoder: Any = make(found.codec, config, source)
     (first, last), position = found.window, found.position
+    total, data, unit = position + found.num_samples, memoryview(found.data), found.codec.time_base
     # Without a lock for a resampler, which runs long without the GIL.
     needs_lock = found.codec.name in _SHORT_FRAMES and not rows.resamples(found.codec.sample_rate)
     with _thread_lock.lock if needs_lock else nullcontext(), unheard_log():
-        for packet, num_samples in found.packets():
+        for begin, end in pairwise(found.cuts):
             try:
-                frames = decoder.decode(packet)
+                frames = decoder.decode(make_packet(data[begin:end], unit))
             except av.FFmpegError:
                 return False
+            num_samples = min(found.packet_samples, total - position)
             start, stop = max(first - position, 0), last - position
             part = min(start, num_samples), min(stop, num_samples)
             # Also catches errors that raise nothing: PyAV hides one that follows good frames, and MP3

@@ -18,14 +18,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from typing import NamedTuple
 
-from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
-from spdl_media.packets import make_packet
 from spdl_media.timing import Window
 
 MOST_BYTES = 2**25
@@ -36,6 +34,9 @@ PACKET_SAMPLES = 16 * 1024
 
 PADDING = bytes(64)
 """FFmpeg's bit readers may read so many bytes after the last one."""
+
+LAYOUTS = ("mono", "stereo")
+"""Channel layouts by number of channels, from 1. FFmpeg reads files with more channels."""
 
 
 class CodedFrames(NamedTuple):
@@ -60,25 +61,6 @@ class CodedFrames(NamedTuple):
     packet_samples: int
     data: bytes
     cuts: Sequence[int]
-
-    def packets(self) -> Iterator[tuple[AvPacket, int]]:
-        """Yield packets of many frames each, with the number of samples in each."""
-        view, left = memoryview(self.data), self.num_samples
-        for begin, end in pairwise(self.cuts):
-            packet = make_packet(view[begin:end], self.codec.time_base)
-            yield packet, min(left, self.packet_samples)
-            left -= self.packet_samples
-
-
-def frame_codec(name: str, rate: int, channels: int, extradata: bytes | None = None) -> AudioCodec:
-    """Return the codec of a stream of one or two channels, whose timestamps count samples.
-
-    Raises:
-        IndexError: There are more channels.
-    """
-    decoder, layout = "mp3float" if name == "mp3" else name, ("mono", "stereo")[channels - 1]
-    unit = Fraction(1, rate)
-    return AudioCodec(name, decoder, rate, layout, channels, time_base=unit, extradata=extradata)
 
 
 # MP3: all headers from the first one on are read, because frames have no numbers.
@@ -142,7 +124,9 @@ def find_mp3(
         stop = min(stop, number * samples - delay - padding)
     if start >= stop:
         return None
-    codec, position = frame_codec("mp3", rate, 2 - is_mono), first * samples - delay
+    unit, channels, position = Fraction(1, rate), 2 - is_mono, first * samples - delay
+    layout = LAYOUTS[channels - 1]
+    codec = AudioCodec("mp3", "mp3float", rate, layout, channels, time_base=unit)
     found = (number - first) * samples, step * samples, data + PADDING, cuts
     return CodedFrames(codec, delay, (start, stop), position, *found)
 
@@ -327,7 +311,8 @@ def find_flac(
     data, cuts = frames
     # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
-    codec, position = frame_codec("flac", rate, channels, extradata), first * block
+    unit, layout, position = Fraction(1, rate), LAYOUTS[channels - 1], first * block
+    codec = AudioCodec("flac", "flac", rate, layout, channels, time_base=unit, extradata=extradata)
     found = min(last * block, total) - position, step * block, data + PADDING, cuts
     return CodedFrames(codec, 0, (start, stop), position, *found)
 

@@ -16,7 +16,7 @@ import pytest
 from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
-from spdl_media import audio_arrays, ogg_frames
+from spdl_media import audio_arrays, coded_audio
 from spdl_media.testing import AudioTrack, make_media
 
 CODECS = {"vorbis": ("vorbis", 44100), "opus": ("libopus", 48000)}
@@ -144,7 +144,7 @@ def test_samples_equal_those_by_packets(name: str) -> None:
     data = (FILES | OTHERS | WRONG)[name]()
     for number, case in enumerate(CASES):
         with (
-            mock.patch.object(ogg_frames, "Graph", wraps=ogg_frames.Graph) as graph,
+            mock.patch.object(coded_audio, "Graph", wraps=coded_audio.Graph) as graph,
             mock.patch.object(av, "open", wraps=av.open) as opened,
         ):
             found = outcome(data, **case)
@@ -184,14 +184,14 @@ def test_a_system_without_files_in_memory_reads_packets(
     data = ogg("opus")
     wanted = by_packets(data)
     if fault == "no memfd":
-        monkeypatch.delattr(ogg_frames.os, "memfd_create")
+        monkeypatch.delattr(coded_audio.os, "memfd_create")
     else:
         made = {"no descriptor": OSError("too many open files"), "no proc": None}[fault]
         monkeypatch.setattr(
-            ogg_frames.os, "memfd_create", mock.Mock(side_effect=made, return_value=1 << 20)
+            coded_audio.os, "memfd_create", mock.Mock(side_effect=made, return_value=1 << 20)
         )
-        monkeypatch.setattr(ogg_frames.os, "write", lambda _, content: len(content))
-        monkeypatch.setattr(ogg_frames.os, "close", lambda _: None)
+        monkeypatch.setattr(coded_audio.os, "write", lambda _, content: len(content))
+        monkeypatch.setattr(coded_audio.os, "close", lambda _: None)
     np.testing.assert_array_equal(outcome(data), wanted)
 
 
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_no_file_in_memory_open() -> None:
         return made[-1]
 
     with (
-        mock.patch.object(ogg_frames.os, "memfd_create", interrupted),
+        mock.patch.object(coded_audio.os, "memfd_create", interrupted),
         pytest.raises(KeyboardInterrupt),
     ):
         sm.load_audio(ogg("opus"))
