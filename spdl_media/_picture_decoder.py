@@ -143,7 +143,7 @@ class PictureDecoder(OpenDecoder):
                 self._skip(pts)
                 return False
             self.needs_key, self._first_key_pts = False, -math.inf if pts is None else pts
-        elif self._is_lead_in(pts) and not packet.is_discard:
+        elif self.is_lead_in(pts) and not packet.is_discard:
             self._leading.add(pts)
         if pts is not None:
             self._pending_dts = None
@@ -204,7 +204,7 @@ class PictureDecoder(OpenDecoder):
     def _failed(self, packet: AvPacket | None, cause: av.FFmpegError, lines: list[LogLine]) -> None:
         """Raise the decoder's error, or count it as dropped, by ``on_corrupt``."""
         pts = None if packet is None else packet.pts
-        if self._is_lead_in(pts):
+        if self.is_lead_in(pts):
             return  # counted at the flush, as are lead-in frames that fail without an error
         if packet is not None and needs_newer_pyav(packet, self._codec):
             raise DecodeError(
@@ -221,7 +221,7 @@ class PictureDecoder(OpenDecoder):
         else:
             self._next_pts = pts + self._step
         is_corrupt = frame.is_corrupt
-        if self._leading and not (is_corrupt and self._is_lead_in(pts)):
+        if self._leading and not (is_corrupt and self.is_lead_in(pts)):
             self._leading.discard(pts)
         if not self._started:
             self._started = True
@@ -237,7 +237,7 @@ class PictureDecoder(OpenDecoder):
 
     def _keeps_corrupt(self, pts: int | None) -> bool:
         # Damage before the window is reported, because frames inside may refer to it; after it, it is not.
-        if self._is_lead_in(pts) or (pts is not None and pts >= self._stop):
+        if self.is_lead_in(pts) or (pts is not None and pts >= self._stop):
             return False
         if self._config.on_corrupt == "raise":
             raise self._error("the decoder reports that the frame is damaged", pts)
@@ -247,7 +247,7 @@ class PictureDecoder(OpenDecoder):
             return False
         return True
 
-    def _is_lead_in(self, pts: int | None) -> bool:
+    def is_lead_in(self, pts: int | None) -> bool:
         """Whether a frame is shown before the first key frame, so that it may refer to missing frames."""
         return pts is not None and pts < self._first_key_pts
 

@@ -32,6 +32,7 @@ from spdl_media.packets import (
     check_complete,
     discarded_pts,
     metadata_of,
+    with_data,
 )
 from spdl_media.pillow_frames import PILLOW
 from spdl_media.sample_rows import SampleChunks
@@ -153,7 +154,7 @@ class _Decoder(Generic[P, F]):
 
     def _accept(self, packets: P) -> None:
         """Use the metadata of the next packets."""
-        self._decoder.follow(metadata_of(packets), _unflagged_pts(packets), self._ready)
+        raise NotImplementedError
 
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
@@ -185,6 +186,9 @@ def _unflagged_pts(packets: VideoPackets | AudioPackets) -> frozenset[int]:
     """
     is_flagged = any(packet.is_discard for packet in av_packets(packets))
     return frozenset() if is_flagged else discarded_pts(packets)
+
+
+_APART = 1 << 41  # more ticks than pickling moves a hidden packet
 
 
 def _stream_key(codec: Codec) -> str:
@@ -232,6 +236,21 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
             )
         path = PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
         self._decoder, self._ready = path, FrameList()
+
+    def _accept(self, packets: VideoPackets) -> None:
+        self._hidden = _unflagged_pts(packets)
+        moved = frozenset(pts + _APART for pts in self._hidden)
+        self._decoder.follow(metadata_of(packets), moved, self._ready)
+
+    def _push(self, packet: AvPacket | None) -> None:
+        decoder = self._decoder.decoder
+        if packet is not None and packet.pts in self._hidden:
+            if decoder.needs_key or decoder.is_lead_in(packet.pts):
+                decoder.discarded |= {packet.pts}
+            else:  # another chunk may show a frame at this time
+                packet = with_data(packet, memoryview(packet))
+                packet.pts = (packet.pts or 0) + _APART
+        super()._push(packet)
 
     def _check_end(self) -> None:
         super()._check_end()
@@ -313,9 +332,13 @@ def sample_decode_video(
             "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or 'raise'"
         )
     metadata, coded = metadata_of(packets), av_packets(packets)
-    if metadata.pillow is not None:
+
+    def chosen_of_all() -> list[ImageFrames]:
         frames = decode_packets(packets, filter_desc, config)
         return list(frames[frame_numbers(indices, len(frames), packets.source)])
+
+    if metadata.pillow is not None:
+        return chosen_of_all()
     check_start(packets)
     # The decoder must not cut to the window, because the frames are chosen by index.
     whole = replace(metadata, window=Window())
@@ -327,6 +350,8 @@ def sample_decode_video(
     # packets are whole frames.
     is_cut = codec.name == "h264" and (codec.extradata or b"")[:1] != b"\1"
     index = make_index(table, codec, whole, config, "h264" if is_cut else "", lambda: coded)
+    if index.is_counted and hidden.any():
+        return chosen_of_all()  # the hidden frames were counted
     first, stop = metadata.span(packets.time_base)
     window = np.flatnonzero((index.pts >= first) & (index.pts < stop))
     numbers = window[frame_numbers(indices, len(window), packets.source)].tolist()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +152,20 @@ def test_windows_hold_frames_that_are_stated_to_be_decoded_after_they_are_shown(
             assert shown == [frame_index(frame.planes[0]) for frame in frames[first:stop]]
 
 
+def of_another_process(packets: sm.VideoPackets) -> sm.VideoPackets:
+    return pickle.loads(pickle.dumps(packets))
+
+
 def test_a_time_that_one_piece_hides_and_another_one_shows_is_shown_once() -> None:
     numbers = [*range(3, 13), *range(20, 27)]
-    whole = pickle.loads(pickle.dumps(sm.demux_video(edited())))
+    whole = of_another_process(sm.demux_video(edited()))
     assert [frame_index(frame.planes[0]) for frame in sm.decode_packets(whole, None)] == numbers
-    for num_packets in (1, 4, 100):
+    chosen = sm.sample_decode_video(whole, [16, 0, 9], filter_desc=None)
+    assert [frame_index(frame.planes[0]) for frame in chosen] == [26, 3, 12]
+    for num_packets, change in product((1, 4, 100), (lambda chunk: chunk, of_another_process)):
         with sm.Demuxer(edited()) as demuxer:
             decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=None)
-            chunks = demuxer.streaming_demux(0, num_packets=num_packets)
+            chunks = map(change, demuxer.streaming_demux(0, num_packets=num_packets))
             parts = [*chain.from_iterable(map(decoder.decode, chunks)), *decoder.flush()]
         assert [frame_index(frame.planes[0]) for part in parts for frame in part] == numbers
 
