@@ -208,12 +208,12 @@ class TranslatedErrors:
 
     Args:
         make_error: Makes the error from a text such as "Invalid data found when processing input
-            (moov atom not found)". The original error becomes its ``__cause__``.
+            (moov atom not found)" and FFmpeg's error, which becomes its ``__cause__``.
     """
 
     # Not a generator: on CPython 3.12 and 3.13, its frame and the error form a cycle, which keeps frames.
 
-    def __init__(self, make_error: Callable[[str], MediaError]) -> None:
+    def __init__(self, make_error: Callable[[str, av.FFmpegError], MediaError]) -> None:
         self._make_error = make_error
         self._log = ffmpeg_log()
 
@@ -224,7 +224,7 @@ class TranslatedErrors:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._log.__exit__(None, None, None)
         if isinstance(error, av.FFmpegError):
-            raise self._make_error(describe(error, self._lines[self._mark :])) from error
+            raise self._make_error(describe(error, self._lines[self._mark :]), error) from error
 
 
 @contextmanager

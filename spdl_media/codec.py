@@ -304,7 +304,7 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     context.options = {**options, **config.decoder_options}
     try:
         what = f"decoder {name!r} cannot be opened for this {codec.name} stream"
-        with TranslatedErrors(lambda text: DecodeError(f"{what}: {text}", source=source)):
+        with TranslatedErrors(lambda text, _: DecodeError(f"{what}: {text}", source=source)):
             context.open(strict=False)
     except DecodeError as error:
         # The error code of a bad option value is that of bad data; only FFmpeg's log names the option.

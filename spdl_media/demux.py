@@ -280,7 +280,7 @@ def apply_bsf(packets: P, bsf: str) -> P:
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
     what = f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets"
-    with TranslatedErrors(lambda text: DemuxError(f"{what}: {text}", source=packets.source)):
+    with TranslatedErrors(lambda text, _: DemuxError(f"{what}: {text}", source=packets.source)):
         # None flushes the filter.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))

@@ -381,7 +381,7 @@ def filter_errors(desc: str, what: str) -> AbstractContextManager[object]:
     Raises:
         FilterError: FFmpeg raised an error in the block.
     """
-    return TranslatedErrors(lambda text: graph_error(desc, f"{what}: {text}"))
+    return TranslatedErrors(lambda text, _: graph_error(desc, f"{what}: {text}"))
 
 
 class BuiltGraph(NamedTuple):

@@ -129,7 +129,7 @@ def encode_image(
     context.sample_aspect_ratio = Fraction(1)  # without it FFmpeg writes no JFIF header
     coder = VideoEncoder(context, config)
     size = f"{frames.width}x{frames.height}"
-    with TranslatedErrors(lambda text: EncodeError(f"{name} cannot encode {size}: {text}")):
+    with TranslatedErrors(lambda text, _: EncodeError(f"{name} cannot encode {size}: {text}")):
         return b"".join(map(bytes, (*coder.encode(frames), *coder.flush())))
 
 

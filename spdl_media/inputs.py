@@ -406,7 +406,7 @@ class Input:
             self._reader.check()
         return container
 
-    def _not_media(self, text: str) -> DemuxError:
+    def _not_media(self, text: str, _: object) -> DemuxError:
         head: bytes | memoryview = b""
         with suppress(SourceError):
             head = self.head(12) if self.seekable else b""

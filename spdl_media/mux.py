@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
 from functools import partial
@@ -434,11 +433,10 @@ class Muxer:
         """Translate FFmpeg's errors to WriteError (disk, file object) or EncodeError (all others)."""
         return TranslatedErrors(partial(self._failed, writes=writes))
 
-    def _failed(self, text: str, *, writes: bool) -> MediaError:
-        number = getattr(sys.exception(), "errno", None)
-        if writes and number in errorcode and number not in _OF_ARGUMENTS:
+    def _failed(self, text: str, error: av.FFmpegError, *, writes: bool) -> MediaError:
+        if writes and error.errno in errorcode and error.errno not in _OF_ARGUMENTS:
             text = f"cannot be written: {text}"
-            self._failure = partial(WriteError, text, source=self._name, errno=number)
+            self._failure = partial(WriteError, text, source=self._name, errno=error.errno)
         else:
             # The message of x264 and x265 for odd sides in 4:2:0.
             odd = "divisible by 2" in text
