@@ -120,13 +120,18 @@ def _number(stream: io.BytesIO) -> int:
     return value + int.from_bytes(byte, "big")
 
 
+_SLICE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")
+
+
 def is_hidden(packet: AvPacket, codec: str) -> bool:
-    """Whether a packet is a VP8 or VP9 frame that is only a reference, and not shown itself.
+    """Whether a packet gives no frame: one of VP8 or VP9 is only a reference, or MPEG-1 or 2 has no slice.
 
     See:
         RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
-        (superframes, in which one frame is shown).
+        (superframes, in which one frame is shown). ITU-T H.262, 6.2.1 (start codes).
     """
+    if codec in ("mpeg1video", "mpeg2video"):
+        return _SLICE.search(memoryview(packet)) is None
     if codec not in ("vp8", "vp9") or not packet.size:
         return False
     data = memoryview(packet)

@@ -232,6 +232,13 @@ def mpeg1_in_avi() -> bytes:
 
 
 @cache
+def raw_mpeg1(max_b_frames: int) -> bytes:
+    """Make a raw stream of MPEG-1 with zeros after its end, which FFmpeg makes a packet."""
+    options: Any = {"format": "mpeg1video", "frame_rate": 25, "max_b_frames": max_b_frames}
+    return make_video(planes(), codec="mpeg1video", **options) + b"\0\0\1\xb7" + bytes(99)
+
+
+@cache
 def raw_h263() -> bytes:
     return make_video(index_planes(20, 176, 144), codec="h263", format="h263")
 
@@ -290,6 +297,8 @@ OTHERS = {
     "of a phone": of_a_phone,
     "MPEG-1 in AVI": mpeg1_in_avi,
     "raw H.263": raw_h263,
+    "raw MPEG-1": lambda: raw_mpeg1(0),
+    "raw MPEG-1 with B-frames": lambda: raw_mpeg1(2),
     "packed B-frames": packed_avi,
 }
 
