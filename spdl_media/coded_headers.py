@@ -26,8 +26,47 @@ from spdl_media.stills import HEAD_SIZE
 __all__ = ()
 
 
-class _Header(NamedTuple):
-    """The sequence parameter set of the only video in an MP4.
+def open_known(input: Input, *, audio: bool) -> InputContainer | None:
+    """Open an MP4 of one H.264 video, or an MP4 or WebM of one of VP9, so that FFmpeg does not decode it.
+
+    Args:
+        input: The source.
+        audio: Whether the parameters of audio streams are needed.
+
+    Returns:
+        PyAV's container; ``None``: the header states less than FFmpeg finds by decoding, or reading it may
+        take long.
+
+    Raises:
+        SourceError: The source cannot be read.
+        DemuxError: FFmpeg cannot open it.
+    """
+    # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
+    if LogState.forwarded:
+        return None
+    header: _H264 | _VP9 | None = None
+    if input.is_local and input.head(8)[4:] == b"ftyp":
+        _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+        header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
+    elif input.head(4) == MATROSKA:
+        # Not H.264: FFmpeg has to decode it to state the start and the decode timestamps of B-frames.
+        header = _VP9.of_webm(input)
+    if header is None or (audio and header.audio is None):
+        return None
+    tries = (audio and header.audio) or NO_DECODERS
+    container = input.open(format_config(header.format, tries))
+    codecs = [stream.codec_context for stream in container.streams.audio]
+    is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
+    return container if is_heard and header.complete(container, input) else None
+
+
+_HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
+# Boxes of a cover image and of encryption.
+_COVER, _ENCRYPTION = b"covr", b"sinf"
+
+
+class _H264(NamedTuple):
+    """An MP4 of one H.264 video. Its sequence parameter set states what a decoder finds.
 
     Attributes:
         unit: The whole set.
@@ -46,6 +85,25 @@ class _Header(NamedTuple):
     context: dict[str, Any]
     audio: str | None
     format: str = "mov"
+
+    @classmethod
+    def of_mp4(cls, moov: bytes) -> _H264 | None:
+        found = _CONFIG.search(moov)
+        if found is None or _COVER in moov or _ENCRYPTION in moov:
+            return None
+        start = found.end()
+        end = start + int.from_bytes(found[1], "big")
+        kinds, unit = _HANDLERS.findall(moov), moov[start:end]
+        if moov.count(b"avcC") + kinds.count(b"vide") != 2 or not _PICTURE_SET.match(moov, end):
+            return None
+        with suppress(ValueError):
+            bits = _Bits(unit[1:])
+            frames, (context, depth) = _read_frames(bits), _read_usability(bits)
+            depth = 0 if depth is None and frames.in_order else depth
+            if frames.pix_fmt and (depth is not None or b"ctts" in moov):
+                audio = {0: "", 1: "aac" if b"mp4a" in moov else None}.get(kinds.count(b"soun"))
+                return cls(unit, frames.size, frames.pix_fmt, depth, context, audio)
+        return None
 
     def complete(self, container: Any, input: Input) -> bool:
         """Set what the header states in an open container, of whose video FFmpeg has decoded nothing.
@@ -86,15 +144,6 @@ class _Header(NamedTuple):
         return not says_else and _KEY in kinds and _starts_picture(units[kinds.index(_KEY)])
 
 
-def _set_stated(video: Any, context: dict[str, Any]) -> bool:
-    """Set attributes of a codec context. Return False if the container states other colours."""
-    for name, value in context.items():
-        if name in _UNSPECIFIED and getattr(video, name) not in (_UNSPECIFIED[name], value):
-            return False
-        setattr(video, name, value)
-    return True
-
-
 def _starts_picture(unit: bytes) -> bool:
     """Whether a slice is the first one, of type I, and refers to picture parameter set 0."""
     bits = _Bits(unit[1:9])
@@ -109,43 +158,6 @@ _KEY, _MESSAGE, _SET = 5, 6, 7
 _CONFIG = re.compile(rb"avcC\x01.{3}\xff\xe1(..)(?=[\x27\x47\x67])", re.DOTALL)
 _PICTURE_SET = re.compile(rb"\x01..[\x28\x48\x68][\xc0-\xff]", re.DOTALL)
 _FULL_RANGE = 2
-# Numbers of colours that the container does not state.
-_UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
-_HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
-_COVER, _ENCRYPTION = b"covr", b"sinf"
-
-
-def open_known(input: Input, *, audio: bool) -> InputContainer | None:
-    """Open an MP4 of one H.264 video, or an MP4 or WebM of one of VP9, so that FFmpeg does not decode it.
-
-    Args:
-        input: The source.
-        audio: Whether the parameters of audio streams are needed.
-
-    Returns:
-        PyAV's container; ``None``: the header states less than FFmpeg finds by decoding, or reading it may
-        take long.
-
-    Raises:
-        SourceError: The source cannot be read.
-        DemuxError: FFmpeg cannot open it.
-    """
-    # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
-    if LogState.forwarded:
-        return None
-    header: _Header | _VP9 | None = None
-    if input.is_local and input.head(8)[4:] == b"ftyp":
-        _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
-        header = _read_header(moov) or _VP9.of_mp4(moov)
-    elif input.head(4) == MATROSKA:
-        header = _VP9.of_webm(input)
-    if header is None or (audio and header.audio is None):
-        return None
-    tries = (audio and header.audio) or NO_DECODERS
-    container = input.open(format_config(header.format, tries))
-    codecs = [stream.codec_context for stream in container.streams.audio]
-    is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
-    return container if is_heard and header.complete(container, input) else None
 
 
 class _VP9(NamedTuple):
@@ -154,7 +166,7 @@ class _VP9(NamedTuple):
     Attributes:
         format: FFmpeg's name of the format.
         start: Start of the first key frame; ``None``: the index tells where it is.
-        audio: As for :class:`_Header`.
+        audio: As for :class:`_H264`.
     """
 
     format: str
@@ -179,7 +191,7 @@ class _VP9(NamedTuple):
         return cls("matroska", found[1]) if start + (size or 0) <= input.size() else None
 
     def complete(self, container: Any, input: Input) -> bool:
-        """Do what :meth:`_Header.complete` does.
+        """Do what :meth:`_H264.complete` does.
 
         Raises:
             SourceError: The first frame cannot be read.
@@ -212,24 +224,17 @@ _BLOCK = re.compile(
 )
 
 
-def _read_header(moov: bytes) -> _Header | None:
-    found = _CONFIG.search(moov)
-    if found is None or _COVER in moov or _ENCRYPTION in moov:
-        return None
-    start = found.end()
-    end = start + int.from_bytes(found[1], "big")
-    kinds, unit = _HANDLERS.findall(moov), moov[start:end]
-    if moov.count(b"avcC") + kinds.count(b"vide") != 2 or not _PICTURE_SET.match(moov, end):
-        return None
-    with suppress(ValueError):
-        bits = _Bits(unit[1:])
-        frames, (context, depth) = _read_frames(bits), _read_usability(bits)
-        depth = 0 if depth is None and frames.in_order else depth
-        if frames.pix_fmt and (depth is not None or b"ctts" in moov):
-            audio = {0: "", 1: "aac" if b"mp4a" in moov else None}.get(kinds.count(b"soun"))
-            return _Header(unit, frames.size, frames.pix_fmt, depth, context, audio)
-    return None
+def _set_stated(video: Any, context: dict[str, Any]) -> bool:
+    """Set attributes of a codec context. Return False if the container states other colours."""
+    for name, value in context.items():
+        if name in _UNSPECIFIED and getattr(video, name) not in (_UNSPECIFIED[name], value):
+            return False
+        setattr(video, name, value)
+    return True
 
+
+# Numbers of colours that the container does not state.
+_UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
 
 _SET_AFTER_CODE = re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{8,})", re.DOTALL)
 
