@@ -24,7 +24,8 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
     unheard_log,
 )
-from spdl_media.audio_clock import completed, counted_starts, with_hidden_samples, without_jitter
+from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
+from spdl_media.audio_edits import find_edits, with_times
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -76,7 +77,7 @@ class Container:
         self.tried, self._needs_audio = tries, audio
         self._input, self._config = input, config
         self._orientations: dict[int, int] = {}
-        self._starts: dict[int, dict[int, int] | None] = {}
+        self._times: dict[int, Times | None] = {}
         self._ended = self._checksum_failed = self._empty = self._begins = False
         self._log: list[LogLine] = []
         self._log_start = 0
@@ -273,23 +274,19 @@ class Container:
         # Of audio, FFmpeg states only packets of these formats wrongly.
         if {"caf", "mpeg", "mpegts", "ogg", "video"} & {self.format, *(s.type for s in streams)}:
             found = mended(found, self.format, streams)
-        jittered = {index: starts for index in indices if (starts := self._counted_starts(index))}
-        return without_jitter(found, jittered) if jittered else found
+        times = {index: exact for index in indices if (exact := self.exact_times(index))}
+        return with_times(found, times) if times else found
 
-    def counts_samples(self, index: int) -> bool:
-        """Whether the timestamp of each packet of an audio stream is exact to the sample."""
-        # FFmpeg counts the frames of MP3 files itself.
-        return self.format == "mp3" or self._counted_starts(index) is not None
-
-    def _counted_starts(self, index: int) -> dict[int, int] | None:
-        """Return an audio stream's exact timestamps by those that an MP4 states; ``None``: no index."""
-        if index not in self._starts:
+    def exact_times(self, index: int) -> Times | None:
+        """Return times of packets of an MP4's audio stream; empty: those stated, ``None``: not known."""
+        if index not in self._times:
             stream = self.av.streams[index]
             # In a fragmented MP4 the header states no packets, and the index grows while it is read.
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
                 codec = self._audio.get(index) or self.audio(index)[1]
-                self._starts[index] = counted_starts(codec, stream.index_entries)
-        return self._starts.setdefault(index, None)
+                edits = find_edits(stream, codec, self._input)
+                self._times[index] = edits or counted_times(codec, stream.index_entries)
+        return self._times.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:
         """Let FFmpeg skip all other streams. It cannot seek in a stream that it skips."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.codec import AudioCodec
@@ -123,7 +123,11 @@ def with_hidden_samples(codec: AudioCodec, entries: Any) -> AudioCodec:
     return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
 
 
-def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
+Times: TypeAlias = dict[tuple[int, int], tuple[int, ...]]
+"""Exact timestamps of packets by their offset in the file and the timestamp that FFmpeg states."""
+
+
+def counted_times(codec: AudioCodec, entries: Any) -> Times | None:
     """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
 
     Args:
@@ -131,8 +135,8 @@ def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
         entries: Entries of all its packets in the container's index, as PyAV gives them.
 
     Returns:
-        The exact timestamp by the stated one; empty if they are equal. ``None``: the number of samples in a
-        packet is not known.
+        The exact timestamps; empty if they are those stated. ``None``: the number of samples in a packet is
+        not known.
     """
     length, a_second = codec.time_base.as_integer_ratio()
     size, rest = divmod(even_samples(codec) * a_second, length * codec.sample_rate)
@@ -144,27 +148,17 @@ def counted_starts(codec: AudioCodec, entries: Any) -> dict[int, int] | None:
     some = {last * number // _PROBES for number in range(_PROBES + 1)}
     if all(entries[number].timestamp == first + number * size for number in some):
         return {}
-    stated = [entry.timestamp for entry in entries]
-    if abs(stated[-1] - first - last * size) > last * size / 8:
+    if abs(entries[last].timestamp - first - last * size) > last * size / 8:
         return None  # packets have another number of samples than stated
-    starts: dict[int, int] = {}
+    times: Times = {}
     position, gaps = first, GapDetector(size)
-    for pts in stated:
+    for entry in entries:
+        pts = entry.timestamp
         if gaps.is_gap(pts - position):
             position = pts
-        starts[pts] = position
+        times[entry.pos, pts] = (position,)
         position += size
-    return starts
-
-
-def without_jitter(
-    packets: Iterator[AvPacket], starts: Mapping[int, Mapping[int, int]]
-) -> Iterator[AvPacket]:
-    """Replace the timestamps of packets by those of :func:`counted_starts`, given by stream index."""
-    for packet in packets:
-        if packet.stream_index in starts and packet.pts is not None:
-            packet.pts = starts[packet.stream_index].get(packet.pts, packet.pts)
-        yield packet
+    return times
 
 
 # How frames begin whose rest FFmpeg's parser gives as a packet: the bits to compare, and their values.
@@ -226,9 +220,9 @@ def with_true_times(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
         first += islice(packets, _MOST_IN_PAGE)
     if late and len(first) <= _MOST_IN_PAGE and first[-1].has_sidedata("skip_samples"):
         entry = first[-1].get_sidedata("skip_samples")
-        skip, cut, *reasons = _SKIPPED.unpack(bytes(entry))
+        skip, cut, *reasons = SKIPPED.unpack(bytes(entry))
         if cut >= late:
-            entry.update(_SKIPPED.pack(skip, cut - late, *reasons))
+            entry.update(SKIPPED.pack(skip, cut - late, *reasons))
             first[-1].set_sidedata(entry)
             # FFmpeg has computed a negative duration of 32 bits.
             first[-1].duration = ((first[-1].duration or 0) + late) % (1 << 32)
@@ -239,7 +233,7 @@ def with_true_times(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
 
 
 # Samples to skip at the start and at the end of a packet, and why.
-_SKIPPED = struct.Struct("<IIBB")
+SKIPPED = struct.Struct("<IIBB")
 
 
 _ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet

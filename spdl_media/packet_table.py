@@ -216,7 +216,7 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
-        (track,) = [one for one in boxes_at(moov, "trak") if _track_id(one) == track_id]
+        (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == track_id]
         samples = track_samples(track, size)
         if not runs:
             return samples
@@ -253,7 +253,12 @@ def table_at(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     return np.frombuffer(content, dtype, count, 8 + skip)
 
 
-def _track_id(track: memoryview) -> int:
+def id_of_track(track: memoryview) -> int:
+    """Return the ID in the header of a track.
+
+    Raises:
+        StopIteration, struct.error: The header is missing, or too short.
+    """
     header = next(boxes_at(track, "tkhd"))
     (number,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     return int(number)

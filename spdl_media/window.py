@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
+from spdl_media.audio_edits import Edits
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.coded_headers import may_split_frames
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
@@ -218,7 +219,7 @@ def audio_packets(
         DemuxError: There is no such stream.
     """
     index, codec = container.audio(stream_index)
-    start = _audio_start(container, codec, window)
+    start = _audio_start(container, index, codec, window)
     begins = _sample_test(container, index, codec, start)
     packets, exact = _seek_packets(container, start, {index: begins}, keep=keep)
     if exact:
@@ -276,7 +277,7 @@ def read_clip(
     index, codec = container.video(streams[0])
     audio_index, audio_codec = container.audio(streams[1])
     video_start = _video_start(container, codec, window)
-    audio_start = _audio_start(container, audio_codec, window)
+    audio_start = _audio_start(container, audio_index, audio_codec, window)
     begins = _sample_test(container, audio_index, audio_codec, audio_start)
     # Seeks use the video stream, at the time where the audio begins.
     place = None
@@ -351,13 +352,15 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     return tick_at(window.start, codec.time_base, container.zero)
 
 
-def _audio_start(container: Container, codec: AudioCodec, window: Window) -> int | None:
+def _audio_start(container: Container, index: int, codec: AudioCodec, window: Window) -> int | None:
     """Return the timestamp at which decoding may begin; ``None``: at the start of the file."""
     lead_in = preroll(codec)
     if window.start is None or window.start <= lead_in:
         return None
-    # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
+    # In Ogg, FLAC packets of the last page have wrong timestamps after a seek. Edits may go back in time.
     if (container.format, codec.name) == ("ogg", "flac"):
+        return None
+    if isinstance(container.exact_times(index), Edits):
         return None
     if codec.name.startswith("pcm_"):
         # FFmpeg seeks in WAV by the bytes per second stated in the header, which may be wrong.
@@ -389,7 +392,9 @@ def _restarts(packet: AvPacket, start: int | None) -> bool:
 
 def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
     """Return a test whether decoding may begin at an audio packet; its timestamp must identify a sample."""
-    if container.counts_samples(index) or tells_each_sample(codec):
+    # FFmpeg counts the frames of MP3 files itself.
+    is_exact = container.format == "mp3" or container.exact_times(index) is not None
+    if is_exact or tells_each_sample(codec):
         return lambda packet: _at_or_before(packet, start)
     return lambda packet: (
         _at_or_before(packet, start) and tells_sample(codec, packet.pts or 0, packet.duration or 0)

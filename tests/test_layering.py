@@ -25,7 +25,7 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "audio_clock", "coded_units", "coded_headers", "packets", "packet_table"],
-    ["frame_scan", "_container", "window", "demuxer", "demux"],
+    ["frame_scan", "audio_edits", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],

@@ -1,0 +1,136 @@
+"""Times of the audio packets of an MP4 that FFmpeg does not state: of jittering clocks, and of several edits.
+
+FFmpeg cuts samples only where the first edit begins. Of further edits it shows the packets that begin in
+them, the first of which at the time of the edit.
+
+See:
+    ISO/IEC 14496-12, 8.6.6 (edit lists)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from av.packet import PacketSideData, PktSideDataT
+
+from spdl_media._ffmpeg import AvPacket
+from spdl_media.audio_clock import SKIPPED, Times, even_samples
+from spdl_media.codec import AudioCodec
+from spdl_media.inputs import Input
+from spdl_media.packet_table import Samples, boxes_at, id_of_track, table_at, track_samples
+from spdl_media.packets import padded, with_data
+from spdl_media.parts import read_moov
+
+# The index of an hour of audio has 600 kB.
+_MOST_BYTES = 1 << 24
+_SPOTS = 16
+# More samples than a packet has, so that the decoder drops all.
+_ALL = 1 << 30
+_MOST_SAMPLES = 1 << 50
+_SKIP_SAMPLES = get_args(PktSideDataT).index("skip_samples")
+
+
+class Edits(Times):
+    """Times of the packets of several edits, and the samples to cut at start and end of each packet."""
+
+
+def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
+    """Find the times of the packets of an audio stream; ``None`` unless there are several edits.
+
+    Args:
+        stream: The stream of the open MP4.
+        codec: Its codec.
+        input: The file.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
+    entries = stream.index_entries
+    last = len(entries) - 1
+    if last < 1 or codec.time_base * codec.sample_rate != 1 or not input.seekable:
+        return None
+    # In FFmpeg's index, the hidden packets before a further edit go back in time. Reading all of it is slow.
+    first, step = entries[0].timestamp, entries[1].timestamp - entries[0].timestamp
+    spots = {last * spot // _SPOTS for spot in range(_SPOTS + 1)}
+    if all(entries[spot].timestamp == first + spot * step for spot in spots):
+        return None
+    try:
+        moov = memoryview(read_moov(input.read_at, input.size(), _MOST_BYTES)[1])
+        (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == stream.id]
+        edits = _read_edits(moov, track, codec.sample_rate)
+        return _edited_times(
+            entries, edits, track_samples(track, input.size()), even_samples(codec)
+        )
+    # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
+    except (StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
+        return None
+
+
+def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:
+    """Return start, end and first sample in the media of each edit, in samples.
+
+    Raises:
+        ValueError: There is only one, or one of silence after the first.
+    """
+    header = next(boxes_at(moov, "mvhd"))
+    (unit,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    is_long = next(boxes_at(track, "edts/elst"))[0] == 1
+    rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
+    edits: list[tuple[int, int, int]] = []
+    end = 0
+    for duration, media, _ in rows:
+        # Rounded as FFmpeg does.
+        start, end = end, end + (2 * duration * rate + unit) // (2 * unit)
+        if media >= 0:
+            edits.append((start, end, media))
+        elif edits:
+            raise ValueError("silence between edits")
+    if len(edits) < 2:
+        raise ValueError("one edit, which FFmpeg cuts")
+    return edits
+
+
+def _edited_times(
+    entries: Any, edits: list[tuple[int, int, int]], samples: Samples, even: int
+) -> Edits:
+    """Compute times from FFmpeg's index, in which hidden packets, for decoding, come before each edit.
+
+    Raises:
+        StopIteration, ValueError: FFmpeg has made another number of edits, or numbers are too large.
+    """
+    numbers = {place: number for number, place in enumerate(samples.places.tolist())}
+    times, durations = samples.dts.tolist(), samples.durations.tolist()
+    result, left = Edits(), iter(edits)
+    start = end = media = 0
+    previous, was_shown = -2, False
+    for entry in entries:
+        number = numbers[entry.pos]
+        if number != previous + 1 or (entry.is_discard and was_shown):
+            (start, end, media), was_shown = next(left), False
+        previous, was_shown = number, was_shown or not entry.is_discard
+        pts, length = start + times[number] - media, max(durations[number], even)
+        skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
+        if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _ALL:
+            raise ValueError("damage")
+        result[entry.pos, entry.timestamp] = pts, skipped if skipped < length else _ALL, rest
+    if next(left, None):
+        raise ValueError("an edit without a packet")
+    return result
+
+
+def with_times(packets: Iterator[AvPacket], tables: Mapping[int, Times]) -> Iterator[AvPacket]:
+    """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
+    for packet in packets:
+        found = tables.get(packet.stream_index, {}).get((packet.pos or 0, packet.pts or 0))
+        if found is not None:
+            pts, *cuts = found
+            if cuts:
+                if packet.is_discard and cuts[0] < _ALL:
+                    packet = with_data(packet, padded(packet))  # noqa: PLW2901  # without the flag
+                entry = PacketSideData(_SKIP_SAMPLES, SKIPPED.size)  # type: ignore[call-arg]  # stubs lack it
+                entry.update(SKIPPED.pack(*cuts, 0, 0))
+                packet.set_sidedata(entry)
+            packet.pts = pts
+        yield packet
