@@ -182,7 +182,7 @@ class FastChain:
             f"an image of {size[0]}x{size[1]} cannot be made of one of {frame.width}x{frame.height}"
         )
         if _is_possible(*size):
-            return PictureSizeError(f"{made}: {error}")
+            return PictureSizeError(f"{made} {frame.format.name}: {error}")
         asked = self.ops.width or 0, self.ops.height or 0
         # If the requested size itself is impossible, the argument is wrong, not this image.
         kind = PictureSizeError if min(asked) < 1 or _is_possible(*asked) else FilterError

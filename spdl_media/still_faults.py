@@ -270,9 +270,8 @@ def is_animated_webp(view: memoryview) -> bool:
 
 _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _ROWS_PER_STRIP = 258, 259, 262, 266, 278
 _PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
-_STRIPS, _LZW = 273, 5
+_STRIPS, _LZW, _ASSOCIATED_ALPHA, _FLOATING = 273, 5, 1, 3
 _UNSIGNED = (1, 4)  # the last is "undefined"
-_ASSOCIATED_ALPHA = 1
 _PREDICTING = frozenset((5, 8, 32946))  # LZW, Deflate
 # No compression, the three of CCITT, LZW, Deflate and PackBits.
 _TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
@@ -300,6 +299,7 @@ def tiff_reason(view: memoryview) -> str | None:
     found = (
         ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
         ("of signed or floating 16-bit numbers", bits == 16 and kind not in _UNSIGNED),
+        ("of 32-bit integers", bits == 32 and kind != _FLOATING),
         ("with planes", tag(_PLANAR, 1) != 1),
         # Other readers ignore it there, but FFmpeg adds up bytes.
         ("with a predictor for other data", predictor != 1 and not predicts),

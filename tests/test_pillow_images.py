@@ -225,12 +225,15 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             tiff({262: 1, 339: 2}, (16,), bytes(16)),
             "signed or floating 16-bit numbers: its pixels are 32-bit integers",
         ),
+        # FFmpeg takes three of them for floating numbers, without an error.
+        (tiff({262: 2}, (32,) * 3, bytes(96)), "a TIFF of 32-bit integers"),
+        (tiff({262: 2, 339: 3}, (32,) * 4, bytes(128)), "made of one of 4x2 rgbaf32"),
         (cursor[:100], "Pillow cannot decode a cursor"),
         (saved("P", "BLP", blp_version="BLP2")[:200], "Pillow cannot decode a BLP"),
         (damaged_animation, "an animated PNG: cannot identify image file$"),
     )
     for data, message in rows:
-        with pytest.raises((sm.DemuxError, sm.DecodeError), match=message):
+        with pytest.raises((sm.DemuxError, sm.DecodeError, sm.FilterError), match=message):
             sm.load_image(data)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(sm.MissingDependencyError, match="a cursor needs pillow"):
