@@ -170,8 +170,11 @@ class Container:
 
     def best_index(self, kind: Kind) -> int | None:
         """Return the index of the best stream of a kind, or ``None`` without one."""
-        stream = self.av.streams.best(kind)
-        return None if stream is None else stream.index
+        best = self.av.streams.best(kind)
+        if kind == "audio" and best is not None and best.codec_context is None:
+            # FFmpeg does not ask for a decoder, and has none for APAC, which phones write beside AAC.
+            best = next((each for each in self.av.streams.audio if each.codec_context), best)
+        return None if best is None else best.index
 
     def codec(self, index: int) -> AudioCodec | VideoCodec:
         """Return the codec of the stream with this index.
@@ -184,15 +187,12 @@ class Container:
 
     def _stream(self, kind: Kind, index: int | None) -> Any:  # a stream of that kind
         streams: list[Any] = list(self.av.streams)
-        stream: Any
-        if index is None:
-            stream, problem = self.av.streams.best(kind), f"there is no {kind} stream"
-        else:
-            index = check_int("stream_index", index, at_least=None)
-            stream = streams[index] if 0 <= index < len(streams) else None
-            problem = f"there is no stream {index}"
-            if stream is not None and stream.type != kind:
-                stream, problem = None, f"stream {index} is {stream.type}, not {kind}"
+        index = None if index is None else check_int("stream_index", index, at_least=None)
+        problem = f"there is no {kind} stream" if index is None else f"there is no stream {index}"
+        found = self.best_index(kind) if index is None else index
+        stream: Any = streams[found] if found is not None and 0 <= found < len(streams) else None
+        if stream is not None and stream.type != kind:
+            stream, problem = None, f"stream {index} is {stream.type}, not {kind}"
         if stream is None:
             kinds = ", ".join(f"{each.index}: {each.type}" for each in streams)
             listed = f"the streams are {kinds}" if kinds else "it has no streams"

@@ -288,6 +288,19 @@ def test_streams_of_audio_cost_no_second_opening_where_headers_tell_the_best() -
     assert not wrong
 
 
+def test_audio_that_ffmpeg_cannot_decode_is_not_the_best() -> None:
+    data = two_streams((Disposition.default, Disposition(0)))
+    first = data.index(b"mp4a", data.index(b"stsd"))
+    data = data[:first] + b"apac" + data[first + 4 :].replace(b"esds", b"free", 1)
+    assert sm.probe(data).best_audio == 1
+    with sm.Demuxer(data) as demuxer:
+        assert demuxer.audio_stream_index == 1
+    wanted = sm.load_audio(data, stream_index=1).array
+    np.testing.assert_array_equal(sm.load_audio(data).array, wanted)
+    with pytest.raises(sm.DemuxError, match="no decoder for audio stream 0"):
+        sm.load_audio(data, stream_index=0)
+
+
 @pytest.mark.parametrize(
     ("codec", "format"), [("vorbis", "ogg"), ("libopus", "ogg"), ("aac", "mp4")]
 )
