@@ -7,7 +7,7 @@ k / sample_rate seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -223,6 +223,16 @@ def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) ->
     if packed != sample_fmt:
         # FFmpeg's resampler writes the planes, because PyAV cannot list eight or more of them.
         (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
+    return frame
+
+
+def join_frames(frames: list[av.AudioFrame], change: Callable[[Array], Array]) -> av.AudioFrame:
+    """Make one frame of frames, after a change of their samples ``(samples, channels)``."""
+    first, planes = frames[0], [sample_planes(one) for one in frames]
+    rows = [one[0] if one[0].ndim == 2 else np.stack(one, axis=1) for one in planes]
+    samples = change(np.concatenate(rows))
+    frame = new_frame(samples, first.format.name, first.layout.name, first.sample_rate)
+    frame.pts, frame.time_base = first.pts, first.time_base
     return frame
 
 

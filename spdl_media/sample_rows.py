@@ -21,6 +21,7 @@ from spdl_media.frames import (
     AudioChunk,
     cut_chunks,
     frame_of,
+    join_frames,
     new_frame,
     placed_chunk,
     sample_planes,
@@ -35,6 +36,48 @@ _MOST_EXPECTED = 2**30
 # Samples per frame for a graph. Each frame costs 25 us, and frames larger than the CPU cache take four times
 # as long (104,448 stereo samples, 8 to 16 kHz: frames of 1024 4.3 ms, of 16 Ki 1.2 ms, of 64 Ki 5.5 ms).
 _BLOCK = 16 * 1024
+
+
+# FFmpeg's resampler combines so many samples, or as many times more as the rate becomes lower.
+_TAPS = 33
+
+
+class _SoundFilter(FrameFilter):
+    """A graph that also resamples audio of fewer samples than the resampler combines.
+
+    FFmpeg gives none of them, or too few. So they are continued by their mirror image, as FFmpeg does itself
+    at the end of longer audio.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ops = sound_ops(self.desc)
+        is_simple = ops is not None and not (ops.window or ops.num_frames or ops.filter_desc)
+        self._rate = ops.sample_rate if ops is not None and is_simple else None
+        self._held: list[av.AudioFrame] = []
+
+    def push(self, frame: Any, *, is_alike: bool = False) -> list[Any]:
+        if self._rate in (None, frame.sample_rate):
+            return super().push(frame, is_alike=is_alike)
+        self._held.append(frame)
+        kinds = {(one.sample_rate, one.format.name, one.layout.name) for one in self._held}
+        if len(kinds) == 1 and sum(one.samples for one in self._held) <= self._taps():
+            return []
+        self._rate, held, self._held = None, self._held, []
+        return [done for one in held for done in FrameFilter.push(self, one)]
+
+    def flush(self) -> list[Any]:
+        if not self._held:
+            return super().flush()
+        count, rate = sum(one.samples for one in self._held), self._held[0].sample_rate
+        wanted, more = -(-count * (self._rate or rate) // rate), ((0, 2 * self._taps()), (0, 0))
+        longer = join_frames(self._held, lambda samples: np.pad(samples, more, "symmetric"))
+        frames = super().push(longer) + super().flush()
+        return [join_frames(frames, lambda samples: samples[:wanted])]
+
+    def _taps(self) -> int:
+        rate = self._held[0].sample_rate
+        return _TAPS * max(1, -(-rate // (self._rate or rate)))
 
 
 class SampleChunks:
@@ -64,7 +107,7 @@ class SampleChunks:
         self._graph = None
         self.filters = filter_desc is not None and ops != SoundOps(sample_fmt=None)
         if filter_desc is not None and self.filters:
-            self._graph = FrameFilter(filter_desc, kind="audio", time_base=codec.time_base)
+            self._graph = _SoundFilter(filter_desc, kind="audio", time_base=codec.time_base)
         # Cache of (sample rate, zero, time base), because fractions are slow to make.
         self._unit = (0, zero, zero)
 
@@ -299,7 +342,7 @@ class SampleRows:
         )
         if not is_plain:
             self._time_base = sample_time_base(rate, self._zero)
-            self._graph = FrameFilter(
+            self._graph = _SoundFilter(
                 FilterDesc(ops), kind="audio", time_base=self._time_base, gives_one=True
             )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,7 @@ from audio_oracle import clip
 from av.stream import Disposition
 
 import spdl_media as sm
-from spdl_media.testing import index_samples, make_audio
+from spdl_media.testing import AudioTrack, index_samples, make_audio, make_media
 
 FILES = [
     ("flac", "flac"),
@@ -340,3 +342,20 @@ def test_samples_beyond_the_range_of_floats_become_infinite() -> None:
     data = make_audio(samples, 48000, codec="pcm_f64le")
     data = data.replace(struct.pack("<d", 0.25), struct.pack("<d", 1e39))
     assert sm.load_audio(data).array.tolist() == [[0.5, np.inf]]
+
+
+def test_audio_shorter_than_the_filter_of_the_resampler_is_resampled() -> None:
+    for num_samples, rate, out in product((1, 2, 20, 99), (8000, 48000), (8000, 16000, 44100)):
+        samples = np.full((num_samples, 2), 8000, np.int16)
+        wav, track = io.BytesIO(), AudioTrack(samples=samples, sample_rate=rate, codec="flac")
+        sm.save_audio(wav, samples.T, rate, format="wav")
+        coded = make_media([track], format="matroska")
+        desc = sm.get_audio_filter_desc(sample_rate=out, sample_fmt="s16")
+        frames = sm.decode_packets(sm.demux_audio(coded), desc)
+        for array in (
+            sm.load_audio(wav.getvalue(), sample_rate=out, sample_fmt="s16").array,
+            sm.load_audio(coded, sample_rate=out, sample_fmt="s16").array,
+            sm.convert_frames(frames).array,
+        ):
+            assert array.shape == (math.ceil(num_samples * out / rate), 2), (num_samples, rate, out)
+            assert np.abs(array.astype(int) - 8000).max() < 80, (num_samples, rate, out)
