@@ -204,32 +204,44 @@ def with_frame_times(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> 
 _MOST_IN_PAGE = 255
 
 
-def with_true_times(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+def with_true_times(packets: Iterator[AvPacket], codec: Any) -> Iterator[AvPacket]:
     """Correct the times of an Ogg Vorbis of one page.
 
-    FFmpeg gives the first packet, which holds no sample, the time 0. It should be minus the packet's
-    duration, so all times are late by that. At the end, FFmpeg states as many samples too many to cut. These
-    are more than the last packet has, so the decoder cuts none.
+    FFmpeg gives the first packet, which holds no sample, the time 0. But the page states the position of its
+    end. If that is more than its samples, they begin so much later than 0; if less, so many are padding.
 
     Args:
         packets: The packets of one stream.
+        codec: Codec of the stream, or its context.
     """
     first = list(islice(packets, 1))
-    late = first[0].duration if first and first[0].pts == 0 else 0
-    if late:
+    if first and first[0].pts == 0:
         first += islice(packets, _MOST_IN_PAGE)
-    if late and len(first) <= _MOST_IN_PAGE and first[-1].has_sidedata("skip_samples"):
-        entry = first[-1].get_sidedata("skip_samples")
-        skip, cut, *reasons = SKIPPED.unpack(bytes(entry))
-        if cut >= late:
-            entry.update(SKIPPED.pack(skip, cut - late, *reasons))
-            first[-1].set_sidedata(entry)
-            # FFmpeg has computed a negative duration of 32 bits.
-            first[-1].duration = ((first[-1].duration or 0) + late) % (1 << 32)
-            for packet in first:
-                if packet.pts is not None:
-                    packet.pts = packet.dts = packet.pts - late
+        if len(first) > 1 and first[0].pos == first[-1].pos:
+            _set_true_times(first, codec)
     return chain(first, packets)
+
+
+def _set_true_times(page: list[AvPacket], codec: Any) -> None:
+    late, last = page[0].duration or 0, page[-1]
+    if last.has_sidedata("skip_samples"):
+        entry = last.get_sidedata("skip_samples")
+        # FFmpeg also counts the first packet. This may exceed the last packet, so that the decoder cuts none.
+        skip, cut, *reasons = SKIPPED.unpack(bytes(entry))
+        padding = cut - late
+        entry.update(SKIPPED.pack(skip, max(padding, 0), *reasons))
+        last.set_sidedata(entry)
+    else:
+        # FFmpeg makes the last packet longer. In usual streams, the second bit tells the size of a block.
+        blocks = vorbis_blocks(codec)
+        before, own = (blocks[memoryview(one)[0] >> 1 & 1] for one in page[-2:])
+        padding = (before + own) // 4 - (last.duration or 0) - late
+    shift = late + min(padding, 0)
+    # FFmpeg has computed a negative duration of 32 bits.
+    last.duration = ((last.duration or 0) + shift) % (1 << 32)
+    for packet in page:
+        if packet.pts is not None:
+            packet.pts = packet.dts = packet.pts - shift
 
 
 # Samples to skip at the start and at the end of a packet, and why.

@@ -302,7 +302,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     if format == "caf" and "alac" in names:
         return without_padding(packets)
     if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
-        return with_true_times(packets)
+        return with_true_times(packets, streams[0].codec_context)
     return packets
 
 

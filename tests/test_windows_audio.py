@@ -19,6 +19,7 @@ from audio_oracle import assert_same, clip, expected, linear, samples_of, sound
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_ogg_frames import pages, sealed
 
 import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_audio, make_media
@@ -349,6 +350,28 @@ def test_vorbis_of_one_page(rate: int, size: int) -> None:
     window = Fraction(size // 4, rate), Fraction(size // 2, rate)
     part = sm.load_audio(data, timestamp=window).array
     np.testing.assert_allclose(part, wanted[size // 4 : size // 2].T, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "size"), [(16000, 4000), (44100, 8000), (22050, 300)])
+def test_vorbis_of_one_page_that_ends_after_its_samples(rate: int, size: int) -> None:
+    """Its samples begin as much later. FFmpeg lets them begin a packet late, and cuts the rest at the end."""
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, sound(size, rate), rate, format="OGG", subtype="VORBIS")
+    *headers, page = pages(file.getvalue())
+    for later in (0, 16, 112, 300, 2000):
+        page[6:14] = struct.pack(
+            "<q", 1 << 20
+        )  # to decode also what the encoder added to fill a block
+        whole, _ = soundfile.read(io.BytesIO(b"".join((*headers, sealed(page)))), dtype="float32")
+        page[6:14] = struct.pack("<q", len(whole) + later)
+        data = b"".join((*headers, sealed(page)))
+        frames = sm.decode_packets(sm.demux_audio(data), filter_desc=None)
+        assert frames.first_sample == later
+        np.testing.assert_allclose(samples_of(frames), whole.T, atol=1e-6)
+        window = Fraction(len(whole) + later - 200, rate), None
+        part = sm.load_audio(data, timestamp=window).array
+        np.testing.assert_allclose(part, whole[-200:].T, atol=1e-6)
 
 
 def _cut_by_pes(offset: int) -> bytes:
