@@ -99,6 +99,11 @@ def _as_frame(image: Any) -> av.VideoFrame:
         is_short = image.format == "TIFF" and image.tag_v2.get(_TIFF_BITS) == (12,)
         return _new_frame(pixels << 4 | pixels >> 8 if is_short else pixels, "gray16le")
     if mode == "F":
+        # libtiff gives floats in native order, but Pillow 13 swaps those of big-endian files.
+        image.tile = [
+            tile._replace(args=("F;32NF", *tile.args[1:])) if tile.codec_name == "libtiff" else tile
+            for tile in image.tile
+        ]
         return _new_frame(np.asarray(image), "grayf32le")
     if mode == "I":
         raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")

@@ -74,17 +74,17 @@ def big_endian_tiles() -> bytes:
     return bytes(head) + pixels[:, :16].tobytes() + pixels[:, 16:].tobytes()
 
 
-def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes) -> bytes:
-    """Make a little-endian TIFF of 4x2 pixels in one strip, with other tags of type SHORT (0: without)."""
+def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes, order: str = "<") -> bytes:
+    """Make a TIFF of 4x2 pixels in one strip, with other tags of type LONG (0: without)."""
     usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2, 279: len(pixels)}
     entries = sorted((tag, value) for tag, value in (usual | tags).items() if value)
     behind = 8 + 2 + 12 * (len(entries) + 2) + 4
-    rows = [(tag, 3, 1, value) for tag, value in entries]
-    rows += [(258, 3, len(bits), bits[0] if len(bits) == 1 else behind)]
+    rows = [(tag, 4, 1, value) for tag, value in entries]
+    rows += [(258, 4, 1, bits[0]) if len(bits) == 1 else (258, 3, len(bits), behind)]
     rows += [(273, 4, 1, behind + 2 * len(bits))]
-    directory = b"".join(struct.pack("<HHII", *row) for row in sorted(rows))
-    head = b"II*\0" + struct.pack("<IH", 8, len(rows)) + directory + bytes(4)
-    return head + struct.pack(f"<{len(bits)}H", *bits) + pixels
+    directory = b"".join(struct.pack(order + "HHII", *row) for row in sorted(rows))
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, len(rows))
+    return head + directory + bytes(4) + struct.pack(f"{order}{len(bits)}H", *bits) + pixels
 
 
 def old_lzw(data: bytes) -> bytes:
@@ -195,6 +195,16 @@ def test_ffmpeg_reads_a_tiff_of_floats_with_a_predictor() -> None:
     tags = {262: 2, 259: 8, 317: 3, 339: 3}
     frame = sm.decode_packets(sm.demux_image(tiff(tags, (32,) * 3, zlib.compress(rows))), None)
     np.testing.assert_array_equal(frame.planes[0].reshape(2, 12), values)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_pillow_reads_gray_floats_of_either_byte_order(order: str) -> None:
+    values = np.linspace(0, 1, 8, dtype=np.float32).reshape(2, 4)
+    for compression, code in ((1, bytes), (8, zlib.compress)):
+        rows = code(values.astype(order + "f4").tobytes())
+        data = tiff({262: 1, 259: compression, 339: 3}, (32,), rows, order)
+        (found,) = sm.decode_packets(sm.demux_image(data), None).planes
+        np.testing.assert_array_equal(found, values)
 
 
 class OneWay(io.BytesIO):
