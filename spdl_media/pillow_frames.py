@@ -90,8 +90,22 @@ def read_with_pillow(
 _TIFF_BITS = 258
 
 
+def _mend_tiles(image: Any) -> None:
+    """Correct the number formats that Pillow 13 takes for two kinds of TIFF, whose pixels it would garble."""
+    is_short = 16 in image.tag_v2.get(_TIFF_BITS, ())
+    for index, tile in enumerate(image.tile):
+        numbers, *rest = tile.args
+        if tile.codec_name == "libtiff" and numbers == "F;32BF":
+            numbers = "F;32NF"  # libtiff has swapped the bytes already
+        elif is_short and numbers in ("R", "G", "B", "A"):  # a plane, without its number of bits
+            numbers += ";16B" if image.tag_v2.prefix == b"MM" else ";16L"
+        image.tile[index] = tile._replace(args=(numbers, *rest))
+
+
 def _as_frame(image: Any) -> av.VideoFrame:
     """Convert a Pillow image to a frame in the nearest of FFmpeg's formats."""
+    if image.format == "TIFF":
+        _mend_tiles(image)
     mode = image.mode
     if mode.startswith("I;16"):
         pixels = np.asarray(image).astype(np.uint16)
@@ -99,11 +113,6 @@ def _as_frame(image: Any) -> av.VideoFrame:
         is_short = image.format == "TIFF" and image.tag_v2.get(_TIFF_BITS) == (12,)
         return _new_frame(pixels << 4 | pixels >> 8 if is_short else pixels, "gray16le")
     if mode == "F":
-        # libtiff gives floats in native order, but Pillow 13 swaps those of big-endian files.
-        image.tile = [
-            tile._replace(args=("F;32NF", *tile.args[1:])) if tile.codec_name == "libtiff" else tile
-            for tile in image.tile
-        ]
         return _new_frame(np.asarray(image), "grayf32le")
     if mode == "I":
         raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")

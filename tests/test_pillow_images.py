@@ -8,8 +8,9 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -74,17 +75,24 @@ def big_endian_tiles() -> bytes:
     return bytes(head) + pixels[:, :16].tobytes() + pixels[:, 16:].tobytes()
 
 
-def tiff(tags: dict[int, int], bits: tuple[int, ...], pixels: bytes, order: str = "<") -> bytes:
-    """Make a TIFF of 4x2 pixels in one strip, with other tags of type LONG (0: without)."""
-    usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2, 279: len(pixels)}
-    entries = sorted((tag, value) for tag, value in (usual | tags).items() if value)
-    behind = 8 + 2 + 12 * (len(entries) + 2) + 4
-    rows = [(tag, 4, 1, value) for tag, value in entries]
-    rows += [(258, 4, 1, bits[0]) if len(bits) == 1 else (258, 3, len(bits), behind)]
-    rows += [(273, 4, 1, behind + 2 * len(bits))]
-    directory = b"".join(struct.pack(order + "HHII", *row) for row in sorted(rows))
-    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, len(rows))
-    return head + directory + bytes(4) + struct.pack(f"{order}{len(bits)}H", *bits) + pixels
+def tiff(
+    tags: dict[int, int], bits: tuple[int, ...], *strips: bytes, order: Literal["<", ">"] = "<"
+) -> bytes:
+    """Make a TIFF of 4x2 pixels, with other tags (0: without), all of type LONG."""
+    usual = {256: 4, 257: 2, 259: 1, 277: len(bits), 278: 2}
+    values = {tag: (value,) for tag, value in (usual | tags).items() if value}
+    rows = values | {258: bits, 273: (0,) * len(strips), 279: tuple(map(len, strips))}
+    place = 8 + 2 + 12 * len(rows) + 4
+    start = place + sum(4 * len(row) for row in rows.values() if len(row) > 1)
+    rows[273] = tuple(accumulate(rows[279][:-1], initial=start))
+    directory, arrays = struct.pack(order + "H", len(rows)), b""
+    for tag, row in sorted(rows.items()):
+        numbers = struct.pack(f"{order}{len(row)}I", *row)
+        value = numbers if len(row) == 1 else struct.pack(order + "I", place + len(arrays))
+        arrays += numbers if len(row) > 1 else b""
+        directory += struct.pack(order + "HHI", tag, 4, len(row)) + value
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
+    return head + directory + bytes(4) + arrays + b"".join(strips)
 
 
 def old_lzw(data: bytes) -> bytes:
@@ -198,13 +206,20 @@ def test_ffmpeg_reads_a_tiff_of_floats_with_a_predictor() -> None:
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_pillow_reads_gray_floats_of_either_byte_order(order: str) -> None:
+@pytest.mark.parametrize(("compression", "code"), [(1, bytes), (8, zlib.compress)])
+def test_pillow_reads_numbers_of_either_byte_order(
+    order: Literal["<", ">"], compression: int, code: Callable[[bytes], bytes]
+) -> None:
     values = np.linspace(0, 1, 8, dtype=np.float32).reshape(2, 4)
-    for compression, code in ((1, bytes), (8, zlib.compress)):
-        rows = code(values.astype(order + "f4").tobytes())
-        data = tiff({262: 1, 259: compression, 339: 3}, (32,), rows, order)
-        (found,) = sm.decode_packets(sm.demux_image(data), None).planes
-        np.testing.assert_array_equal(found, values)
+    gray = code(values.astype(order + "f4").tobytes())
+    data = tiff({262: 1, 259: compression, 339: 3}, (32,), gray, order=order)
+    (found,) = sm.decode_packets(sm.demux_image(data), None).planes
+    np.testing.assert_array_equal(found, values)
+    planes = np.arange(32, dtype=np.uint8).reshape(4, 2, 4) * 8
+    strips = [code((plane * 257).astype(order + "u2").tobytes()) for plane in planes.astype(int)]
+    data = tiff({262: 2, 259: compression, 284: 2, 338: 2}, (16,) * 4, *strips, order=order)
+    found = sm.load_image(data, pix_fmt="rgba").array
+    np.testing.assert_array_equal(found, planes.transpose(1, 2, 0))
 
 
 class OneWay(io.BytesIO):
