@@ -275,7 +275,7 @@ class Container:
         if {"caf", "mpeg", "mpegts", "ogg", "video"} & {self.format, *(s.type for s in streams)}:
             found = mended(found, self.format, streams)
         times = {index: exact for index in indices if (exact := self.exact_times(index))}
-        return with_times(found, times) if times else found
+        return with_times(found, times, self.av.streams) if times else found
 
     def exact_times(self, index: int) -> Times | None:
         """Return times of packets of an MP4's audio stream; empty: those stated, ``None``: not known."""

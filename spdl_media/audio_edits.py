@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+from av.bitstream import BitStreamFilterContext
 from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
@@ -20,7 +21,7 @@ from spdl_media.audio_clock import SKIPPED, Times, even_samples
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, id_of_track, table_at, track_samples
-from spdl_media.packets import padded, with_data
+from spdl_media.packets import with_data
 from spdl_media.parts import read_moov
 
 # The index of an hour of audio has 600 kB.
@@ -120,15 +121,21 @@ def _edited_times(
     return result
 
 
-def with_times(packets: Iterator[AvPacket], tables: Mapping[int, Times]) -> Iterator[AvPacket]:
+def with_times(
+    packets: Iterator[AvPacket], tables: Mapping[int, Times], streams: Any
+) -> Iterator[AvPacket]:
     """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
+    detach = BitStreamFilterContext("null").filter
     for packet in packets:
         found = tables.get(packet.stream_index, {}).get((packet.pos or 0, packet.pts or 0))
         if found is not None:
             pts, *cuts = found
             if cuts:
                 if packet.is_discard and cuts[0] < _ALL:
-                    packet = with_data(packet, padded(packet))  # noqa: PLW2901  # without the flag
+                    shown = with_data(packet, memoryview(packet))  # without the flag
+                    # This sets the index, but keeps the container alive, unlike a packet of a filter.
+                    shown.stream = streams[packet.stream_index]
+                    (packet,) = detach(shown)  # noqa: PLW2901
                 entry = PacketSideData(_SKIP_SAMPLES, SKIPPED.size)  # type: ignore[call-arg]  # stubs lack it
                 entry.update(SKIPPED.pack(*cuts, 0, 0))
                 packet.set_sidedata(entry)

@@ -13,7 +13,7 @@ import pytest
 from audio_oracle import samples_of, sound
 
 import spdl_media as sm
-from spdl_media.testing import AudioTrack, make_media
+from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 RATES = {
     "aac": 44100,
@@ -35,18 +35,21 @@ PIECES = {
 
 
 @cache
-def recorded(codec: str) -> bytes:
+def recorded(codec: str, *, video: bool = False) -> bytes:
     rate, options = RATES[codec], {"aac_pns": "0"} if codec == "aac" else {}
     track = AudioTrack(
         samples=sound(3 * rate, rate), sample_rate=rate, codec=codec, options=options
     )
-    return make_media([track], format="mp4")
+    pictures = VideoTrack(frames=index_planes(30, 32, 32), codec="libx264")
+    return make_media([pictures, track] if video else [track], format="mp4")
 
 
-def edited(codec: str, pieces: tuple[tuple[int, float], ...]) -> bytes:
+def edited(codec: str, pieces: tuple[tuple[int, float], ...], *, video: bool = False) -> bytes:
     """Replace the edit list, which hides the encoder's delay, by one of these pieces."""
-    data, rate = bytearray(recorded(codec)), RATES[codec]
-    places = [data.index(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
+    data, rate = bytearray(recorded(codec, video=video)), RATES[codec]
+    places = [data.rindex(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
+    # FFmpeg 9 writes the sample rate instead.
+    struct.pack_into(">I", data, data.rindex(b"mvhd") + 16, 1000)
     (size,) = struct.unpack_from(">I", data, places[-1])
     (delay,) = struct.unpack_from(">i", data, places[-1] + 20)
     table = struct.pack(">II", 0, len(pieces))
@@ -115,3 +118,20 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
                 atol=tolerance,
                 err_msg=f"{name}, {start} to {stop}",
             )
+
+
+def test_packets_of_edited_audio_are_not_taken_for_those_of_the_video() -> None:
+    data = edited("aac", PIECES["forward"], video=True)
+    with sm.Demuxer(data) as demuxer:
+        video, audio = demuxer.demux_clip()
+        chunks = list(demuxer.streaming_demux([0, 1], duration=0.5))
+        alone = list(demuxer.streaming_demux(1, num_packets=10))
+    assert (
+        len(video)
+        == len(sm.demux_video(data))
+        == sum(len(chunk[0]) for chunk in chunks if 0 in chunk)
+    )
+    assert len(audio) == len(sm.demux_audio(data)) == sum(map(len, alone))
+    assert len(audio) == sum(len(chunk[1]) for chunk in chunks if 1 in chunk)
+    wanted = sm.load_audio(data).array
+    np.testing.assert_array_equal(samples_of(sm.decode_packets(audio)), wanted)
