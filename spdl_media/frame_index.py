@@ -246,13 +246,23 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False  # ASF states only decode timestamps
     if may_split_frames(format, codec):
         return False
-    is_unique = len(np.unique(table.pts)) == len(table) and not _goes_back(table)
+    is_unique = len(np.unique(table.pts)) == len(table)
+    if _goes_back(table) or _is_joined(table):
+        return False
     return is_unique and bool((table.pts != NO_TIME).all())
 
 
 def _goes_back(table: PacketTable) -> bool:
     """Whether an edit list of several pieces goes back in time, so that a time may mean several packets."""
     return not table.is_shown.all() and bool((np.diff(table.dts) < 0).any())
+
+
+def _is_joined(table: PacketTable) -> bool:
+    """Whether a frame is shown before one that precedes its key frame, as in joined files."""
+    keys, latest = np.flatnonzero(table.is_key), np.maximum.accumulate(table.pts)
+    after = np.flatnonzero(~table.is_key & (np.cumsum(table.is_key) > 1))
+    last_key = keys[np.searchsorted(keys, after) - 1]
+    return bool((table.pts[after] < latest[last_key - 1]).any())
 
 
 def _with_keys(

@@ -204,6 +204,33 @@ def test_a_key_frame_that_is_shown_before_an_earlier_one_is_a_frame() -> None:
         assert [frame_index(frame.planes[0]) for frame in video[:]] == [1, 0, *range(2, 9)]
 
 
+@pytest.mark.parametrize("start", [7, 100])  # ticks; between and after the times of the second file
+def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int) -> None:
+    """As of a recorder whose clock is set: no time is stated twice."""
+    frames, unit = planes()[:24], Fraction(1, 50)
+    files = [
+        make_media(
+            [
+                VideoTrack(
+                    frames=frames[first : first + 12],
+                    codec="libx264",
+                    gop_size=6,
+                    frame_rate=25,
+                    time_base=unit,
+                    pts=[begin + 2 * number for number in range(12)],
+                )
+            ],
+            format="mpegts",
+        )
+        for first, begin in ((0, start), (12, 0))
+    ]
+    with sm.VideoFile(b"".join(files)) as video:
+        assert [frame_index(frame.planes[0]) for frame in video[:]] == [*range(24)]
+        assert frame_index(video[20].planes[0]) == 20
+        with pytest.raises(sm.DemuxError, match="the times of the frames step back at frame 12,"):
+            video.at([0])
+
+
 @cache
 def hidden() -> bytes:
     """Make VP8 with hidden frames, which are only references of other frames."""
