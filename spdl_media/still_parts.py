@@ -71,9 +71,6 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
 
     Yields:
         :data:`GIF_CONTROL` for that extension, else the first byte of the block.
-
-    Raises:
-        struct.error: The data ends inside the header of the file or of an image.
     """
     position, size = 13 + _gif_colors(view, 10), len(view)
     for _ in range(MAX_PARTS):
@@ -97,8 +94,8 @@ def gif_blocks(view: memoryview) -> Iterator[int]:
 
 
 def _gif_colors(view: memoryview, flags: int) -> int:
-    """Return the size in bytes of the colour table, from the flag byte at this position."""
-    (bits,) = struct.unpack_from("B", view, flags)
+    """Return the size in bytes of the colour table, from the flag byte at this position; 0 past the end."""
+    bits = view[flags] if flags < len(view) else 0
     return 3 << ((bits & 7) + 1) if bits & 0x80 else 0
 
 

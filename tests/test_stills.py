@@ -257,6 +257,19 @@ def test_sun_raster_in_runs() -> None:
     assert "before 16 of 20 bytes" in str(check_complete("sunrast", head + runs[:-3]))
 
 
+def test_gif_whose_searched_part_ends_inside_the_header_of_an_image_is_a_video() -> None:
+    images = [np.roll(RGB[..., 0], number, axis=1) for number in range(3)]
+    data = make_video(images, codec="gif", format="gif", pix_fmt="gray")
+    start = 13 + (3 << (data[10] & 7) + 1)
+    blocks, rest = divmod(HEAD_SIZE - 4 - data.rindex(b"\x2c\0\0\0\0") - 3, 256)
+    comment = b"\x21\xfe" + (b"\xff" + bytes(255)) * blocks + bytes([rest - 1]) + bytes(rest)
+    data = data[:start] + comment + data[start:]
+    assert data.startswith(b"\x2c", HEAD_SIZE - 4)
+    assert len(sm.load_video(data).array) == len(sm.VideoFile(data)) == 3
+    with pytest.raises(sm.DemuxError, match="FFmpeg cannot open it"):
+        sm.VideoFile(data[:7])
+
+
 def test_gif_with_stray_bytes_between_blocks() -> None:
     gif = made("gif")
     assert check_complete("gif", gif[:-1] + b"\0\0;") is None
