@@ -440,9 +440,11 @@ def _num_channels(layout: str) -> int:
 
 @cache
 def _usual_channels(layout: str) -> int | None:
-    """Return the number of channels if it implies this layout: FFmpeg's default one, or one without names."""
+    """Return the number of channels if it implies this layout: the default one, the only one, or no names."""
     count = _num_channels(layout)
     if layout == f"{count} channels":
         return count
-    # Some numbers, such as 9, have no default layout.
-    return count if layout == layout_name(f"{count}c") else None
+    try:
+        return count if layout == layout_name(f"{count}c") else None
+    except ValueError:  # some numbers, such as 9, have no default layout
+        return count

@@ -158,6 +158,18 @@ def test_many_channels(format: str, channels: int, rng: np.random.Generator) -> 
     assert sm.load_audio(file.getvalue(), (0.01, 0.05), sample_rate=22050).shape == (channels, 882)
 
 
+@pytest.mark.parametrize("num_channels", [None, 9])
+def test_named_channels_whose_number_has_no_default_layout(num_channels: int | None) -> None:
+    speakers, pcm = 0x1FF, bytes.fromhex("0100000000001000800000aa00389b71")
+    numbers = 0xFFFE, 9, 8000, 144000, 18, 16, 22, 16, speakers, pcm
+    written = np.arange(-18, 18, dtype=np.int16).reshape(4, 9) * 1000
+    head = struct.pack("<4sI4s4sI", b"RIFF", 60 + written.nbytes, b"WAVE", b"fmt ", 40)
+    head += struct.pack("<HHIIHHHHI16s", *numbers) + struct.pack("<4sI", b"data", written.nbytes)
+    data = head + written.tobytes()
+    wanted = written.T / np.float32(32768)
+    np.testing.assert_array_equal(sm.load_audio(data, num_channels=num_channels).array, wanted)
+
+
 @pytest.mark.parametrize(
     "tail", [b"\0", b"\n", bytes(1000), b"LYRICSBEGININD0000200000029LYRICS200", b"no frame" * 40]
 )
