@@ -34,6 +34,9 @@ Returns whether the sink is full.
 # Silence for a gap is made in frames of at most this many samples.
 _SILENCE = 16 * 1024
 
+# The longest gap in seconds. A damaged timestamp could ask for more silence than there is memory.
+_MOST_SILENCE = 3600
+
 # Number of packets that are read before they are decoded. Small, because the window may end at any packet.
 _AT_ONCE = 64
 
@@ -237,6 +240,10 @@ class SampleDecoder(OpenDecoder):
             if begin is None:
                 begin = position if self.metadata.window.start is None else self._first
             position = min(position, self._stop)
+            if position - begin > _MOST_SILENCE * self._rate:
+                text = "more than an hour before it has no audio, which is not filled"
+                self._lose(self._error(text, frame.pts))
+                begin = position
             while begin < position:
                 count = min(position - begin, _SILENCE)
                 if put(silent_frame(frame, count), 0, count, begin):

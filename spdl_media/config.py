@@ -113,7 +113,8 @@ class DecodeConfig(_Config):
         gaps: What to do with gaps, times for which the file has no audio: ``"join"`` leaves them out, so that
             the samples after a gap directly follow those before it. ``"fill"`` fills them with silence, so
             that each sample is at its time. With ``"fill"``, audio begins at the start of the window if it
-            has one, but no silence is added after the last sample of the file.
+            has one, but no silence is added after the last sample of the file. A gap of more than an hour is
+            damage.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -262,6 +262,25 @@ def test_gaps_are_silence_where_asked(on_corrupt: Any) -> None:
         sm.load_clip(data, "0.6", num_frames=2, num_samples=1600)
 
 
+def test_a_gap_of_hours_is_damage_and_not_silence_that_fills_the_memory() -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        stream: Any = container.add_stream("pcm_s16le", rate=RATE, layout="stereo")
+        for start in (0, 3601 * RATE):
+            frame = new_frame(SAMPLES[:1000], "s16", "stereo", RATE)
+            frame.pts, frame.time_base = start, Fraction(1, RATE)
+            container.mux(stream.encode(frame))
+    with pytest.raises(
+        sm.DecodeError, match=r"at 3601.000 s .*: more than an hour before it has no"
+    ):
+        sm.load_audio(file.getvalue(), decode_config=sm.decode_config(gaps="fill"))
+    config = sm.decode_config(gaps="fill", on_corrupt="drop")
+    frames = sm.decode_packets(sm.demux_audio(file.getvalue()), None, config)
+    assert (len(frames), frames.num_dropped) == (2000, 1)
+    window = sm.load_audio(file.getvalue(), (3600, None), decode_config=config)
+    assert window.shape == (2, RATE + 1000)
+
+
 @pytest.mark.parametrize("layout", ["mono", "7.1"])
 @pytest.mark.parametrize("fmt", ["u8", "u8p", "s16", "s32p", "fltp", "dbl"])
 def test_silence_of_any_format(fmt: str, layout: str) -> None:
