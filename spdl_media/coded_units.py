@@ -153,7 +153,7 @@ def needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
         return False
     # Animation is flag 2 of the VP8X chunk.
     head = bytes(memoryview(packet)[:21])
-    return head[12:16] == b"VP8X" and bool(head[20] & 2)
+    return head[12:16] == b"VP8X" and bool(int.from_bytes(head[20:]) & 2)
 
 
 # Read what demuxers state, but PyAV does not expose.

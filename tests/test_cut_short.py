@@ -119,6 +119,12 @@ def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: st
     assert "no image" in str(caught.value) or caught.value.__cause__ is not None
 
 
+def test_webp_that_ends_before_its_flags_is_damaged() -> None:
+    data = b"RIFF" + struct.pack("<I", 502) + b"WEBPVP8X" + struct.pack("<I", 10)
+    with pytest.raises(sm.DecodeError, match="damaged webp data"):
+        sm.load_image(data[:18], decode_config=sm.decode_config(on_corrupt="keep"))
+
+
 def decode(name: str, data: object, **options: object) -> sm.VideoFrames | sm.AudioFrames:
     demux = sm.demux_video if CONTAINERS[name][0] == "video" else sm.demux_audio
     return sm.decode_packets(demux(data), None, sm.decode_config(**options))
