@@ -21,7 +21,7 @@ from spdl_media._ffmpeg import (
     says_checksum_failed,
 )
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
-from spdl_media.coded_units import has_checksum, needs_newer_pyav, states_orientation
+from spdl_media.coded_units import has_checksum, is_sliceless, needs_newer_pyav, states_orientation
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
@@ -204,8 +204,9 @@ class PictureDecoder(OpenDecoder):
     def _failed(self, packet: AvPacket | None, cause: av.FFmpegError, lines: list[LogLine]) -> None:
         """Raise the decoder's error, or count it as dropped, by ``on_corrupt``."""
         pts = None if packet is None else packet.pts
-        if self.is_lead_in(pts):
-            return  # counted at the flush, as are lead-in frames that fail without an error
+        # Lead-in is counted at the flush. For damaged parameter sets, FFmpeg logs more than one line.
+        if self.is_lead_in(pts) or (len(lines) == 1 and is_sliceless(packet, self._codec)):
+            return
         if packet is not None and needs_newer_pyav(packet, self._codec):
             raise DecodeError(
                 f"animated WebP is decoded from PyAV 19 on, and this is {av.__version__}, the last for "

@@ -120,20 +120,36 @@ def _number(stream: io.BytesIO) -> int:
     return value + int.from_bytes(byte, "big")
 
 
+_PARAMETERS = {7, 8}  # types of units of H.264
+
+
+def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
+    """Whether a packet of H.264 has parameter sets and no slice, as at the end of a camera's stream.
+
+    See:
+        ITU-T H.264, table 7-1 (types of units).
+    """
+    if packet is None or codec.name != "h264" or packet.size > 1024:  # parameter sets are small
+        return False
+    kinds = {kind for kind, _ in _typed_units(packet, codec)}
+    return not kinds.isdisjoint(_PARAMETERS) and kinds.isdisjoint(range(6))
+
+
 _SLICE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")
 
 
-def is_hidden(packet: AvPacket, codec: str) -> bool:
-    """Whether a packet gives no frame: one of VP8 or VP9 is only a reference, or MPEG-1 or 2 has no slice.
+def is_hidden(packet: AvPacket, video: VideoCodec) -> bool:
+    """Whether a packet gives no frame: one of VP8 or VP9 is only a reference, or others have no slice.
 
     See:
         RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
         (superframes, in which one frame is shown). ITU-T H.262, 6.2.1 (start codes).
     """
+    codec = video.name
     if codec in ("mpeg1video", "mpeg2video"):
         return _SLICE.search(memoryview(packet)) is None
     if codec not in ("vp8", "vp9") or not packet.size:
-        return False
+        return is_sliceless(packet, video)
     data = memoryview(packet)
     if codec == "vp8":
         return not data[0] & 0x10

@@ -74,7 +74,7 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     for packet in packets:
         pts = NO_TIME if packet.pts is None else packet.pts
         dts = NO_TIME if packet.dts is None else packet.dts
-        is_shown = not packet.is_discard and not is_hidden(packet, codec.name)
+        is_shown = not packet.is_discard and not is_hidden(packet, codec)
         rows.append((pts, dts, packet.duration or 0, packet.size, packet.is_keyframe, is_shown))
     all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 6).T
     is_key, shown = (column.astype(np.bool_) for column in columns)

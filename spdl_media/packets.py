@@ -242,7 +242,7 @@ class VideoPackets(_Packets[VideoCodec]):
     __slots__ = ()
 
     def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
-        shown = [p for p in packets if not is_hidden(p, self._codec.name)]
+        shown = [p for p in packets if not is_hidden(p, self._codec)]
         stated = [p.dts if p.pts is None else p.pts for p in shown]
         step = usual_duration(self._codec)
         if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from damage import (
     AUDIO,
@@ -30,7 +31,7 @@ from damage import (
 from still_metadata import png_chunk
 
 import spdl_media as sm
-from spdl_media.testing import make_audio
+from spdl_media.testing import index_frames, make_audio, make_video
 
 PAGE = Path(__file__).parent.parent / "docs" / "damage.md"
 KINDS = {"one bit": flipped, "32 bytes": overwritten}
@@ -102,6 +103,13 @@ def test_hashes_of_hevc_mark_the_image_that_fails_them() -> None:
     assert kept.is_corrupt[0]
     # Pictures that are predicted from it fail as well, up to the next key frame.
     assert not any(kept.is_corrupt[8:])
+
+
+def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage() -> None:
+    stream = make_video(index_frames(4, 64, 48), codec="libx264", format="h264")
+    cut = stream + stream[: stream.index(b"\0\0\1\6")]  # in front of the first message
+    np.testing.assert_array_equal(sm.load_video(cut).array, sm.load_video(stream).array)
+    assert len(sm.demux_video(cut).get_timestamps()) == 4
 
 
 @pytest.mark.parametrize("codec", ["libopus", "flac"])
