@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import struct
@@ -307,6 +308,7 @@ def test_errors_leak_nothing(tmp_path: Path) -> None:
 
     round()
     round()
+    gc.collect()
     fds, memory = open_files(), resident()
     for _ in range(6):
         round()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,7 @@ def test_missing_files_are_source_errors(tmp_path: Path) -> None:
 def test_file_descriptors_are_closed(two_pictures: bytes, tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(two_pictures)
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
     if not before:
         pytest.skip("no /proc here")

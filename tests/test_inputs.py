@@ -315,6 +315,7 @@ def test_a_path_is_closed_with_its_input(tmp_path: Path, clip: bytes) -> None:
     path = tmp_path / "clip.mkv"
     path.write_bytes(clip)
     open_files = Path("/proc/self/fd")
+    gc.collect()
     before = len(list(open_files.iterdir())) if open_files.is_dir() else None
     with open_input(path) as source:
         assert source.head(4) == clip[:4]

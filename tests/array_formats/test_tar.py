@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import io
 import lzma
@@ -319,6 +320,7 @@ def num_open_files() -> int:
 
 def test_a_file_is_closed_when_the_iteration_is(path_of: Callable[[bytes], Path]) -> None:
     path = path_of(tar(MEMBERS))
+    gc.collect()
     before = num_open_files()
     members = sm.iter_tarfile(path)
     next(members)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from effort import several_tries
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.engine.hub import Node
@@ -102,6 +103,7 @@ def test_other_kinds_run_as_many_at_once(kind: str) -> None:
     assert meter.most == 4
 
 
+@several_tries
 def test_slow_items_take_as_long_as_their_share() -> None:
     """16 items of 250 ms by 8 threads: two rounds take 0.5 s, one after the other 4 s."""
 
@@ -493,6 +495,7 @@ def test_the_cost_grows_with_items_times_stages_and_no_faster(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere switches are counted otherwise")
+@several_tries
 def test_a_thread_goes_from_item_to_item_without_being_woken() -> None:
     """Waiting for the loop's or source's thread would be voluntary context switches, two to four per item."""
     data = bytes(6 << 20)

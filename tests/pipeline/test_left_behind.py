@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import several_tries
 from left_behind import WAIT, segments, wait_until
 from resisting import Numbers, resist, rows_of, same, wait_for_ever, wait_if_negative
 
@@ -48,6 +49,7 @@ def test_a_worker_that_resists_in_a_call_holds_nobody(tmp_path: Path) -> None:
         pipeline.get_item(timeout=WAIT)
 
 
+@several_tries
 def test_a_worker_that_resists_is_killed_when_a_call_takes_too_long() -> None:
     pool = ProcessPoolExecutorConfig(max_workers=1, num_threads=2, initializer=resist)
     builder = PipelineBuilder().add_source([0, -1, 1, 2, 3])

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import several_tries
 
 from spdl_media.pipeline import (
     PipelineBuilder,
@@ -337,6 +338,7 @@ def test_a_stage_that_cancels_its_own_task_loses_nothing() -> None:
             assert list(pipeline.get_iterator(timeout=WAIT)) == [0, 1, 2, 3]
 
 
+@several_tries
 def test_pauses_of_a_generator_do_not_count_as_waits_of_its_item() -> None:
     def generate(_: int) -> Iterator[int]:
         yield from range(300)

@@ -102,6 +102,9 @@ def test_the_time_that_consumers_wait_is_counted() -> None:
 
     def slow(item: int) -> int:
         gate.wait(0.1)
+        # On a busy machine, the consumer may begin to wait after that.
+        while pipeline.statistics().sink.waited < 0.05:
+            gate.wait(0.001)
         return item
 
     pipeline = PipelineBuilder().add_source([1]).pipe(slow).build()

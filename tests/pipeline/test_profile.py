@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import several_tries
 
 from spdl_media.pipeline import (
     MissingPackageError,
@@ -86,6 +87,7 @@ def test_each_stage_has_a_result_for_each_concurrency(made: Callable[[Any], Any]
 
 
 @pytest.mark.parametrize("fn", [wait, wait_async])
+@several_tries
 def test_the_slowest_stage_is_the_bottleneck(fn: Any) -> None:
     result = profile(source().pipe(pass_on).pipe(fn, name="slow").pipe(pass_on, name="last"))
     assert result.bottleneck == "slow"
@@ -178,12 +180,14 @@ def slow_source() -> Iterator[int]:
         yield wait(number)
 
 
+@several_tries
 def test_a_slow_source_is_the_bottleneck() -> None:
     result = profile(PipelineBuilder().add_source(slow_source()).pipe(pass_on))
     assert result.bottleneck == "source"
     assert 0.1 / TICK < result.of("source")[0].rate < 1.1 / TICK
 
 
+@several_tries
 def test_the_start_of_a_run_does_not_count_for_the_source() -> None:
     result = profile(source().pipe(wait), concurrencies=())
     assert result.of("source")[0].average < TICK / 5
@@ -196,6 +200,7 @@ def test_one_epoch_of_a_continuous_source_is_sampled() -> None:
     assert result.overall.sink.number == 3
 
 
+@several_tries
 def test_processes_are_measured_without_their_start() -> None:
     executor = ProcessPoolExecutorConfig(1)
     result = profile(source().pipe(abs, executor=executor), concurrencies=())

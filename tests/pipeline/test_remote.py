@@ -253,6 +253,7 @@ def test_shared_memory_that_is_full_is_an_error() -> None:
 
 
 def test_descriptors_that_are_used_up_are_an_error_and_none_is_lost() -> None:
+    gc.collect()
     before = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = next(number for number in itertools.count() if number not in before) + 4

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import several_tries
 
 from spdl_media.pipeline import PipelineBuilder, PipelineError, PipelineStopped
 from spdl_media.pipeline.pipeline import Pipeline
@@ -464,7 +465,7 @@ def test_a_pipeline_that_nobody_has_ends() -> None:
     gc.collect()
 
     assert reference() is None
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + 10
     while pipeline_threads() and time.monotonic() < deadline:
         time.sleep(0.005)
     assert pipeline_threads() == []
@@ -544,6 +545,7 @@ def run_script(code: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
+@several_tries
 def test_interpreter_exit_ends_a_running_pipeline() -> None:
     process = run_script(
         """
@@ -570,6 +572,7 @@ def test_interpreter_exit_ends_a_running_pipeline() -> None:
     assert (process.returncode, err) == (0, "")
 
 
+@several_tries
 def test_interpreter_exit_does_not_wait_for_a_blocked_stage() -> None:
     process = run_script(
         """
@@ -616,10 +619,12 @@ def test_control_c_in_the_consumer() -> None:
         import signal
         # Ignored, where the tests run in the background of a shell.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        called = []
         def wait(item):
+            if not called:
+                called.append(print("ready", flush=True))
             time.sleep(0.01)
         pipeline = PipelineBuilder().add_source(iter(int, 1)).pipe(wait).build()
-        print("ready", flush=True)
         try:
             with pipeline.auto_stop():
                 for _ in pipeline:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import several_tries
 
 from spdl_media.pipeline import (
     PipelineBuilder,
@@ -129,6 +130,7 @@ def test_show_takes_rich_in_a_terminal(
         assert file.read() == f"{statistics}\n"
 
 
+@several_tries
 def test_a_slow_consumer_and_a_slow_stage_are_told_apart() -> None:
     pause = threading.Event()
 
