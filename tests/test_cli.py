@@ -241,7 +241,9 @@ def test_without_permission_a_file_is_a_row_and_a_folder_a_sentence(tmp_path: Pa
     for name in ("good.jpg", "locked.jpg", "folder/any.jpg"):
         shutil.copy(MEDIA / "technician.jpg", tmp_path / "data" / name)
     (tmp_path / "old.state").touch()
-    tmp_path.chmod(0o555)
+    # Whatever the umask: nobody may read the folders and the good image.
+    for name, mode in {".": 0o555, "data": 0o755, "data/good.jpg": 0o644}.items():
+        (tmp_path / name).chmod(mode)
     (tmp_path / "data" / "locked.jpg").chmod(0)
     (tmp_path / "data" / "folder").chmod(0)
     commands = [

@@ -37,8 +37,12 @@ def local_cluster(n_workers: int, **options: Any) -> Any:
 
 
 def workers() -> set[Any]:
-    found = psutil.Process().children(recursive=True)
-    return {one for one in found if "spawn_main" in " ".join(one.cmdline())}
+    found = set()
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "spawn_main" in " ".join(one.cmdline()):
+                found.add(one)
+    return found
 
 
 @pytest.fixture(scope="module")
