@@ -55,8 +55,14 @@ def test_calls_run_at_once(executor: LoopExecutor) -> None:
 
 
 def test_at_the_end_no_more_are_taken_and_what_waits_is_cancelled(executor: LoopExecutor) -> None:
-    gate = threading.Event()
-    running = [executor.submit(gate.wait, WAIT) for _ in range(4)]
+    gate, together = threading.Event(), threading.Barrier(5)
+
+    def run() -> bool:
+        together.wait(WAIT)
+        return gate.wait(WAIT)
+
+    running = [executor.submit(run) for _ in range(4)]
+    together.wait(WAIT)
     waiting = executor.submit(gate.wait, WAIT)
     executor._hub.closed = True
     with pytest.raises(RuntimeError, match="starts no more calls"):
