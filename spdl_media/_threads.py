@@ -9,12 +9,11 @@ import _signal  # type: ignore[import-not-found]  # no stub
 import _thread
 import sys
 import threading
-import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import sleep
-from types import FrameType
 
 __all__ = ("OneThread", "in_threads", "interrupts_delayed", "when_dropped")
 
@@ -137,23 +136,27 @@ def _finalizer(ends: list[Callable[[], object]]) -> Generator[None]:
     try:
         yield
     except GeneratorExit:
-        # Again if a Ctrl-C arrives before the delay begins.
-        while ends:
-            try:
-                with interrupts_delayed():
-                    ends.pop()()
-            except KeyboardInterrupt:
-                # Not a Timer, whose start() waits.
-                _thread.start_new_thread(_interrupt_after, (sys._getframe(),))
+        running = {None}  # exists while this runs; not made by a call, which would look for signals
+        try:
+            # Again if a Ctrl-C arrives before the delay begins.
+            while ends:
+                try:
+                    with interrupts_delayed():
+                        ends.pop()()
+                except KeyboardInterrupt:
+                    # Not a Timer, whose start() waits.
+                    _thread.start_new_thread(_interrupt_after, (weakref.ref(running),))
+        finally:
+            # A traceback may keep the frame. Python does not look for signals from here to the return.
+            del running
 
 
-def _interrupt_after(finalizer: FrameType) -> None:
+def _interrupt_after(running: weakref.ref[set[None]]) -> None:
     """Raise a Ctrl-C again when the finalizer that caught it has returned."""
-    main = threading.main_thread().ident or 0
     is_running = True
     while is_running:
-        stack = traceback.walk_stack(sys._current_frames().get(main))
-        is_running = any(frame is finalizer for frame, _ in stack)
+        # Not by the thread's frames: reading those of a running thread crashes free-threaded CPython.
+        is_running = running() is not None
         # Once more after it has returned, because a weak reference's callback has another frame.
         sleep(_INTERRUPT_DELAY)
     _thread.interrupt_main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from ctypes import c_void_p
@@ -17,6 +18,7 @@ import pytest
 
 import spdl_media as sm
 from spdl_media import cuda_driver
+from spdl_media._threads import when_dropped
 from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import Format, Shown
 from spdl_media.handover import Guard
@@ -127,3 +129,15 @@ def test_one_before_what_was_dropped_is_finalized_is_heard(
         for _ in range(500):
             time.sleep(0.01)
     assert is_done()
+
+
+def test_no_frames_of_a_thread_that_runs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free-threaded CPython crashes by that."""
+    monkeypatch.setattr(sys, "_current_frames", None)
+    ended: list[int] = []
+    dropped = [when_dropped(ended.append, 1), Trip()]
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # it arrives a moment later
+        del dropped
+        for _ in range(500):
+            time.sleep(0.01)
+    assert ended == [1]
