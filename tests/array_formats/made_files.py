@@ -65,7 +65,7 @@ def wav(
 
 def tar(members: Mapping[str, bytes], format: int = tarfile.USTAR_FORMAT) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=format) as archive:
+    with tarfile.open(fileobj=file, mode="w", format=format, encoding="utf-8") as archive:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

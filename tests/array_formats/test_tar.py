@@ -43,7 +43,7 @@ def contents(src: Any) -> dict[str, bytes]:
 
 def of_tarfile(data: bytes) -> list[tuple[str, bytes]]:
     """Return the members that tarfile finds, which are the expected ones."""
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8") as archive:
         found = [(member, archive.extractfile(member)) for member in archive if member.isreg()]
         return [(member.name, file.read()) for member, file in found if file]
 
@@ -138,7 +138,7 @@ def test_any_members_come_back(members: dict[str, bytes], format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_only_regular_files(format: str, tmp_path: Path) -> None:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=FORMATS[format]) as archive:
+    with tarfile.open(fileobj=file, mode="w", format=FORMATS[format], encoding="utf-8") as archive:
         for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
             info = tarfile.TarInfo(f"kind {kind!r}")
             info.type, info.linkname = kind, "l" * 200 if format != "ustar" else "target"
@@ -232,7 +232,7 @@ def test_a_stream_is_read_from_where_it_is() -> None:
 
 def test_an_archive_in_an_archive() -> None:
     outer = tar({"inner.tar": tar(MEMBERS)})
-    with tarfile.open(fileobj=io.BytesIO(outer)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(outer), encoding="utf-8") as archive:
         inner = archive.extractfile("inner.tar")  # a BufferedReader over a file without fileno
         assert contents(inner) == MEMBERS
 
