@@ -98,6 +98,8 @@ NEEDED = sorted(
 
 @pytest.mark.usefixtures("example_folder")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # of webdataset, by its shards
+# Of Dask, without a network.
+@pytest.mark.filterwarnings("ignore:Couldn't detect a suitable IP address:RuntimeWarning")
 @pytest.mark.parametrize(("page", "packages"), NEEDED, ids=lambda one: getattr(one, "name", one))
 def test_examples_beside_other_packages_run_where_they_are(
     page: Path, packages: str, monkeypatch: pytest.MonkeyPatch

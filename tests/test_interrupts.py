@@ -114,6 +114,7 @@ def event(monkeypatch: pytest.MonkeyPatch) -> Case:
     return cuda_driver.Event(0, 0), lambda: calls == ["cuEventDestroy_v2"]
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "case", [lease, opened_file, video, device_memory, surface, decoder, parser, event]
 )
@@ -131,6 +132,7 @@ def test_one_before_what_was_dropped_is_finalized_is_heard(
     assert is_done()
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_no_frames_of_a_thread_that_runs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Free-threaded CPython crashes by that."""
     monkeypatch.setattr(sys, "_current_frames", None)

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -237,7 +237,7 @@ def test_one_while_the_event_loop_is_made_closes_it(
     assert [loop.is_closed() for loop in loops] == [True]
 
 
-@pytest.mark.usefixtures("collect_between_trials")
+@pytest.mark.usefixtures("no_collection")
 def test_one_at_any_moment_of_a_start_closes_the_event_loop_and_the_next_start_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,17 +318,6 @@ def test_one_while_a_process_is_forked_is_heard() -> None:
     assert list(pipeline) == [1]
 
 
-@pytest.fixture
-def collect_between_trials() -> Iterator[None]:
-    """Let no garbage collection come while an interrupt is due: a finalizer that it calls may lose it.
-
-    If CPython 3.11 collects before it calls a profiler, and the profiler ends in a finalizer, it crashes.
-    """
-    gc.disable()
-    yield
-    gc.enable()
-
-
 class Interrupt:
     """Sends SIGINT at the n-th moment in which CPython looks for signals.
 
@@ -392,7 +381,7 @@ def _leave(items: Iterable[int], moment: int) -> tuple[str, bool]:
 _LOST = ("call _remove", "c_return _remove")
 
 
-@pytest.mark.usefixtures("collect_between_trials")
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "make", [lambda: PipelineBuilder().add_source(range(9)).build(), lambda: DataLoader(range(9))]
 )
@@ -415,7 +404,7 @@ def test_one_at_any_moment_while_a_loop_is_left_is_heard(
         time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("collect_between_trials")
+@pytest.mark.usefixtures("no_collection")
 def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_items_that_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -436,7 +425,7 @@ def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_items_that_follo
             return
 
 
-@pytest.mark.usefixtures("collect_between_trials")
+@pytest.mark.usefixtures("no_collection")
 def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_end_of_the_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -486,6 +475,7 @@ def left(iterable: Any) -> Any:
     return items
 
 
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "make",
     [
