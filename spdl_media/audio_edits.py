@@ -27,14 +27,17 @@ from spdl_media.parts import read_moov
 # The index of an hour of audio has 600 kB.
 _MOST_BYTES = 1 << 24
 _SPOTS = 16
-# More samples than a packet has, so that the decoder drops all.
-_ALL = 1 << 30
+# A packet has fewer samples.
+_MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
 _SKIP_SAMPLES = get_args(PktSideDataT).index("skip_samples")
 
 
 class Edits(Times):
-    """Times of the packets of several edits, and the samples to cut at start and end of each packet."""
+    """Times of the packets of several edits, and the samples to cut at start and end of each packet.
+
+    The first number of samples is negative if all are cut.
+    """
 
 
 def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
@@ -113,9 +116,11 @@ def _edited_times(
         previous, was_shown = number, was_shown or not entry.is_discard
         pts, length = start + times[number] - media, max(durations[number], even)
         skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
-        if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _ALL:
+        if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")
-        result[entry.pos, entry.timestamp] = pts, skipped if skipped < length else _ALL, rest
+        # Not more than all: FFmpeg 9 goes on with the next packet.
+        cuts = skipped if skipped < length else -length, rest
+        result[entry.pos, entry.timestamp] = pts, *cuts
     if next(left, None):
         raise ValueError("an edit without a packet")
     return result
@@ -131,13 +136,13 @@ def with_times(
         if found is not None:
             pts, *cuts = found
             if cuts:
-                if packet.is_discard and cuts[0] < _ALL:
+                if packet.is_discard and cuts[0] >= 0:
                     shown = with_data(packet, memoryview(packet))  # without the flag
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
                     shown.stream = streams[packet.stream_index]
                     (packet,) = detach(shown)  # noqa: PLW2901
                 entry = PacketSideData(_SKIP_SAMPLES, SKIPPED.size)  # type: ignore[call-arg]  # stubs lack it
-                entry.update(SKIPPED.pack(*cuts, 0, 0))
+                entry.update(SKIPPED.pack(*map(abs, cuts), 0, 0))
                 packet.set_sidedata(entry)
             packet.pts = pts
         yield packet
