@@ -33,13 +33,13 @@ from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterE
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_flac, find_mp3
-from spdl_media.frames import silence_of
+from spdl_media.frames import layout_name, silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
 from spdl_media.rows import OnShort, check_enough, fill_up
-from spdl_media.sample_rows import SampleRows, layout_name
+from spdl_media.sample_rows import SampleRows
 from spdl_media.storage import Storage, lease_memory, new_array
 from spdl_media.timing import Window
 from spdl_media.window import audio_packets, read_audio

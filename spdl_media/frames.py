@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, TypeAlias
 
 import av
@@ -234,6 +235,34 @@ def join_frames(frames: list[av.AudioFrame], change: Callable[[Array], Array]) -
     frame = new_frame(samples, first.format.name, first.layout.name, first.sample_rate)
     frame.pts, frame.time_base = first.pts, first.time_base
     return frame
+
+
+@cache
+def layout_name(text: str) -> str:
+    """Return FFmpeg's name of a channel layout, given as a name, a mask of speakers or a number.
+
+    Raises:
+        ValueError: FFmpeg does not know the layout.
+    """
+    return av.AudioLayout(text).name
+
+
+@cache
+def channels_of(layout: str) -> int:
+    """Return the number of channels of a layout."""
+    return av.AudioLayout(layout).nb_channels
+
+
+@cache
+def usual_channels(layout: str) -> int | None:
+    """Return the number of channels if it implies this layout: the default one, the only one, or no names."""
+    count = channels_of(layout)
+    if layout == f"{count} channels":
+        return count
+    try:
+        return count if layout == layout_name(f"{count}c") else None
+    except ValueError:  # some numbers, such as 9, have no default layout
+        return count
 
 
 def silent_frame(like: av.AudioFrame, count: int) -> av.AudioFrame:

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
 from typing import Any
 
 import av
@@ -19,6 +18,7 @@ from spdl_media.filters import FrameFilter
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import (
     AudioChunk,
+    channels_of,
     cut_chunks,
     frame_of,
     join_frames,
@@ -26,8 +26,9 @@ from spdl_media.frames import (
     placed_chunk,
     sample_planes,
     sample_time_base,
+    usual_channels,
 )
-from spdl_media.operations import SoundOps, sound_ops
+from spdl_media.operations import SoundOps, filter_text, sound_ops
 
 # Limit in bytes of the memory that is reserved for the samples stated in a header, which may be wrong. Only
 # filled memory is occupied.
@@ -276,6 +277,18 @@ class SampleRows:
         """Whether audio of this sample rate is resampled."""
         return self._ops.sample_rate not in (None, rate)
 
+    def filters(self, format: tuple[str, str, int]) -> list[str]:
+        """Return the filters that samples of this format, channel layout and sample rate need, if any."""
+        name, layout, rate = format
+        ops, packed = self._ops, name.removesuffix("p")
+        into = (ops.sample_fmt or name).removesuffix("p")
+        is_plain = (
+            not self.resamples(rate)
+            and ops.num_channels in (None, usual_channels(layout))
+            and (packed == into or into in ("flt", "dbl"))
+        )
+        return [] if is_plain else filter_text(ops)
+
     def put_array(
         self, samples: npt.NDArray[Any], format: tuple[str, str, int], position: int
     ) -> None:
@@ -308,7 +321,7 @@ class SampleRows:
         if self._waiting:
             self._take_waiting(self._waiting)
         if self._graph is not None:
-            self._copy_filtered(self._graph.flush())
+            self.put_filtered(self._graph.flush())
 
     def array(self) -> npt.NDArray[Any] | None:
         """Return the samples: ``(channels, samples)`` if planar, ``(samples, channels)`` if packed."""
@@ -329,18 +342,12 @@ class SampleRows:
     def _begin(self, format: tuple[str, str, int], position: int) -> None:
         name, layout, rate = format
         self.first, self.sample_rate, self._position = position, rate, position
-        self._channels = _num_channels(layout)
+        self._channels = channels_of(layout)
         ops, self.sample_fmt = self._ops, self._ops.sample_fmt or name
-        packed, into = name.removesuffix("p"), self.sample_fmt.removesuffix("p")
         if self.resamples(rate):
             # Only the resampler knows how many input samples the output needs.
             self._wanted = sys.maxsize
-        is_plain = (
-            not self.resamples(rate)
-            and ops.num_channels in (None, _usual_channels(layout))
-            and (packed == into or into in ("flt", "dbl"))
-        )
-        if not is_plain:
+        if self.filters(format):
             self._time_base = sample_time_base(rate, self._zero)
             self._graph = _SoundFilter(
                 FilterDesc(ops), kind="audio", time_base=self._time_base, gives_one=True
@@ -367,9 +374,10 @@ class SampleRows:
             return
         chunk = AudioChunk(block, 0, block.samples, self._position)
         self._position += block.samples
-        self._copy_filtered(self._graph.push(frame_of(chunk, self._time_base, self._zero)))
+        self.put_filtered(self._graph.push(frame_of(chunk, self._time_base, self._zero)))
 
-    def _copy_filtered(self, frames: list[av.AudioFrame]) -> None:
+    def put_filtered(self, frames: Sequence[av.AudioFrame]) -> None:
+        """Add samples to which the operations were applied."""
         for frame in frames:
             if self._rows is None:
                 self.first = placed_chunk(frame, self._zero).position
@@ -420,31 +428,3 @@ def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
             target -= 128
         # A power of two is exact, so values are rounded only once, in the conversion to float.
         target *= target.dtype.type(2.0 ** (1 - 8 * source.itemsize))
-
-
-@cache
-def layout_name(text: str) -> str:
-    """Return FFmpeg's name of a channel layout, given as a name, a mask of speakers or a number.
-
-    Raises:
-        ValueError: FFmpeg does not know the layout.
-    """
-    return av.AudioLayout(text).name
-
-
-@cache
-def _num_channels(layout: str) -> int:
-    """Return the number of channels of a layout."""
-    return av.AudioLayout(layout).nb_channels
-
-
-@cache
-def _usual_channels(layout: str) -> int | None:
-    """Return the number of channels if it implies this layout: the default one, the only one, or no names."""
-    count = _num_channels(layout)
-    if layout == f"{count} channels":
-        return count
-    try:
-        return count if layout == layout_name(f"{count}c") else None
-    except ValueError:  # some numbers, such as 9, have no default layout
-        return count
