@@ -56,15 +56,19 @@ class _SoundFilter(FrameFilter):
         is_simple = ops is not None and not (ops.window or ops.num_frames or ops.filter_desc)
         self._rate = ops.sample_rate if ops is not None and is_simple else None
         self._held: list[av.AudioFrame] = []
+        self._keeps = is_simple and self.gives_one
 
     def push(self, frame: Any, *, is_alike: bool = False) -> list[Any]:
         if self._rate in (None, frame.sample_rate):
-            return super().push(frame, is_alike=is_alike)
+            frames = super().push(frame, is_alike=is_alike)
+            # A graph that does not resample holds nothing back, so it serves other audio, too.
+            self._may_stay = self._keeps
+            return frames
         self._held.append(frame)
         kinds = {(one.sample_rate, one.format.name, one.layout.name) for one in self._held}
         if len(kinds) == 1 and sum(one.samples for one in self._held) <= self._taps():
             return []
-        self._rate, held, self._held = None, self._held, []
+        self._rate, held, self._held, self._keeps = None, self._held, [], False
         return [done for one in held for done in FrameFilter.push(self, one)]
 
     def flush(self) -> list[Any]:
@@ -322,6 +326,7 @@ class SampleRows:
             self._take_waiting(self._waiting)
         if self._graph is not None:
             self.put_filtered(self._graph.flush())
+            self._graph.release()
 
     def array(self) -> npt.NDArray[Any] | None:
         """Return the samples: ``(channels, samples)`` if planar, ``(samples, channels)`` if packed."""

@@ -17,6 +17,7 @@ from audio_oracle import clip
 from av.stream import Disposition
 
 import spdl_media as sm
+from spdl_media import filters
 from spdl_media.testing import AudioTrack, index_samples, make_audio, make_media
 
 FILES = [
@@ -371,3 +372,15 @@ def test_audio_shorter_than_the_filter_of_the_resampler_is_resampled() -> None:
         ):
             assert array.shape == (math.ceil(num_samples * out / rate), 2), (num_samples, rate, out)
             assert np.abs(array.astype(int) - 8000).max() < 80, (num_samples, rate, out)
+
+
+def test_a_graph_that_mixes_serves_other_files() -> None:
+    desc = sm.get_audio_filter_desc(num_channels=1, sample_fmt="s16")
+    for number in range(3):
+        samples = index_samples(40000 + number, 2)[::-1] if number % 2 else index_samples(40000, 2)
+        data = make_audio(samples, 44100, codec="flac", format="flac")
+        wanted = sm.convert_frames(sm.decode_packets(sm.demux_audio(data), desc)).array
+        with mock.patch.object(filters, "build", wraps=filters.build) as build:
+            found = sm.load_audio(data, num_channels=1, sample_fmt="s16").array
+        assert not (number and build.called)
+        np.testing.assert_array_equal(found, wanted)
