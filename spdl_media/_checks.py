@@ -48,11 +48,13 @@ def check_positive(name: str, value: object) -> int:
 
     Raises:
         TypeError: ``value`` is not a whole number.
-        ValueError: ``value`` is not positive.
+        ValueError: ``value`` is not positive, or has more than 31 bits, of which FFmpeg cuts some.
     """
     number = check_int(name, value, at_least=None)
     if number <= 0:
         raise ValueError(f"{name} must be positive, or None to leave it as it is, not {value!r}")
+    if number >= 1 << 31:
+        raise ValueError(f"{name} must be below 2**31, not {value!r}")
     return number
 
 

@@ -99,7 +99,7 @@ def frames_from_array(
     """
     first = limited("pts", check_int("pts", pts, at_least=None), 62)
     if sample_rate is not None:
-        sample_rate = limited("sample_rate", check_positive("sample_rate", sample_rate), 31)
+        sample_rate = check_positive("sample_rate", sample_rate)
         return _audio(array, sample_fmt, sample_rate, first)
     rate = parse_rate(frame_rate)
     space = color_number("colorspace", colorspace or getattr(array, "colorspace", None))

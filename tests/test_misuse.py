@@ -30,6 +30,14 @@ def movie() -> bytes:
     return make_media(tracks, format="mp4")
 
 
+def test_numbers_of_more_than_31_bits_are_refused_and_not_cut(movie: bytes) -> None:
+    for width in (2**31, 10**30):
+        with pytest.raises(ValueError, match=r"^width must be below 2\*\*31, not "):
+            sm.load_video(movie, width=width, height=8)
+    with pytest.raises(ValueError, match=r"^num_channels must be below 2\*\*31, not 4294967297"):
+        sm.load_audio(movie, num_channels=2**32 + 1)
+
+
 @pytest.mark.parametrize("config", ["mp4", {"format": "mp4"}, sm.decode_config()])
 def test_demux_config_is_made_by_its_function(movie: bytes, config: Any) -> None:
     for function in (sm.demux_video, sm.demux_audio, sm.demux_image, sm.probe, sm.Demuxer):
