@@ -64,21 +64,26 @@ class _SoundFilter(FrameFilter):
             # A graph that does not resample holds nothing back, so it serves other audio, too.
             self._may_stay = self._keeps
             return frames
+        self._keeps = False
         self._held.append(frame)
         kinds = {(one.sample_rate, one.format.name, one.layout.name) for one in self._held}
         if len(kinds) == 1 and sum(one.samples for one in self._held) <= self._taps():
             return []
-        self._rate, held, self._held, self._keeps = None, self._held, [], False
-        return [done for one in held for done in FrameFilter.push(self, one)]
+        return [done for one in self._take_held() for done in FrameFilter.push(self, one)]
 
     def flush(self) -> list[Any]:
         if not self._held:
             return super().flush()
         count, rate = sum(one.samples for one in self._held), self._held[0].sample_rate
         wanted, more = -(-count * (self._rate or rate) // rate), ((0, 2 * self._taps()), (0, 0))
-        longer = join_frames(self._held, lambda samples: np.pad(samples, more, "symmetric"))
+        longer = join_frames(self._take_held(), lambda samples: np.pad(samples, more, "symmetric"))
         frames = super().push(longer) + super().flush()
         return [join_frames(frames, lambda samples: samples[:wanted])]
+
+    def _take_held(self) -> list[av.AudioFrame]:
+        """Return the frames that are held, and hold no more."""
+        held, self._held, self._rate = self._held, [], None
+        return held
 
     def _taps(self) -> int:
         rate = self._held[0].sample_rate
