@@ -33,7 +33,7 @@ from spdl_media.frame_scan import LAYOUTS, MOST_BYTES, PACKET_SAMPLES, PADDING, 
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
-from spdl_media.sample_rows import SampleRows
+from spdl_media.sample_rows import SampleRows, most_combined
 from spdl_media.timing import Window
 
 # Frames before a window that its samples may depend on, as many as audio_clock.preroll asks for.
@@ -392,10 +392,12 @@ def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
                 count += frame.samples
     except (av.FFmpegError, OSError):  # the latter: no more files can be opened
         return False
-    if filters and rows.resamples(codec.sample_rate):
-        # The resampler rounds up or down. Without the shortest packet, of 32 samples, some are missing.
-        is_whole = 0 <= count - wanted * rows.sample_rate // codec.sample_rate <= 1
-        return is_whole and codec.sample_rate < 10 * rows.sample_rate
+    rate, into = codec.sample_rate, rows.sample_rate
+    if filters and rows.resamples(rate):
+        # The resampler rounds up or down. A lost packet, of at least 32 samples, must make a difference of
+        # more than that. SampleRows resamples short audio in its own way.
+        is_whole = 0 <= count - wanted * into // rate <= 1
+        return is_whole and rate < 10 * into and wanted > most_combined(rate, into)
     return count == wanted
 
 

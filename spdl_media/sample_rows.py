@@ -39,8 +39,9 @@ _MOST_EXPECTED = 2**30
 _BLOCK = 16 * 1024
 
 
-# FFmpeg's resampler combines so many samples, or as many times more as the rate becomes lower.
-_TAPS = 33
+def most_combined(rate: int, into: int) -> int:
+    """Return the number of samples that FFmpeg's resampler combines, or a few more."""
+    return 33 * max(1, -(-rate // into))
 
 
 class _SoundFilter(FrameFilter):
@@ -59,7 +60,7 @@ class _SoundFilter(FrameFilter):
         self._keeps = is_simple and self.gives_one
 
     def push(self, frame: Any, *, is_alike: bool = False) -> list[Any]:
-        if self._rate in (None, frame.sample_rate):
+        if self._rate is None or self._rate == frame.sample_rate:
             frames = super().push(frame, is_alike=is_alike)
             # A graph that does not resample holds nothing back, so it serves other audio, too.
             self._may_stay = self._keeps
@@ -67,16 +68,18 @@ class _SoundFilter(FrameFilter):
         self._keeps = False
         self._held.append(frame)
         kinds = {(one.sample_rate, one.format.name, one.layout.name) for one in self._held}
-        if len(kinds) == 1 and sum(one.samples for one in self._held) <= self._taps():
+        count = sum(one.samples for one in self._held)
+        if len(kinds) == 1 and count <= most_combined(frame.sample_rate, self._rate):
             return []
         return [done for one in self._take_held() for done in FrameFilter.push(self, one)]
 
     def flush(self) -> list[Any]:
-        if not self._held:
+        if not self._held or self._rate is None:
             return super().flush()
         count, rate = sum(one.samples for one in self._held), self._held[0].sample_rate
-        wanted, more = -(-count * (self._rate or rate) // rate), ((0, 2 * self._taps()), (0, 0))
-        longer = join_frames(self._take_held(), lambda samples: np.pad(samples, more, "symmetric"))
+        wanted, more = -(-count * self._rate // rate), 2 * most_combined(rate, self._rate)
+        edges = (0, more), (0, 0)
+        longer = join_frames(self._take_held(), lambda samples: np.pad(samples, edges, "symmetric"))
         frames = super().push(longer) + super().flush()
         return [join_frames(frames, lambda samples: samples[:wanted])]
 
@@ -84,10 +87,6 @@ class _SoundFilter(FrameFilter):
         """Return the frames that are held, and hold no more."""
         held, self._held, self._rate = self._held, [], None
         return held
-
-    def _taps(self) -> int:
-        rate = self._held[0].sample_rate
-        return _TAPS * max(1, -(-rate // (self._rate or rate)))
 
 
 class SampleChunks:

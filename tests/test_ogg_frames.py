@@ -154,6 +154,15 @@ def test_samples_equal_those_by_packets(name: str) -> None:
         np.testing.assert_array_equal(found, by_packets(data, **case), err_msg=str(case))
 
 
+def test_short_files_are_resampled_as_packet_by_packet() -> None:
+    # FFmpeg alone gives another number of samples.
+    for num_samples, rate in ((33, 44100), (66, 44100), (67, 44100), (320, 4801)):
+        track = AudioTrack(samples=sound(num_samples), sample_rate=48000, codec="libopus")
+        data = make_media([track], format="ogg")
+        found, wanted = (load(data, sample_rate=rate) for load in (outcome, by_packets))
+        np.testing.assert_array_equal(found, wanted, f"{num_samples} to {rate}")
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_damage_gives_the_same_errors(codec: str, rng: np.random.Generator) -> None:
     parts = list(pages(ogg(codec, 2, 1)))
