@@ -123,8 +123,9 @@ def with_hidden_samples(codec: AudioCodec, entries: Any) -> AudioCodec:
     return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
 
 
-Times: TypeAlias = dict[tuple[int, int], tuple[int, ...]]
-"""Exact timestamps of packets by their offset in the file and the timestamp that FFmpeg states."""
+Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
+"""Exact timestamps of packets by their offset in the file, the timestamp that FFmpeg states, and how often
+both came before: an edit may hide a packet that the edit before shows at the same time."""
 
 
 def counted_times(codec: AudioCodec, entries: Any) -> Times | None:
@@ -156,7 +157,7 @@ def counted_times(codec: AudioCodec, entries: Any) -> Times | None:
         pts = entry.timestamp
         if gaps.is_gap(pts - position):
             position = pts
-        times[entry.pos, pts] = (position,)
+        times[entry.pos, pts, 0] = (position,)
         position += size
     return times
 

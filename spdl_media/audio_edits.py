@@ -10,6 +10,7 @@ See:
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -106,7 +107,7 @@ def _edited_times(
     """
     numbers = {place: number for number, place in enumerate(samples.places.tolist())}
     times, durations = samples.dts.tolist(), samples.durations.tolist()
-    result, left = Edits(), iter(edits)
+    result, left, seen = Edits(), iter(edits), Counter[tuple[int, int]]()
     start = end = media = 0
     previous, was_shown = -2, False
     for entry in entries:
@@ -120,7 +121,9 @@ def _edited_times(
             raise ValueError("damage")
         # Not more than all: FFmpeg 9 goes on with the next packet.
         cuts = skipped if skipped < length else -length, rest
-        result[entry.pos, entry.timestamp] = pts, *cuts
+        key = entry.pos, entry.timestamp
+        result[*key, seen[key]] = pts, *cuts
+        seen[key] += 1
     if next(left, None):
         raise ValueError("an edit without a packet")
     return result
@@ -130,12 +133,14 @@ def with_times(
     packets: Iterator[AvPacket], tables: Mapping[int, Times], streams: Any
 ) -> Iterator[AvPacket]:
     """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
-    detach = BitStreamFilterContext("null").filter
+    detach, seen = BitStreamFilterContext("null").filter, Counter[tuple[int, int, int]]()
     for packet in packets:
-        found = tables.get(packet.stream_index, {}).get((packet.pos or 0, packet.pts or 0))
+        key = packet.stream_index, packet.pos or 0, packet.pts or 0
+        found = tables.get(key[0], {}).get((*key[1:], seen[key]))
         if found is not None:
             pts, *cuts = found
             if cuts:
+                seen[key] += 1
                 if packet.is_discard and cuts[0] >= 0:
                     shown = with_data(packet, memoryview(packet))  # without the flag
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
