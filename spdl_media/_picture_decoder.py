@@ -204,8 +204,9 @@ class PictureDecoder(OpenDecoder):
     def _failed(self, packet: AvPacket | None, cause: av.FFmpegError, lines: list[LogLine]) -> None:
         """Raise the decoder's error, or count it as dropped, by ``on_corrupt``."""
         pts = None if packet is None else packet.pts
-        # Lead-in is counted at the flush. For damaged parameter sets, FFmpeg logs more than one line.
-        if self.is_lead_in(pts) or (len(lines) == 1 and is_sliceless(packet, self._codec)):
+        # Lead-in is counted at the flush. H.264 fails without a slice; if its sets are damaged, it logs more.
+        is_whole = self._codec.name == "h264" and len(lines) == 1
+        if self.is_lead_in(pts) or (is_whole and is_sliceless(packet, self._codec)):
             return
         if packet is not None and needs_newer_pyav(packet, self._codec):
             raise DecodeError(
@@ -277,7 +278,6 @@ class PictureDecoder(OpenDecoder):
 _RESERVED, _UNSPECIFIED = (0, 3), 2
 _LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})  # FFmpeg only logs a wrong one
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
-
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
 

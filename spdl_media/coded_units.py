@@ -120,19 +120,21 @@ def _number(stream: io.BytesIO) -> int:
     return value + int.from_bytes(byte, "big")
 
 
-_PARAMETERS = {7, 8}  # types of units of H.264
+# By codec: types of units of parameter sets, and of slices.
+_PARAMETERS = {"h264": {7, 8}, "hevc": {32, 33, 34}}
+_SLICES = {"h264": range(6), "hevc": range(32)}
 
 
 def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
-    """Whether a packet of H.264 has parameter sets and no slice, as at the end of a camera's stream.
+    """Whether a packet has parameter sets and no slice, as at the end of a camera's stream.
 
     See:
-        ITU-T H.264, table 7-1 (types of units).
+        ITU-T H.264, table 7-1, and H.265, table 7-1 (types of units).
     """
-    if packet is None or codec.name != "h264" or packet.size > 1024:  # parameter sets are small
+    if packet is None or codec.name not in _UNITS or packet.size > 1024:  # parameter sets are small
         return False
     kinds = {kind for kind, _ in _typed_units(packet, codec)}
-    return not kinds.isdisjoint(_PARAMETERS) and kinds.isdisjoint(range(6))
+    return not kinds.isdisjoint(_PARAMETERS[codec.name]) and kinds.isdisjoint(_SLICES[codec.name])
 
 
 _SLICE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")

@@ -105,11 +105,24 @@ def test_hashes_of_hevc_mark_the_image_that_fails_them() -> None:
     assert not any(kept.is_corrupt[8:])
 
 
-def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage() -> None:
-    stream = make_video(index_frames(4, 64, 48), codec="libx264", format="h264")
-    cut = stream + stream[: stream.index(b"\0\0\1\6")]  # in front of the first message
+@pytest.mark.parametrize(
+    ("codec", "format", "unit", "message"),
+    [
+        ("libx264", "h264", b"\0\0\1\x67", b"\0\0\1\6"),
+        ("libx265", "hevc", b"\0\0\1\x42", b"\0\0\1\x4e"),
+    ],
+)
+def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage_if_whole(
+    codec: str, format: str, unit: bytes, message: bytes
+) -> None:
+    stream = make_video(index_frames(4, 64, 48), codec=codec, format=format)
+    cut = stream + stream[: stream.index(message)]
     np.testing.assert_array_equal(sm.load_video(cut).array, sm.load_video(stream).array)
     assert len(sm.demux_video(cut).get_timestamps()) == 4
+    place = cut.rindex(unit) + 8
+    damaged = cut[:place] + b"\xff" + cut[place + 1 :]
+    with pytest.raises(sm.DecodeError, match=r"damaged \w+ data \(packet 4\): Invalid "):
+        sm.load_video(damaged)
 
 
 @pytest.mark.parametrize("codec", ["libopus", "flac"])
