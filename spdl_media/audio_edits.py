@@ -119,7 +119,7 @@ def _edited_times(
         skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
         if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")
-        # Not more than all: FFmpeg 9 goes on with the next packet.
+        # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
         cuts = skipped if skipped < length else -length, rest
         key = entry.pos, entry.timestamp
         result[*key, seen[key]] = pts, *cuts

@@ -108,7 +108,7 @@ class FrameFilter:
         time_base: Time base of frames that have none themselves.
         frame_rate: Frame rate of a video, if known; filters such as ``fps`` and ``tpad`` read it.
         sample_aspect_ratio: Width to height of a pixel, if known; PyAV's frames do not carry it.
-        gives_one: The graph outputs exactly one frame for each input, without delay.
+        gives_one: The graph outputs one frame for each input, without delay. One of audio may hold frames.
 
     Raises:
         FilterError: The description is invalid, has more than one input or output, or its output is of the
