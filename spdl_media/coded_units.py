@@ -131,10 +131,14 @@ def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
     See:
         ITU-T H.264, table 7-1, and H.265, table 7-1 (types of units).
     """
-    if packet is None or codec.name not in _UNITS or packet.size > 1024:  # parameter sets are small
+    # Parameter sets are small. The first unit is behind a length or a start code, both of 4 bytes.
+    if packet is None or codec.name not in _UNITS or not 4 < packet.size <= 1024:
         return False
+    slices, (_, shift, mask, _) = _SLICES[codec.name], _UNITS[codec.name]
+    if memoryview(packet)[4] >> shift & mask in slices:
+        return False  # most packets, after 0.4 us instead of 1.4
     kinds = {kind for kind, _ in _typed_units(packet, codec)}
-    return not kinds.isdisjoint(_PARAMETERS[codec.name]) and kinds.isdisjoint(_SLICES[codec.name])
+    return not kinds.isdisjoint(_PARAMETERS[codec.name]) and kinds.isdisjoint(slices)
 
 
 _SLICE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")
