@@ -255,6 +255,7 @@ class VideoEncoder:
     def __init__(self, target: Any, config: VideoEncodeConfig) -> None:
         self._target, self._config = target, config
         context = getattr(target, "codec_context", target)
+        self._is_x265 = context.name == "libx265"
         self.pix_fmt = config.pix_fmt or best_pix_fmt(context.codec, "yuv420p")
         if formats := _pix_fmts(context.codec):
             check_choice(f"pix_fmt of encoder {context.name!r}", self.pix_fmt, formats)
@@ -302,9 +303,8 @@ class VideoEncoder:
             FFmpegError: The encoder fails.
         """
         for packet in self._target.encode(None):
-            # For up to two frames, which are coded in their order, libx265 reads the decoding times from
-            # uninitialized memory.
-            if self._count <= 2:
+            # For one or two frames, coded in order, libx265 reads decoding times from uninitialized memory.
+            if self._count <= 2 and self._is_x265:
                 packet.dts = packet.pts
             yield packet
 

@@ -401,6 +401,15 @@ def test_videos_of_one_and_two_frames() -> None:
             assert indices(data) == list(range(count))
 
 
+def test_the_second_of_two_frames_of_mpeg1_keeps_its_time_in_avi(tmp_path: Path) -> None:
+    """AVI counts decoding times, which begin before second 0 for encoders with a delay."""
+    sm.save_video(
+        tmp_path / "clip.avi", index_frames(2, 64, 48), frame_rate=25, encoder="mpeg1video"
+    )
+    with sm.VideoFile(tmp_path / "clip.avi") as video:
+        assert list(video.timestamps) == [0, 1 / 25]
+
+
 def test_decoding_times_that_libx265_leaves_uninitialized_are_not_used() -> None:
     context = av.CodecContext.create("libx265", "w")
     config = sm.video_encode_config(width=64, height=64, frame_rate=30, encoder="libx265")
