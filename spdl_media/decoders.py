@@ -144,6 +144,8 @@ class _Decoder(Generic[P, F]):
     def _fill(self, *, flush: bool) -> None:
         while self._num_frames is None or self._ready.count < self._num_frames:
             if self._waiting:
+                if self._flushed:  # the caller left the last flush, or it failed
+                    self._reopen()
                 self._waiting.popleft()()
             elif flush and not self._flushed:
                 self._flushed = True
@@ -170,6 +172,10 @@ class _Decoder(Generic[P, F]):
 
     def _start(self) -> None:
         """Open a decoder and filters for a stream."""
+        raise NotImplementedError
+
+    def _reopen(self) -> None:
+        """Open another decoder and filters. Frames that are ready remain."""
         raise NotImplementedError
 
     def _restart(self) -> None:
@@ -237,6 +243,11 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         path = PicturePath(self._codec, PacketMetadata(), self._filter_desc, self._config)
         self._decoder, self._ready = path, FrameList()
 
+    def _reopen(self) -> None:
+        ready = self._ready
+        self._restart()
+        self._ready = ready
+
     def _accept(self, packets: VideoPackets) -> None:
         self._hidden = _unflagged_pts(packets)
         moved = frozenset(pts + _APART for pts in self._hidden)
@@ -283,16 +294,19 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
         self._decoder = SampleDecoder(self._codec, PacketMetadata(), self._config)
         self._ready = SampleChunks(self._codec, PacketMetadata().zero, self._filter_desc)
 
+    def _reopen(self) -> None:
+        ready, dropped = self._ready, self._decoder.num_dropped
+        self._restart()
+        self._decoder.num_dropped = dropped
+        self._ready.chunks, self._ready.count = ready.chunks, ready.count
+
     def _accept(self, packets: AudioPackets) -> None:
         metadata = metadata_of(packets)
         if not metadata.continues and self._decoder.has_started:
             # The packets do not continue the last ones. Flush those first, then use a new decoder, which
             # keeps no state of them.
             self._push(None)
-            ready, dropped = self._ready, self._decoder.num_dropped
-            self._restart()
-            self._decoder.num_dropped = dropped
-            self._ready.chunks, self._ready.count = ready.chunks, ready.count
+            self._reopen()
         self._decoder.follow(metadata, _unflagged_pts(packets))
         self._ready.zero = metadata.zero
 

@@ -293,3 +293,25 @@ def test_arguments_are_checked_at_the_call(
 ) -> None:
     with sm.Demuxer(both) as demuxer, pytest.raises(error, match=message):
         demuxer.streaming_demux(**arguments)
+
+
+def test_another_stream_follows_a_flush_that_was_left_or_failed() -> None:
+    video = make_video(index_planes(20, 64, 48), codec="libx264", format="mpegts", max_b_frames=2)
+    audio = make_audio(index_samples(9000), codec="libopus", format="ogg", sample_rate=48000)
+    for decoder_type, packets in (
+        (sm.VideoDecoder, sm.demux_video(video)),
+        (sm.AudioDecoder, sm.demux_audio(audio)),
+    ):
+        whole = len(sm.decode_packets(packets))
+        decoder: Any = decoder_type(packets.codec, num_frames=whole - 1)
+        found = sum(map(len, decoder.decode(packets)))
+        found += len(next(decoder.flush()))
+        found += sum(map(len, decoder.decode(packets))) + sum(map(len, decoder.flush()))
+        assert found == 2 * whole
+    cut = sm.demux_video(video[: len(video) * 2 // 3])
+    decoder = sm.VideoDecoder(cut.codec)
+    list(decoder.decode(cut))
+    with pytest.raises(sm.DecodeError, match="the frame is damaged"):
+        list(decoder.flush())
+    packets = sm.demux_video(video)
+    assert sum(map(len, decoder.decode(packets))) + sum(map(len, decoder.flush())) >= 20
