@@ -92,10 +92,11 @@ def test_planes_of_an_odd_size(rng: np.random.Generator) -> None:
 
 
 def test_frames_keep_the_array_alive(rng: np.random.Generator) -> None:
-    array = rng.integers(0, 256, (2, 64, 64, 3), np.uint8)
+    # With 46 rows, one frame at most ends at the end of a memory page, wherever NumPy puts them.
+    array = rng.integers(0, 256, (2, 46, 64, 3), np.uint8)
     expected, users = array.copy(), sys.getrefcount(array)
     frames = sm.frames_from_array(array)
-    assert shared_frames(frames, array) == [True, True]
+    assert any(shared_frames(frames, array))
     del frames
     gc.collect()
     assert sys.getrefcount(array) == users
