@@ -123,6 +123,17 @@ def with_hidden_samples(codec: AudioCodec, entries: Any) -> AudioCodec:
     return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
 
 
+_PROBES = 16
+
+
+def are_even(entries: Any, step: int) -> bool:
+    """Whether the timestamps of some entries of a container's index show a regular ``step`` between all."""
+    # Reading the index of an hour takes 70 ms, and timestamps that jitter do so nearly everywhere.
+    first, last = entries[0].timestamp, len(entries) - 1
+    some = {last * number // _PROBES for number in range(_PROBES + 1)}
+    return all(entries[number].timestamp == first + number * step for number in some)
+
+
 Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
 """Exact timestamps of packets by their offset in the file, the timestamp that FFmpeg states, and how often
 both came before: an edit may hide a packet that the edit before shows at the same time."""
@@ -144,10 +155,7 @@ def counted_times(codec: AudioCodec, entries: Any) -> Times | None:
     if not entries or size < 1 or rest:
         return None
     first, last = entries[0].timestamp, len(entries) - 1
-    # Check some entries first: reading the index of an hour takes 70 ms, and a stream whose timestamps jitter
-    # does so nearly everywhere.
-    some = {last * number // _PROBES for number in range(_PROBES + 1)}
-    if all(entries[number].timestamp == first + number * size for number in some):
+    if are_even(entries, size):
         return {}
     if abs(entries[last].timestamp - first - last * size) > last * size / 8:
         return None  # packets have another number of samples than stated
@@ -285,9 +293,6 @@ class GapDetector:
             return False
         self._usual = 0
         return True
-
-
-_PROBES = 16
 
 
 def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | None:

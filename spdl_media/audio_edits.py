@@ -1,4 +1,4 @@
-"""Times of the audio packets of an MP4 that FFmpeg does not state: of jittering clocks, and of several edits.
+"""Times of the audio packets of an MP4 with several edits, which FFmpeg does not state.
 
 FFmpeg cuts samples only where the first edit begins. Of further edits it shows the packets that begin in
 them, the first of which at the time of the edit.
@@ -18,7 +18,7 @@ from av.bitstream import BitStreamFilterContext
 from av.packet import PacketSideData, PktSideDataT
 
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.audio_clock import SKIPPED, Times, even_samples
+from spdl_media.audio_clock import SKIPPED, Times, are_even, even_samples
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, id_of_track, table_at, track_samples
@@ -27,7 +27,6 @@ from spdl_media.parts import read_moov
 
 # The index of an hour of audio has 600 kB.
 _MOST_BYTES = 1 << 24
-_SPOTS = 16
 # A packet has fewer samples.
 _MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
@@ -53,13 +52,10 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
         SourceError: The file cannot be read.
     """
     entries = stream.index_entries
-    last = len(entries) - 1
-    if last < 1 or codec.time_base * codec.sample_rate != 1 or not input.seekable:
+    if len(entries) < 2 or codec.time_base * codec.sample_rate != 1 or not input.seekable:
         return None
-    # In FFmpeg's index, the hidden packets before a further edit go back in time. Reading all of it is slow.
-    first, step = entries[0].timestamp, entries[1].timestamp - entries[0].timestamp
-    spots = {last * spot // _SPOTS for spot in range(_SPOTS + 1)}
-    if all(entries[spot].timestamp == first + spot * step for spot in spots):
+    # In FFmpeg's index, the hidden packets before a further edit go back in time.
+    if are_even(entries, entries[1].timestamp - entries[0].timestamp):
         return None
     try:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_BYTES)[1])

@@ -141,7 +141,8 @@ def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
     return not kinds.isdisjoint(_PARAMETERS[codec.name]) and kinds.isdisjoint(slices)
 
 
-_SLICE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")
+# In MPEG-1 and MPEG-2, the start code of a slice.
+_SLICE_CODE = re.compile(rb"\x00\x00\x01[\x01-\xaf]")
 
 
 def is_hidden(packet: AvPacket, video: VideoCodec) -> bool:
@@ -153,7 +154,7 @@ def is_hidden(packet: AvPacket, video: VideoCodec) -> bool:
     """
     codec = video.name
     if codec in ("mpeg1video", "mpeg2video"):
-        return _SLICE.search(memoryview(packet)) is None
+        return _SLICE_CODE.search(memoryview(packet)) is None
     if codec not in ("vp8", "vp9") or not packet.size:
         return is_sliceless(packet, video)
     data = memoryview(packet)

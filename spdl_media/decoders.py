@@ -194,14 +194,15 @@ def _unflagged_pts(packets: VideoPackets | AudioPackets) -> frozenset[int]:
     return frozenset() if is_flagged else discarded_pts(packets)
 
 
-_APART = 1 << 41  # more ticks than pickling moves a hidden packet
-
-
 def _stream_key(codec: Codec) -> str:
     """Return the parameters that may not change within a stream, as text."""
     if isinstance(codec, VideoCodec):
         return codec.name
     return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
+
+
+# Added to the timestamp of a hidden frame, so that no frame of another chunk has the same one.
+_APART = 1 << 41
 
 
 class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
