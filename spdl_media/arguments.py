@@ -278,7 +278,7 @@ class VideoArguments(ImageOptions, _Cuts, _Stream, _Length, _Arguments[Device], 
     Attributes:
         frame_rate: Frames per second of the result. Frame ``k`` is the source frame that is shown at
             ``start + k / frame_rate``, where ``start`` is the window's start, or else the time of the first
-            frame.
+            frame. A gap that takes more than 108,000 copies of a frame is a FilterError.
         decoder: The decoder to use with ``cuda=``. ``"dali"`` (and ``"nvdec"`` for video) decodes on the
             device. ``"cpu"`` decodes on the CPU and copies the result. ``"auto"`` uses the first of these
             that is installed and gives the right result; if that is the CPU although a decoder for the

@@ -14,6 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from spdl_media.errors import FilterError
+
 __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 
 Seconds: TypeAlias = float | int | Decimal | Fraction | str
@@ -247,6 +249,10 @@ def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -
 
 T = TypeVar("T")
 
+# The most copies of one frame: an hour at 30 frames per second. A damaged timestamp could ask for more than
+# there is memory.
+_MOST_COPIES = 108_000
+
 
 class ConstantRate(Generic[T]):
     """Resamples frames to a constant rate: selects the frame that is shown at each ``start + k / rate``.
@@ -289,7 +295,11 @@ class ConstantRate(Generic[T]):
             self._stop = math.ceil((self._window.end + self._zero) * self._rate - shift)
 
     def push(self, frame: T, pts: int, duration: int) -> Iterator[tuple[T, int]]:
-        """Add a frame. Yield the previous frame once for each output time, with the output timestamp."""
+        """Add a frame. Yield the previous frame once for each output time, with the output timestamp.
+
+        Raises:
+            FilterError: There is a gap, which too many copies of the previous frame would fill.
+        """
         if not self._is_placed:
             self._place(pts * self._source_base)
         yield from self._until(self._number(pts))
@@ -308,8 +318,15 @@ class ConstantRate(Generic[T]):
     def _until(self, number: int) -> Iterator[tuple[T, int]]:
         begin, self._next = self._next, max(self._next, number)
         if self._shown is not None:
-            factor, offset, divisor = self._to_pts
-            for moment in range(begin, min(number, self._stop)):
+            stop, (factor, offset, divisor) = min(number, self._stop), self._to_pts
+            if stop - begin > _MOST_COPIES:
+                start = Fraction(begin * factor + offset, divisor) * self.time_base - self._zero
+                raise FilterError(
+                    f"frame_rate={float(self._rate):g} would repeat a frame {stop - begin} times, from "
+                    f"{float(start):.3f} s on: the times of the frames have a gap. Load the windows "
+                    "(timestamp=) before and after it"
+                )
+            for moment in range(begin, stop):
                 # Rounded to nearest, in case the unit is not fine enough.
                 yield self._shown, (2 * (moment * factor + offset) + divisor) // (2 * divisor)
 

@@ -281,6 +281,19 @@ def test_a_gap_of_hours_is_damage_and_not_silence_that_fills_the_memory() -> Non
     assert window.shape == (2, RATE + 1000)
 
 
+def test_a_gap_of_hours_is_not_filled_with_copies_of_a_frame_until_the_memory_is_full() -> None:
+    pts = [0, 1, 2, 3, 72_002, 72_003]  # a gap of two hours
+    data = make_video(index_planes(6, 32, 32), codec="ffv1", format="nut", pts=pts, frame_rate=10)
+    with pytest.raises(
+        sm.FilterError,
+        match=r"frame_rate=30 would repeat a frame 215997 times, from 0\.300 s on: .*gap",
+    ):
+        sm.load_video(data, frame_rate=30)
+    for window in (None, 1), (7000, None), (7000, 8000):
+        assert len(sm.load_video(data, window, frame_rate=10)) > 9
+    assert len(sm.load_video(data, frame_rate="1/60")) == 121
+
+
 @pytest.mark.parametrize("layout", ["mono", "7.1"])
 @pytest.mark.parametrize("fmt", ["u8", "u8p", "s16", "s32p", "fltp", "dbl"])
 def test_silence_of_any_format(fmt: str, layout: str) -> None:
