@@ -335,7 +335,7 @@ class PicturePath:
         return is_full or (packet is None and any(map(sink.put, self._filter.flush())))
 
     def run(self, packets: Iterable[AvPacket], sink: Sink) -> bool:
-        """Put the frames of all packets into a sink, then stop the decoder's threads.
+        """Put the frames of all packets into a sink.
 
         Returns:
             Whether the sink was full before the packets ended.
@@ -344,14 +344,11 @@ class PicturePath:
             DecodeError: As for :meth:`push`.
             FilterError: As for :meth:`push`.
         """
-        try:
-            with ffmpeg_log(always=self.decoder.needs_log):  # one for all packets; see current_log
-                for packet in packets:
-                    if self._put(self.decoder.decode(packet), sink):
-                        return True
-                return self.push(None, sink)
-        finally:
-            self.close()
+        with ffmpeg_log(always=self.decoder.needs_log):  # one for all packets; see current_log
+            for packet in packets:
+                if self._put(self.decoder.decode(packet), sink):
+                    return True
+            return self.push(None, sink)
 
     def take_metadata(self) -> FrameMetadata:
         """Return the metadata of the frames that came out since the last call, and reset the counts."""
@@ -366,10 +363,6 @@ class PicturePath:
         )
         decoder.num_skipped = decoder.num_dropped = 0
         return metadata
-
-    def close(self) -> None:
-        """Stop the decoder's threads."""
-        self.decoder.close()
 
 
 def check_start(packets: VideoPackets) -> None:

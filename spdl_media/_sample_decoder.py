@@ -218,19 +218,16 @@ class SampleDecoder(OpenDecoder):
         lock = nullcontext() if is_filtered else short_frame_lock(self._codec)
         # None flushes the decoder.
         left = chain(packets, (None,))
-        try:
-            # A slow source is read outside of the lock.
-            with lock if in_memory else nullcontext():
-                while part := list(islice(left, _AT_ONCE)):
-                    with lock:
-                        if self.decode(part, sink.put):
-                            break
-            if self._is_reusable:
-                self._context.flush_buffers()
-                _spare.put_back(self._codec, self._context)
-            sink.flush()
-        finally:
-            self.close()
+        # A slow source is read outside of the lock.
+        with lock if in_memory else nullcontext():
+            while part := list(islice(left, _AT_ONCE)):
+                with lock:
+                    if self.decode(part, sink.put):
+                        break
+        if self._is_reusable:
+            self._context.flush_buffers()
+            _spare.put_back(self._codec, self._context)
+        sink.flush()
 
     def _filling(self, put: Put) -> Put:
         """Wrap ``put`` so that silence fills gaps between samples, and at the window's start."""

@@ -22,6 +22,7 @@ from av.codec.context import CodecContext
 from av.stream import Disposition
 
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options, is_native_layout
+from spdl_media._threads import when_dropped
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
@@ -369,17 +370,10 @@ class OpenDecoder:
         self.num_dropped = 0
         self._packet_index = -1
         self._context: Any = context or make_decoder(codec, config, metadata.source)
-
-    def close(self) -> None:
-        """Wait for the decoder's threads before the decoder is freed."""
-        # PyAV holds the GIL while it frees a decoder and waits for its threads, which need it to log.
-        if "threads" in self._config.decoder_options:
+        if context is None and "threads" in config.decoder_options:
+            # PyAV holds the GIL while it frees a decoder and waits for its threads, which need it to log.
             # This waits without the GIL. Draining would end at the first damaged frame, before the threads.
-            self._context.flush_buffers()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_context"):  # missing if the decoder could not be opened
-            self.close()
+            self._end = when_dropped(self._context.flush_buffers)
 
     def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
         """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""

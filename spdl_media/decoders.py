@@ -180,7 +180,6 @@ class _Decoder(Generic[P, F]):
 
     def _restart(self) -> None:
         # Flushed filters accept no more frames, so make new ones for the next stream.
-        self._decoder.close()
         self._flushed = False
         self._start()
 

@@ -208,14 +208,11 @@ def make_index(
         decoder = PictureDecoder(codec, metadata, replace(config, on_corrupt="keep"))
         decoder.needs_key = bool(table.is_key.any())
         found: list[int] = []
-        try:
-            with ffmpeg_log():
-                for frame in chain.from_iterable(map(decoder.decode, chain(restart(), (None,)))):
-                    found.append(NO_TIME if frame.pts is None else frame.pts)
-                    if found[-1] >= until:
-                        break
-        finally:
-            decoder.close()
+        with ffmpeg_log():
+            for frame in chain.from_iterable(map(decoder.decode, chain(restart(), (None,)))):
+                found.append(NO_TIME if frame.pts is None else frame.pts)
+                if found[-1] >= until:
+                    break
         return found
 
     if not _is_one_each(table, codec, format):

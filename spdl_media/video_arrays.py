@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import as_fraction, unheard_log
-from spdl_media._picture_decoder import PicturePath, decode_into
+from spdl_media._ffmpeg import AvPacket, as_fraction, unheard_log
+from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import (
@@ -144,9 +144,11 @@ def stated_size(packets: VideoPackets, config: DecodeConfig) -> tuple[int, int]:
 class _RowsPath(PicturePath):
     """A path to rows. It hands on the filter graph, because rows keep none of its frames."""
 
-    def close(self) -> None:
-        super().close()
-        self._filter.release()
+    def run(self, packets: Iterable[AvPacket], sink: Sink) -> bool:
+        try:
+            return super().run(packets, sink)
+        finally:
+            self._filter.release()
 
 
 # A custom graph may output more frames than it gets, so memory is reserved for so many times the expected

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
-from spdl_media import cuda_driver
+from spdl_media import codec, cuda_driver
 from spdl_media._threads import when_dropped
 from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import Format, Shown
@@ -103,9 +103,16 @@ def parser(monkeypatch: pytest.MonkeyPatch) -> Case:
 def video(_: pytest.MonkeyPatch) -> Case:
     opened = sm.VideoFile(Path(__file__).parent.parent / "samples" / "media" / "nasa_13013.mp4")
     source = opened._file
-    # A decoder's own finalizer has to wait for its threads even at exit, and loses one.
-    del opened._decoder
     return opened, lambda: source.container is None
+
+
+def threads(monkeypatch: pytest.MonkeyPatch) -> Case:
+    waits: list[int] = []
+    context = SimpleNamespace(flush_buffers=lambda: waits.append(1))
+    monkeypatch.setattr(codec, "make_decoder", lambda *_: context)
+    packets, config = SimpleNamespace(source=""), sm.decode_config(decoder_options={"threads": 2})
+    opened = codec.OpenDecoder(codec.VideoCodec("h264", "h264"), packets, config)
+    return opened, lambda: waits == [1]
 
 
 def event(monkeypatch: pytest.MonkeyPatch) -> Case:
@@ -116,7 +123,8 @@ def event(monkeypatch: pytest.MonkeyPatch) -> Case:
 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
-    "case", [lease, opened_file, video, device_memory, surface, decoder, parser, event]
+    "case",
+    [lease, opened_file, video, threads, device_memory, surface, decoder, parser, event],
 )
 def test_one_before_what_was_dropped_is_finalized_is_heard(
     case: Callable[[pytest.MonkeyPatch], Case], monkeypatch: pytest.MonkeyPatch

@@ -76,13 +76,9 @@ class DevicePath(PicturePath):
         # As in PicturePath.__init__, which is not called because it opens a CPU decoder.
         self.decoder.gives_lead_in = self._filter.has_rate
 
-    def close(self) -> None:
-        """Keep the decoder, in whose memory frames lie that are not written yet."""
-
     def give_back(self) -> None:
         """Return the decoder to the pool, for the next clip. All frames must be written or dropped."""
         lent = self._lent
-        del self.decoder._context  # or it would flush a decoder that another clip uses
         if lent.is_sound:
             lent.flush_buffers()
             self._device.decoders.give(self._key, lent)
