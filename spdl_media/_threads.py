@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import sleep
+from typing import NoReturn
 
 __all__ = ("OneThread", "in_threads", "interrupts_delayed", "when_dropped")
 
@@ -95,6 +96,12 @@ class OneThread:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        # Called when its owner is pickled.
+        raise TypeError(
+            f"{self._what} objects are not picklable: they hold FFmpeg's state. Make one where it is used"
+        )
 
 
 # Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.

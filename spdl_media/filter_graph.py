@@ -16,7 +16,7 @@ from spdl_media._ffmpeg import as_fraction
 from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.errors import FilterError
-from spdl_media.filters import frame_options, source_args
+from spdl_media.filters import FrameFilter, frame_options, source_args
 from spdl_media.formats import format_name
 from spdl_media.frames import (
     AudioFrames,
@@ -63,6 +63,7 @@ class _Port:
         time_base: Time base of the frames, if known; audio is converted to it.
         args: Arguments of the buffer source of an open input, once its first frame has arrived.
         waiting: Frames that arrived before the graph could be built.
+        counter: Numbers frames without a time, once there is one.
     """
 
     node: int
@@ -74,6 +75,7 @@ class _Port:
     time_base: Fraction | None = None
     args: str = ""
     waiting: deque[AvFrame] = field(default_factory=deque)
+    counter: FrameFilter | None = None
 
     def __post_init__(self) -> None:
         # The text may state an expression, which only FFmpeg evaluates.
@@ -98,6 +100,14 @@ class _Port:
             takes, are = _described(self.options), _described(given)
             what = f"the input {self.name} takes {takes}, but the frames are {are}"
             raise graph_error(desc, what)
+
+    def timed(self, frame: AvFrame) -> AvFrame:
+        """Return the frame itself, or if it has no time a new one that is at its number, from 0 on."""
+        if frame.pts is not None or self.kind == "audio":
+            return frame
+        # Frames may be shared with other threads, so this one cannot be changed.
+        self.counter = self.counter or FrameFilter("setpts=N", kind="video", gives_one=True)
+        return self.counter.push(frame)[0]  # type: ignore[no-any-return]  # PyAV's frames
 
     def unit(self, frame: av.AudioFrame, zero: Fraction) -> Fraction:
         """Return the time base in which the input takes audio."""
@@ -159,8 +169,8 @@ class FilterGraph:
         graph.flush()
         side_by_side = graph.get_frames()
 
-    All frames of one input have the same size and format. Filters run in one thread. Frames are not
-    consumed. Never run a description from an untrusted source: filters such as ``movie``,
+    All frames of one input have the same size and format. In a graph with several inputs, images without a
+    time are shown one after the other from second 0. Filters run in one thread. Frames are not consumed. Never run a description from an untrusted source: filters such as ``movie``,
     ``lut3d=file=...``, ``metadata=file=...`` and ``drawtext=textfile=...`` read and write files by name.
 
     Args:
@@ -176,13 +186,13 @@ class FilterGraph:
     """
 
     def __init__(self, desc: str) -> None:
+        self._guard = OneThread("FilterGraph")
         self._wiring = wire(desc)
         self._inputs = _make_ports(self._wiring, SOURCES, "in")
         self._outputs = _make_ports(self._wiring, SINKS, "out")
         if not self._inputs or not self._outputs:
             side = "output" if self._inputs else "input"
             raise FilterError(f"filter description {desc!r} has no {side}", filter_desc=desc)
-        self._guard = OneThread("FilterGraph")
         self._metadata: FrameMetadata | None = None
         self._built: BuiltGraph | None = None
         self._flushed = False
@@ -223,8 +233,10 @@ class FilterGraph:
             port = self._port(self._inputs, key, "input")
             for frame in _frames_of(frames, port, self._wiring.desc):
                 port.check(frame, self._wiring.desc)
+                # Filters with several inputs join frames by time, and FFmpeg computes nonsense from none.
+                timed = port.timed(frame) if len(self._inputs) > 1 else frame
                 # The graph cannot be built before all open inputs have had a frame.
-                port.waiting.append(frame)
+                port.waiting.append(timed)
             # Clock and window of the output are those of the first frames.
             self._metadata = self._metadata or frame_metadata(frames)
             self._run()

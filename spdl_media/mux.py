@@ -110,8 +110,8 @@ class Muxer:
         format: str | None = None,
         format_options: Mapping[str, object] | None = None,
     ) -> None:
-        self._container: Any = None
         self._guard = OneThread("Muxer")
+        self._container: Any = None
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
         self._failure: Callable[[], MediaError] | None = None  # not an error, which keeps frames

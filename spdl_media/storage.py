@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from math import prod
 from queue import Empty, SimpleQueue
-from typing import Literal, SupportsIndex, TypeAlias, get_args
+from typing import Literal, NoReturn, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
@@ -322,6 +322,12 @@ class StoragePool:
             warned, self._warned = self._warned, True
         if not warned:
             warn_caller(message, StorageInUseWarning)
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} objects are not picklable: their memory is that of this process. Make one where it is used"
+        )
 
     def __repr__(self) -> str:
         pinned = ", pinned" if self.is_pinned else ""

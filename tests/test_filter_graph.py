@@ -225,6 +225,27 @@ def test_several_inputs_join_when_all_have_frames() -> None:
     assert rows == [[10, 30], [20, 40]]
 
 
+def test_images_without_a_time_follow_each_other_from_second_0() -> None:
+    still = ImageFrames([frame(7)])
+    av_frames(still)[0].pts = None
+    graph = FilterGraph("[left][right]hstack")
+    for _ in range(2):
+        graph.add_frames(still, key="left")
+        graph.add_frames(still, key="right")
+    assert (both := graph.get_frames()) is not None
+    assert (both.timestamps, levels(both)) == ((0.0, 0.1), [7, 7])
+    assert still.pts is None
+
+    over = FilterGraph("[main][logo]overlay=x=8")
+    over.add_frames(video(1, 2, 3), key="main")
+    over.add_frames(still, key="logo")
+    over.flush()
+    assert (result := over.get_frames()) is not None
+    assert result.timestamps == (0.0, 0.1, 0.2)
+    # overlay makes YUV of limited range: 16 + 7 * 219 / 255.
+    assert [int(image.planes[0][0, 12]) for image in result] == [22, 22, 22]
+
+
 def test_several_outputs() -> None:
     graph = FilterGraph("split[a][b]")
     graph.add_frames(video(5))

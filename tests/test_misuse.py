@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import Any
 
 import av
@@ -151,3 +152,13 @@ def test_each_of_several_outputs_without_a_label_can_be_had(movie: bytes) -> Non
         got = graph.get_frames(key=key)
         assert got is not None
         assert len(got) == len(frames)
+
+
+def test_what_cannot_be_pickled_is_named(movie: bytes) -> None:
+    pool = sm.StoragePool(8, pin_memory=False)
+    with sm.Demuxer(movie) as demuxer, sm.Muxer(io.BytesIO(), format="mp4") as muxer:
+        muxer.write(muxer.add_remux_stream(demuxer.video_codec), demuxer.demux_video())
+        owners = demuxer, muxer, sm.AudioDecoder(demuxer.audio_codec), sm.FilterGraph("null"), pool
+        for owner in owners:
+            with pytest.raises(TypeError, match=f"^{type(owner).__name__} objects are not picklable: the"):
+                pickle.dumps(owner)
