@@ -248,9 +248,10 @@ def _convert(
     for position, array in enumerate(arrays):
         if _shape_except(array, along) != common:
             rule = "one buffer holds one shape and type"
-            if axis is None:
+            if axis is None and array.dtype == first.dtype:
                 rule += (
-                    ". Load images at one width= and height=; pad= fills up arrays along one axis"
+                    ". Load images with one width= and height=, audio with one num_channels= and "
+                    "num_samples=; or fill arrays up along one axis with pad="
                 )
             raise ConvertError(
                 f"items[0]{where} has shape {first.shape} and type {first.dtype}, items[{position}]{where} "

@@ -169,9 +169,10 @@ class FilterGraph:
         graph.flush()
         side_by_side = graph.get_frames()
 
-    All frames of one input have the same size and format. In a graph with several inputs, images without a
-    time are shown one after the other from second 0. Filters run in one thread. Frames are not consumed. Never run a description from an untrusted source: filters such as ``movie``,
-    ``lut3d=file=...``, ``metadata=file=...`` and ``drawtext=textfile=...`` read and write files by name.
+    All frames of one input have the same size and format. Where there are several inputs, images without a
+    time follow each other from second 0. Filters run in one thread. Frames are not consumed. Never run a
+    description from an untrusted source: filters such as ``movie``, ``lut3d=file=...``,
+    ``metadata=file=...`` and ``drawtext=textfile=...`` read and write files by name.
 
     Args:
         desc: FFmpeg's description of the graph.

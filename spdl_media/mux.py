@@ -267,7 +267,8 @@ class Muxer:
             track = self._tracks[index]
             if not isinstance(data, track.takes) or isinstance(data, ImagePackets):
                 names = " or ".join(kind.__name__ for kind in track.takes)
-                raise TypeError(f"stream {index} takes {names}, not {data!r}")
+                made = "; frames_from_array makes frames" if hasattr(data, "__array__") else ""
+                raise TypeError(f"stream {index} takes {names}, not {type(data).__name__}{made}")
             if not self._started:
                 with self._errors(), ffmpeg_log() as lines:
                     self._container.start_encoding()

@@ -127,8 +127,8 @@ def save_audio(
 
     Args:
         dst: A path, or a binary file object with ``write``.
-        waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, float32 or float64
-            (floats from -1 to 1), or ``AudioFrames``.
+        waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, int64, float32 or
+            float64 (floats from -1 to 1), or ``AudioFrames``.
         sample_rate: Samples per second and channel; not for ``AudioFrames``, which have their own.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
         encoder: Name of an FFmpeg encoder or codec. The default is that of the file format.
@@ -147,6 +147,8 @@ def save_audio(
 
         save_audio("out.flac", np.zeros(16000, np.float32), 16000)
     """
+    if sample_rate is None and not isinstance(waveform, AudioFrames):
+        raise TypeError("an array has no sample rate: pass sample_rate=")
     sound = _as_audio(waveform if sample_rate is None else (waveform, sample_rate))
     with Muxer(dst, format=format) as muxer:
         index = _add_audio(
@@ -355,7 +357,7 @@ def _as_audio(waveform: Any) -> AudioFrames:
     if isinstance(waveform, AudioFrames):
         return waveform
     if not isinstance(waveform, tuple) or len(waveform) != 2:
-        raise TypeError(f"audio= is a pair of a waveform and its sample rate, not {waveform!r}")
+        raise TypeError("audio= must be AudioFrames, or a pair of a waveform and its sample rate")
     if isinstance(waveform[0], AudioFrames):
         raise TypeError(f"{waveform[0]!r} has a sample rate; pass it without {waveform[1]!r}")
     frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])

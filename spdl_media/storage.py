@@ -324,9 +324,9 @@ class StoragePool:
             warn_caller(message, StorageInUseWarning)
 
     def __reduce__(self) -> NoReturn:
-        name = type(self).__name__
         raise TypeError(
-            f"{name} objects are not picklable: their memory is that of this process. Make one where it is used"
+            f"{type(self).__name__} objects are not picklable: they hold memory of this process. Make one "
+            "where it is used"
         )
 
     def __repr__(self) -> str:

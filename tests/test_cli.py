@@ -297,7 +297,9 @@ def refusal(capfd: pytest.CaptureFixture[str], *arguments: object, status: int =
     return errors
 
 
-def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sentences_of_refusal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty, other, state = tmp_path / "empty", tmp_path / "other", tmp_path / "a.state"
     empty.mkdir()
     other.mkdir()
@@ -333,7 +335,9 @@ def test_sentences_of_refusal(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
     assert "above 0, not nan" in refusal(capfd, "bench", empty, "--seconds", "nan")
     chart = tmp_path / "chart.svg"
-    assert "no media files in" in refusal(capfd, "bench", empty, "--chart", chart)
+    assert f"no media files in {empty}" in refusal(capfd, "bench", empty, "--chart", chart)
+    monkeypatch.setattr("spdl_media.cli.bench._LOOKED_AT", 1)
+    assert "no media files in the first 1 files of" in refusal(capfd, "bench", empty)
     assert not chart.exists()
     address = "http://127.0.0.1:1/clip.mp4"
     assert f"spdl-media: {address}: cannot" in refusal(capfd, "contact-sheet", address)
@@ -656,7 +660,11 @@ def test_bench_of_a_function_that_waits(
 
     assert "these files cannot be loaded: " in refusal(capfd, "bench", "data")
     assert "no video files in data" in refusal(capfd, "bench", "data", "--kind", "video")
-    assert "cannot be imported" in refusal(capfd, "bench", "data", "--preprocessor", "far_storage")
+    for wrong, reason in (
+        ("far_storage", "takes MODULE:FUNCTION, not 'far_storage'"),
+        ("far_storage:save", "cannot be imported: cannot import name 'save'"),
+    ):
+        assert reason in refusal(capfd, "bench", "data", "--preprocessor", wrong)
     assert "missing/a.svg: No such" in refusal(capfd, "bench", "data", "--chart", "missing/a.svg")
 
 

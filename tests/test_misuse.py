@@ -160,5 +160,7 @@ def test_what_cannot_be_pickled_is_named(movie: bytes) -> None:
         muxer.write(muxer.add_remux_stream(demuxer.video_codec), demuxer.demux_video())
         owners = demuxer, muxer, sm.AudioDecoder(demuxer.audio_codec), sm.FilterGraph("null"), pool
         for owner in owners:
-            with pytest.raises(TypeError, match=f"^{type(owner).__name__} objects are not picklable: the"):
+            with pytest.raises(
+                TypeError, match=f"^{type(owner).__name__} objects are not picklable: the"
+            ):
                 pickle.dumps(owner)

@@ -280,7 +280,7 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):
         with pytest.raises(ValueError, match=message):
             sm.save_video(path, frames)
-    with pytest.raises(TypeError, match="sample rate"):
+    with pytest.raises(TypeError, match="an array has no sample rate: pass sample_rate="):
         sm.save_audio(tmp_path / "out.wav", np.zeros(9, np.float32))
     samples = np.zeros(8, np.float32)
     sound = sm.frames_from_array(samples, sample_rate=8000)

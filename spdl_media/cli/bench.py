@@ -87,8 +87,7 @@ class _Plan:
         try:
             exec(self.imports, names)  # noqa: S102  # written by _make_plan
         except (ImportError, SyntaxError) as error:
-            problem = f"--preprocessor cannot be imported: {error}. Write MODULE:FUNCTION"
-            raise Refused(problem) from error
+            raise Refused(f"--preprocessor cannot be imported: {error}") from error
         return {name: eval(value, names) for name, value in self.arguments.items()}  # noqa: S307
 
     def code(self, folder: Path, best: Setting) -> str:
@@ -154,13 +153,15 @@ def bench_command(
 def _sample(folder: Path, kind: str | None) -> tuple[str, list[Path]]:
     """Return the kind of media and a random sample of its files, the same in each run."""
     by_kind: dict[str, list[Path]] = defaultdict(list)
-    for entry in itertools.islice(find_files(folder), _LOOKED_AT):
+    entries = [*itertools.islice(find_files(folder), _LOOKED_AT)]
+    for entry in entries:
         path = folder / os.fsdecode(entry.path)
         named = named_kind(path)
         if entry.size and named and kind in (None, named):
             by_kind[named].append(path)
     if not by_kind:
-        raise Refused(f"no {kind or 'media'} files in {printable(folder)}")
+        where = f"the first {_LOOKED_AT:,} files of " if len(entries) == _LOOKED_AT else ""
+        raise Refused(f"no {kind or 'media'} files in {where}{printable(folder)}")
     kind, paths = max(by_kind.items(), key=lambda item: len(item[1]))
     return kind, random.Random(0).sample(sorted(paths), min(len(paths), _USED))  # noqa: S311  # no secret
 
@@ -175,6 +176,8 @@ def _make_plan(kind: str, *, size: int, batch_size: int | None, preprocessor: st
     # The user's function may return anything, so its results are not transferred to a device.
     if preprocessor is not None:
         module, _, arguments["preprocessor"] = preprocessor.partition(":")
+        if not (module and arguments["preprocessor"]):
+            raise Refused(f"--preprocessor takes MODULE:FUNCTION, not {preprocessor!r}")
         imports += f"from {module} import {arguments['preprocessor']}\n"
         unit = ("samples", 1)
     # The copy to the device is measured as a step of its own.

@@ -66,14 +66,16 @@ def find_files(folder: Path) -> Iterator[Entry]:
         OSError: The folder itself cannot be read.
     """
     top = os.fsencode(folder)
-    yield from _below(os.scandir(top), b"", [os.path.realpath(top)])
+    stack: list[tuple[Any, bytes]] = [(os.scandir(top), b"")]
+    try:
+        yield from _walk(stack, [os.path.realpath(top)])
+    finally:
+        for entries, _ in stack:
+            entries.close()
 
 
-def _below(
-    entries: Iterator[os.DirEntry[bytes]], prefix: bytes, roots: list[bytes]
-) -> Iterator[Entry]:
-    """Walk a folder, reading its entries lazily; ``roots`` are the folders that are walked."""
-    stack = [(entries, prefix)]
+def _walk(stack: list[tuple[Any, bytes]], roots: list[bytes]) -> Iterator[Entry]:
+    """Walk the folder on the stack, reading its entries lazily; ``roots`` are the folders that are walked."""
     while stack:
         entries, prefix = stack[-1]
         try:
