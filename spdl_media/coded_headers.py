@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from av.container import InputContainer
@@ -236,24 +237,19 @@ def _set_stated(video: Any, context: dict[str, Any]) -> bool:
 # Numbers of colours that the container does not state.
 _UNSPECIFIED = {"color_range": 0, "color_primaries": 2, "color_trc": 2, "colorspace": 2}
 
-_SET_AFTER_CODE = re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{8,})", re.DOTALL)
+# A sequence parameter set after a start code, or as the first of MP4's decoder configuration.
+_FIRST_SET = re.compile(rb"(?:\x00\x00\x01|\A\x01.{7})[\x07\x27\x47\x67](.{8,})", re.DOTALL)
 
 
-def may_have_fields(extradata: bytes | None) -> bool:
-    """Whether an H.264 stream may be coded as fields; True if the extradata does not tell."""
-    found = _SET_AFTER_CODE.search(extradata or b"")
+@lru_cache(maxsize=16)
+def may_have_fields(codec: VideoCodec) -> bool:
+    """Whether a stream is H.264 that may be coded as fields; True if the extradata of H.264 does not tell."""
+    if codec.name != "h264":
+        return False
+    found = _FIRST_SET.search(codec.extradata or b"")
     with suppress(ValueError):
         return found is None or _read_frames(_Bits(found[1])).may_be_fields
     return True
-
-
-# Formats without packet boundaries.
-_WITHOUT_PACKETS = ("mpegts", "mpeg", "h264")
-
-
-def may_split_frames(format: str, codec: VideoCodec) -> bool:
-    """Whether FFmpeg's parser may make each field of a frame a packet. The second one has a later time."""
-    return codec.name == "h264" and format in _WITHOUT_PACKETS and may_have_fields(codec.extradata)
 
 
 class _Bits:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
-from spdl_media.coded_headers import may_split_frames
+from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import DecodeConfig
 from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
@@ -31,6 +31,9 @@ _ONE_EACH = frozenset(
     "av1 dnxhd dvvideo ffv1 ffvhuff h263 h264 hevc huffyuv mjpeg mpeg1video mpeg2video mpeg4 png prores "
     "rawvideo utvideo v210 vp8 vp9".split()
 )
+
+# Formats without packet boundaries.
+_WITHOUT_PACKETS = ("mpegts", "mpeg", "h264")
 
 Restart = Callable[[], Iterable[AvPacket]]
 """Returns the packets of the stream from its start again."""
@@ -219,7 +222,12 @@ def make_index(
         return _decoded_index(table, codec, decoded())
     shown = table.is_shown.copy()
     first_key = int(np.argmax(table.is_key))
-    start = int(table.pts[first_key])
+    start, *second = table.pts[first_key : first_key + 2].tolist()
+    # In MP4 and MKV, too, a packet may be a field. That of a key frame is followed by the other one.
+    if may_have_fields(codec) and second > [start]:
+        found = decoded(*second)
+        if start in found and second[0] not in found:
+            return _decoded_index(table, codec, decoded())
     leading = (table.pts < start) & ~table.is_key
     leading[:first_key] = True
     if (leading & shown).any():
@@ -241,8 +249,8 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False  # there may be two frames in a packet
     if format == "asf" and codec.reorder_depth:
         return False  # ASF states only decode timestamps
-    if may_split_frames(format, codec):
-        return False
+    if format in _WITHOUT_PACKETS and may_have_fields(codec):
+        return False  # FFmpeg's parser may make each field of a frame a packet
     is_unique = len(np.unique(table.pts)) == len(table)
     if _goes_back(table) or _is_joined(table):
         return False

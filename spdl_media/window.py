@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.audio_edits import Edits
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.coded_headers import may_split_frames
+from spdl_media.coded_headers import may_have_fields
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
@@ -43,7 +43,7 @@ class _VideoRun:
 
     Args:
         span: Timestamps of the window's start and end, or infinity.
-        format, codec: Names of the container's format, and codec of the stream.
+        codec: Codec of the stream.
         restart: A key frame up to this timestamp makes earlier packets unnecessary.
 
     Attributes:
@@ -52,11 +52,12 @@ class _VideoRun:
     """
 
     def __init__(
-        self, span: tuple[float, float], format: str, codec: VideoCodec, restart: int | None = None
+        self, span: tuple[float, float], codec: VideoCodec, restart: int | None = None
     ) -> None:
         (self._first, self._stop), self._restart = span, restart
         self._kept: list[AvPacket] = []
-        self._splits, self._depth = may_split_frames(format, codec), codec.reorder_depth
+        self._splits = may_have_fields(codec)
+        self._depth = codec.reorder_depth * (2 if self._splits else 1)
         self._inside = self._late = 0
         self._has_key = self.complete = self.goes_on = False
 
@@ -65,8 +66,9 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if _restarts(packet, self._restart):
             self._kept.clear()
-        if packet.is_keyframe and pts != dts:
-            self._depth = 0  # dts are shifted: no frame is shown before it is decoded
+        # With shifted dts, no frame is shown before it is decoded. Those of fields in Matroska are wrong.
+        if packet.is_keyframe and pts != dts and not self._splits:
+            self._depth = 0
         self._kept.append(packet)
         # After hidden packets, an edit list may go back in time, so they do not tell the end.
         if packet.is_discard:
@@ -80,7 +82,7 @@ class _VideoRun:
         # Decode timestamps only increase.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = self._late > (self._depth if decoded_late else _MAX_REORDER)
-        # A second field has a later time. Without a pts, the frame may be shown earlier than its position.
+        # A second field may be a later packet. Without a pts, the frame may be shown before its position.
         if (self._splits and self._late == 1) or (pts is None and not self.complete):
             self._inside = len(self._kept)
         return self.complete
@@ -152,7 +154,7 @@ def read_video(
         tests, keep = {index: _key_test(start)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
-    run = _VideoRun(metadata.span(codec.time_base), container.format, codec)
+    run = _VideoRun(metadata.span(codec.time_base), codec)
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -288,7 +290,7 @@ def read_clip(
         tests = {index: _key_test(video_start), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
         span = window.ticks(codec.time_base, container.zero)
-        frames = _VideoRun(span, container.format, codec, video_start)
+        frames = _VideoRun(span, codec, video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False

@@ -98,8 +98,10 @@ def field_coded(
     return coded
 
 
-def field_coded_file(frames: Sequence[Sequence[Any]], format: str, **options: Any) -> bytes:
-    """Write a file of such frames; each packet has both fields."""
+def field_coded_file(
+    frames: Sequence[Sequence[Any]], format: str, *, is_split: bool = False, **options: Any
+) -> bytes:
+    """Write a file of such frames; each packet has both fields, or with ``is_split`` one."""
     coded = field_coded(frames, **options)
     raw = b"".join(data for _, data in coded)
     if format == "h264":
@@ -110,11 +112,13 @@ def field_coded_file(frames: Sequence[Sequence[Any]], format: str, **options: An
         av.open(file, "w", format=format) as out,
     ):
         stream = out.add_stream_from_template(source.streams.video[0])
-        stream.time_base = Fraction(1, 25)
+        stream.time_base = unit = Fraction(1, 50)
         for place, (number, data) in enumerate(coded):
-            packet = av.Packet(data)
-            packet.stream, packet.time_base = stream, Fraction(1, 25)
-            packet.pts, packet.dts = number, place - 1
-            packet.is_keyframe = data[4] == 0x67
-            out.mux(packet)
+            cut = data.rindex(b"\0\0\0\1")
+            for shift, field in enumerate([data[:cut], data[cut:]] if is_split else [data]):
+                packet = av.Packet(field)
+                packet.stream, packet.time_base = stream, unit
+                packet.pts, packet.dts = 2 * number + shift, 2 * (place - 1) + shift
+                packet.is_keyframe = field[4] == 0x67
+                out.mux(packet)
     return file.getvalue()

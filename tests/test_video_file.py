@@ -649,6 +649,16 @@ def test_frames_of_two_fields_each(
         assert count <= (20 if format == "h264" else 10)
 
 
+@pytest.mark.parametrize("format", ["matroska", "mp4"])
+def test_fields_that_are_packets_of_their_own(format: str) -> None:
+    drawn = index_planes(20, 64, 64)
+    data = field_coded_file(drawn, format, is_split=True)
+    with sm.VideoFile(data, filter_desc=None) as video:
+        assert video.timestamps == sm.decode_packets(sm.demux_video(data)).timestamps
+        for number, frame in zip((19, 7), video[[19, 7]], strict=True):
+            assert all(map(np.array_equal, frame.planes, drawn[number]))
+
+
 def test_one_file_and_decoder_serve_call_after_call(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 

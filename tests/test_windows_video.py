@@ -18,7 +18,7 @@ import av
 import numpy as np
 import pytest
 from effort import LONG, examples
-from field_coded import field_coded
+from field_coded import field_coded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_clips import NUM_FRAMES, UNEVEN, clip, planes, uneven
@@ -631,21 +631,11 @@ def test_windows_of_an_avi_of_a_frame_every_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize("reorder", [False, True])
-def test_the_last_frame_has_a_field_after_the_window(reorder: bool) -> None:
-    """In MPEG-TS of camcorders each field is a packet with a time."""
+@pytest.mark.parametrize("format", ["mpegts", "matroska", "mp4"])
+def test_the_last_frame_has_a_field_after_the_window(format: str, reorder: bool) -> None:
+    """In MPEG-TS of camcorders each field is a packet with a time, in MP4 and Matroska it may be."""
     drawn = index_planes(12, 64, 64)
-    file = io.BytesIO()
-    with av.open(file, "w", "mpegts") as container:
-        stream = container.add_stream("h264", rate=25)
-        stream.width = stream.height = 64
-        for place, (number, data) in enumerate(field_coded(drawn, reorder=reorder)):
-            cut = data.rindex(b"\0\0\0\1")
-            for parity, coded in enumerate((data[:cut], data[cut:])):
-                packet = av.Packet(coded)
-                packet.stream, packet.time_base = stream, Fraction(1, 50)
-                packet.pts, packet.dts = 2 * number + parity + 2, 2 * place + parity
-                container.mux(packet)
-    data = file.getvalue()
+    data = field_coded_file(drawn, format, is_split=True, reorder=reorder)
     for stop in range(2, 13):
         window = (0, (stop - Fraction(3, 4)) / 25)
         frames = sm.decode_packets(sm.demux_video(data, timestamp=window), filter_desc=None)

@@ -41,8 +41,7 @@ from spdl_media.cuda.dali import (
     ready_buffer,
     slot_pool,
 )
-from spdl_media.cuda.nvdec import has_lengths
-from spdl_media.demux import demux_image, make_filter
+from spdl_media.demux import demux_image
 from spdl_media.devices import is_out_of_memory
 from spdl_media.errors import DecodeError, MediaError, TransferError
 from spdl_media.geometry import Box, Placement, Size, place, swaps_sides
@@ -395,10 +394,7 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
         yield f"limited range and BT.601, and this states {codec.color[:2]} (range and matrix in H.273)"
     if codec.width % 2 or codec.height % 2:
         yield f"even sides, and this is {codec.width}x{codec.height}"
-    headers = codec.extradata
-    if codec.name == "h264" and has_lengths(codec):
-        headers = make_filter("h264_mp4toannexb", codec)[1].extradata
-    if codec.name == "h264" and may_have_fields(headers):
+    if may_have_fields(codec):
         yield "progressive frames, and this H.264 may have fields"
     if len({packet.pts for packet in coded} - {None}) != len(coded):
         yield "a time of its own for each packet"
