@@ -171,7 +171,8 @@ def cut(
 
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
-    window. ``start`` becomes second 0.
+    window; to PCM in WAV and similar formats, unless its codec is lossless. In AVI, FLV and MPEG-TS, which do
+    not state what encoders add, AAC begins 1024 samples late and MP3 1105. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -227,9 +228,10 @@ def cut(
                 sample_aspect_ratio=video.codec.sample_aspect_ratio,
             )
         if audio is not None and heard is not None:
-            # bit_rate is 0 if the source does not state it.
-            name, rate = _own_encoder(muxer, audio.codec), audio.codec.bit_rate or None
-            track = _add_audio(muxer, heard, encoder=name, bit_rate=rate)
+            name = _own_encoder(muxer, audio.codec)
+            # Encoders refuse many rates of other codecs. The rate is 0 if the source does not state it.
+            rate = audio.codec.bit_rate if name else 0
+            track = _add_audio(muxer, heard, encoder=name, bit_rate=rate or None)
             for sound in sounds:
                 muxer.write(track, sound)
         clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
@@ -274,9 +276,14 @@ def _peek(runs: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
 
 def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
     """Return an encoder for a stream's codec, if FFmpeg has a stable one and the file format takes it."""
+    kind = "video" if isinstance(codec, VideoCodec) else "audio"
     try:
-        encoder = find_encoder(codec.name, "video" if isinstance(codec, VideoCodec) else "audio")
+        encoder = find_encoder(codec.name, kind)
     except ValueError:
+        return None
+    # WAV and other formats of PCM do not state how many samples an encoder adds at start and end.
+    adds = kind == "audio" and encoder.lossy and not encoder.name.startswith("pcm_")
+    if adds and muxer.default_codec("audio").startswith("pcm_"):
         return None
     return encoder.name if muxer.takes(codec.name) and not encoder.experimental else None
 

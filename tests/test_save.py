@@ -393,6 +393,27 @@ def test_only_audio_is_cut_of_audio(tmp_path: Path) -> None:
     assert np.array_equal(sm.convert_frames(decoded).array, samples[4000:8000])
 
 
+@each("source,encoder", [("mp3", None), ("mp4", "aac")])
+def test_a_cut_of_compressed_audio_to_wav_holds_the_samples_of_the_window(
+    source: str, encoder: str | None, tmp_path: Path
+) -> None:
+    """MP3 in a WAV would begin 1105 samples late, and nothing could decode AAC in one."""
+    tone = np.sin(np.arange(32000) / 9).astype(np.float32)[None]
+    file = io.BytesIO()
+    sm.save_audio(file, tone, 16000, format=source, encoder=encoder)
+    sm.cut(file.getvalue(), tmp_path / "piece.wav", 0.5, 1)
+    wanted = sm.load_audio(file.getvalue(), timestamp=(0.5, 1)).array
+    assert np.array_equal(sm.load_audio(tmp_path / "piece.wav").array, wanted)
+
+
+def test_a_cut_to_another_codec_of_audio_does_not_take_the_bit_rate_of_the_source() -> None:
+    """Opus does not take the 512 kb/s of float samples at 16 kHz."""
+    source, file = io.BytesIO(), io.BytesIO()
+    sm.save_audio(source, np.zeros((1, 16000), np.float32), 16000, format="wav")
+    sm.cut(source.getvalue(), file, 0.5, 1, format="webm")
+    assert sm.probe(file.getvalue()).streams[0].codec == "opus"
+
+
 def test_videos_of_one_and_two_frames() -> None:
     frames = index_frames(2, 128, 128)
     for encoder in ("libx264", "libx265", "mpeg4", "ffv1"):
