@@ -60,9 +60,11 @@ def open_stream(
         return content
     if callable(getattr(src, "read", None)):
         return read_file_object(src, name, forward=forward)
+    several = isinstance(src, tuple | list | dict)
+    fields = " Of an item with several fields, pass the source alone, or use ImageRecipe(field=)."
     raise TypeError(
         f"cannot read media from {type(src).__name__}. A source is a path, a URL, bytes or another "
-        "contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object."
+        f"contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object.{fields * several}"
     )
 
 

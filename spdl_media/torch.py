@@ -77,7 +77,8 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
         in_order: ``False`` returns batches as soon as they are ready.
 
     Raises:
-        TypeError: As in torch; or, on ``iter``, for a DataPipe with ``num_workers`` above 0.
+        TypeError: As in torch; or, on ``iter``, for a dataset without ``__getitem__``, or a DataPipe with
+            ``num_workers`` above 0.
         ValueError: As in torch; or, on ``iter``, for a ``prefetch_factor`` of 0.
 
     Iteration raises the original exception of the dataset, ``collate_fn`` or ``worker_init_fn`` in place of
@@ -94,6 +95,12 @@ class DataLoader(_TorchLoader):  # type: ignore[misc]  # torch is optional, so i
     """
 
     def _get_iterator(self) -> Iterator[Any]:
+        readable = hasattr(self.dataset, "__getitem__") or hasattr(self.dataset, "__getitems__")
+        if not (readable or isinstance(self.dataset, _data.IterableDataset)):
+            raise TypeError(
+                f"dataset, of type {type(self.dataset).__name__}, has no __getitem__. Pass the samples of an "
+                "ImageFolder, samplers as sampler=, and other sources to spdl_media.DataLoader"
+            )
         if self.num_workers == 0:
             return super()._get_iterator()  # type: ignore[no-any-return]
         check_int("prefetch_factor", self.prefetch_factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import threading
@@ -304,6 +305,7 @@ class VideoCache:
         **options: Options for each :class:`VideoFile`.
 
     Raises:
+        TypeError: :class:`VideoFile` has no such option.
         ValueError: A limit is below 1.
 
     Thread safety: safe. Threads that open the same path share a video, and their calls wait for each other.
@@ -322,6 +324,7 @@ class VideoCache:
     ) -> None:
         self._max_videos = check_int("max_videos", max_videos)
         self._max_bytes = None if max_bytes is None else check_int("max_bytes", max_bytes)
+        inspect.signature(VideoFile).bind("", **options)  # raises for unknown names
         self._options = options
         self._videos: OrderedDict[str, VideoFile] = OrderedDict()
         self._lock = threading.RLock()

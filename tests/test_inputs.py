@@ -225,7 +225,7 @@ class _OnGPU:
         (io.StringIO("text"), TypeError, r"text mode. Open it in binary mode \('rb'\)"),
         (42, TypeError, "cannot read media from int. A source is a path, a URL, bytes"),
         (None, TypeError, "cannot read media from NoneType"),
-        (["a.mp4"], TypeError, "cannot read media from list"),
+        (("a.mp4", 3), TypeError, r"from tuple. .* source alone, or use ImageRecipe\(field=\)"),
     ],
 )
 def test_what_is_not_a_source(src: Any, error: type[Exception], message: str) -> None:

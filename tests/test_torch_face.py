@@ -324,6 +324,10 @@ def test_it_is_a_dataloader_of_torch() -> None:
     assert [batch.tolist() for batch in copied] == [batch.tolist() for batch in loader]
     with pytest.raises(ValueError, match="prefetch_factor must be at least 1, not 0"):
         iter(DataLoader(Squares(), num_workers=1, prefetch_factor=0))
+    with pytest.raises(
+        TypeError, match=r"dataset, of type set, has no __getitem__\. Pass the samples of"
+    ):
+        iter(DataLoader({1, 2}))
     pipe = torch_data.datapipes.iter.IterableWrapper([1, 2])
     assert [batch.tolist() for batch in DataLoader(pipe, 2)] == [[1, 2]]
     with pytest.raises(TypeError, match=r"DataPipe.*num_workers=0 alone, not 3"):

@@ -312,6 +312,8 @@ def test_a_cache_keeps_so_many_bytes(tmp_path: Path) -> None:
     assert small.open(first) is small.open(first)
     with pytest.raises(ValueError, match="max_videos must be at least 1"):
         sm.VideoCache(0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'filter'"):
+        sm.VideoCache(filter="hflip")
     with pytest.raises(sm.SourceError, match=r"No such file"):
         cache.open(tmp_path / "none.mkv")
 
