@@ -63,8 +63,8 @@ def load_clip(
     Args:
         src: A path, URL, bytes, uint8 array, CPU tensor or file-like object, as for :func:`load_image`.
         start: Start of the half-open interval, in seconds on the container's clock.
-        duration: Length of the interval in seconds. ``None``: as long as ``num_frames`` and ``num_samples``
-            last.
+        duration: Length of the interval in seconds. ``None``: as long as ``num_samples`` last, or
+            ``num_frames`` at ``frame_rate``; if both are given, each stream has its own length.
         num_frames: Exact number of frames: the first ones with ``start <= t``, or with ``frame_rate`` those
             shown at ``start + k / frame_rate``.
         num_samples: Exact number of samples per channel: those of ``num_samples / rate`` seconds from

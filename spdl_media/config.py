@@ -54,7 +54,8 @@ class DemuxConfig(_Config):
         format: Name of an FFmpeg demuxer (``"mp4"``, ``"s16le"``), for data without a signature.
             The default lets FFmpeg detect the format.
         format_options: Options of the demuxer, such as ``{"sample_rate": 8000}`` for raw audio.
-            Names that the demuxer does not support raise an error when the source is opened.
+            Names that the demuxer does not support raise an error when the source is opened. Stills that
+            need no container, such as JPEG and PNG, have no demuxer and ignore the options.
         buffer_size: Number of bytes that FFmpeg reads at a time from bytes, file-like objects and URLs.
         storage_options: Options of fsspec's file system for URLs, such as credentials, headers and timeouts.
             Each file system has its own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs":

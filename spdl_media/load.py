@@ -120,7 +120,7 @@ def load_image_batch(
     To use several cores, load several batches concurrently, or set ``num_threads``.
 
     Args:
-        srcs: A sequence of images, each as for :func:`load_image`.
+        srcs: An iterable of images, each as for :func:`load_image`.
         width: Width of the result. Without ``height`` the aspect ratio is kept. Without both, all images
             must have the same size: one that differs raises, whatever ``on_error`` is.
         pix_fmt: FFmpeg's name of the pixel format. With ``None``, all images must have the same format and,
@@ -148,7 +148,7 @@ def load_image_batch(
             the format has no array layout, a crop exceeds its image, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: An option is invalid, or the number of crops or flips differs from that of inputs.
-        TypeError: ``srcs`` is not a sequence, or an input is not a source.
+        TypeError: ``srcs`` is a single source, or an input is not a source.
 
     Thread safety: safe, if no other thread uses the ``rng``.
     """
