@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import av
 import numpy as np
 import numpy.typing as npt
 
@@ -38,6 +39,8 @@ _REPEATS = 16
 # video shows in so many packets there.
 _EDGE = 32
 _NUM_SPOTS = 16
+
+_MOST_HEADERS = 1024  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,10 @@ def mp4_table(
     table = _on_ffmpeg_clock(samples, stream)
     if table is None:
         return None
+    # Cameras may stop after the headers of a frame. Packets without a frame are small.
+    place, last = int(samples.places[-1]), int(samples.sizes[-1])
+    if last <= _MOST_HEADERS and len(table) == len(samples.dts):
+        table.is_shown[-1] &= not is_hidden(av.Packet(bytes(read(place, last))), codec)
     # FFmpeg computes the start time from the same tables. It must lie in the first frame, where an edit may
     # begin; otherwise FFmpeg has shifted the timestamps differently.
     start = stream.start_time

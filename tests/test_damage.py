@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zlib
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from damage import (
@@ -119,6 +122,17 @@ def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage_if_whole(
     cut = stream + stream[: stream.index(message)]
     np.testing.assert_array_equal(sm.load_video(cut).array, sm.load_video(stream).array)
     assert len(sm.demux_video(cut).get_timestamps()) == 4
+    file = io.BytesIO()
+    with av.open(io.BytesIO(cut)) as source, av.open(file, "w", format="mp4") as out:
+        track = out.add_stream_from_template(source.streams.video[0])
+        track.time_base = tick = Fraction(1, 25)
+        for number, packet in enumerate(source.demux()):
+            if packet.size:
+                packet.stream, packet.time_base = track, tick
+                packet.pts, packet.dts, packet.duration = number, number, 1
+                out.mux(packet)
+    with sm.VideoFile(file.getvalue()) as video:
+        assert video.timestamps == (0, 0.04, 0.08, 0.12)
     place = cut.rindex(unit) + 8
     damaged = cut[:place] + b"\xff" + cut[place + 1 :]
     with pytest.raises(sm.DecodeError, match=r"damaged \w+ data \(packet 4\): Invalid "):
