@@ -135,8 +135,8 @@ def are_even(entries: Any, step: int) -> bool:
 
 
 Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
-"""Exact timestamps of packets by their offset in the file, the timestamp that FFmpeg states, and how often
-both came before: an edit may hide a packet that the edit before shows at the same time."""
+"""Exact timestamps of packets. A key is a packet's offset in the file, its timestamp as FFmpeg states it, and
+the number of earlier packets with both: an edit may hide a packet at the time when another one shows it."""
 
 
 def counted_times(codec: AudioCodec, entries: Any) -> Times | None:

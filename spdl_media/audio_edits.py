@@ -34,10 +34,7 @@ _SKIP_SAMPLES = get_args(PktSideDataT).index("skip_samples")
 
 
 class Edits(Times):
-    """Times of the packets of several edits, and the samples to cut at start and end of each packet.
-
-    The first number of samples is negative if all are cut.
-    """
+    """Times of the packets of several edits, whether any sample is shown, and how many to cut at each end."""
 
 
 def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
@@ -105,20 +102,21 @@ def _edited_times(
     times, durations = samples.dts.tolist(), samples.durations.tolist()
     result, left, seen = Edits(), iter(edits), Counter[tuple[int, int]]()
     start = end = media = 0
-    previous, was_shown = -2, False
+    previous, before, was_shown = -2, 0, False
     for entry in entries:
-        number = numbers[entry.pos]
-        if number != previous + 1 or (entry.is_discard and was_shown):
+        number, stated = numbers[entry.pos], entry.timestamp
+        # Of an edit in which no packet begins, FFmpeg states one time for all packets.
+        follows = number == previous + 1 and stated - before in (0, durations[previous])
+        if not follows or (entry.is_discard and was_shown):
             (start, end, media), was_shown = next(left), False
-        previous, was_shown = number, was_shown or not entry.is_discard
+        previous, before, was_shown = number, stated, was_shown or not entry.is_discard
         pts, length = start + times[number] - media, max(durations[number], even)
         skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
         if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")
+        key = entry.pos, stated
         # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
-        cuts = skipped if skipped < length else -length, rest
-        key = entry.pos, entry.timestamp
-        result[*key, seen[key]] = pts, *cuts
+        result[*key, seen[key]] = pts, skipped < length, min(skipped, length), rest
         seen[key] += 1
     if next(left, None):
         raise ValueError("an edit without a packet")
@@ -134,16 +132,17 @@ def with_times(
         key = packet.stream_index, packet.pos or 0, packet.pts or 0
         found = tables.get(key[0], {}).get((*key[1:], seen[key]))
         if found is not None:
-            pts, *cuts = found
-            if cuts:
+            pts, *edited = found
+            if edited:
                 seen[key] += 1
-                if packet.is_discard and cuts[0] >= 0:
+                is_shown, *cuts = edited
+                if packet.is_discard and is_shown:
                     shown = with_data(packet, memoryview(packet))  # without the flag
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
                     shown.stream = streams[packet.stream_index]
                     (packet,) = detach(shown)  # noqa: PLW2901
                 entry = PacketSideData(_SKIP_SAMPLES, SKIPPED.size)  # type: ignore[call-arg]  # stubs lack it
-                entry.update(SKIPPED.pack(*map(abs, cuts), 0, 0))
+                entry.update(SKIPPED.pack(*cuts, 0, 0))
                 packet.set_sidedata(entry)
             packet.pts = pts
         yield packet

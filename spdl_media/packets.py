@@ -373,8 +373,11 @@ def check_complete(packets: Packets, config: DecodeConfig) -> None:
 
 
 def discarded_pts(packets: Packets) -> frozenset[int]:
-    """Return the timestamps of frames that an edit list hides."""
-    return packets._discarded
+    """Return the timestamps of frames that an edit list hides, except those whose samples are all cut."""
+    hidden = packets._discarded
+    return hidden and hidden & {
+        p.pts for p in packets._packets if not p.has_sidedata("skip_samples")
+    }
 
 
 # FFmpeg's decoders read up to 64 bytes past the end of a packet and expect zeros there. PyAV adds no padding

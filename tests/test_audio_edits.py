@@ -32,6 +32,10 @@ PIECES = {
     "inside of a packet": ((600, 0.4), (2, 1.5), (500, 2.1)),
     "without a jump": ((400, 0.4), (20, 0.8), (20, 0.82), (700, 0.84)),
     "after silence": ((250, -1), (600, 0.4), (500, 2.1)),
+    # No packet of ALAC begins in the third one, and the fourth one needs the packets that follow.
+    "without a packet": ((18, 1.9), (210, 0.92), (8, 0.171), (905, 1.2)),
+    # In AC-3, at the time of the second one.
+    "a hidden packet at an edit": ((500, 0.4), (160, 2.0), (500, (40 * 1536 - 256) / 48000)),
 }
 
 
