@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.packet import PacketSideData, PktSideDataT
 
@@ -21,7 +22,7 @@ from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import SKIPPED, Times, are_even, even_samples
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
-from spdl_media.packet_table import Samples, boxes_at, id_of_track, table_at, track_samples
+from spdl_media.packet_table import boxes_at, chunks_at, id_of_track, table_at, track_samples
 from spdl_media.packets import with_data
 from spdl_media.parts import read_moov
 
@@ -58,9 +59,8 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_BYTES)[1])
         (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == stream.id]
         edits = _read_edits(moov, track, codec.sample_rate)
-        return _edited_times(
-            entries, edits, track_samples(track, input.size()), even_samples(codec)
-        )
+        packets = _find_packets(entries, track, codec, input.size())
+        return _edited_times(entries, edits, packets, even_samples(codec))
     # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
     except (StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
         return None
@@ -90,27 +90,55 @@ def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[in
     return edits
 
 
+def _find_packets(
+    entries: Any, track: memoryview, codec: AudioCodec, size: int
+) -> list[tuple[int, int]]:
+    """Return time in the media and number of samples of each packet in FFmpeg's index.
+
+    Raises:
+        StopIteration, struct.error, ValueError, IndexError: The tables of the track do not tell.
+    """
+    if codec.name.startswith("pcm_"):
+        # The table's samples are those of the sound, and a packet is a part of a chunk.
+        stbl = next(boxes_at(track, "mdia/minf/stbl"))
+        if (table_at(stbl, "stts", ">u4,>u4")["f1"] != 1).any():
+            raise ValueError("packets of single samples")
+        places, durations = chunks_at(stbl)
+        sizes = durations * (codec.bit_rate // (8 * codec.sample_rate))
+    else:
+        samples = track_samples(track, size)
+        places, durations, sizes = samples.places, samples.durations, samples.sizes
+    begins, lengths = np.array([(entry.pos, entry.size) for entry in entries]).T
+    order = np.argsort(places, kind="stable")
+    holders = order[np.searchsorted(places, begins, "right", sorter=order) - 1]
+    begins, sizes = begins - places[holders], np.maximum(sizes[holders], 1)
+    if (begins < 0).any() or (begins + lengths > sizes).any():
+        raise ValueError("a packet that is not in the table")
+    starts = (np.cumsum(durations) - durations)[holders]
+    ticks = np.stack([begins, lengths]) * durations[holders] // sizes
+    return list(zip((starts + ticks[0]).tolist(), ticks[1].tolist(), strict=True))
+
+
 def _edited_times(
-    entries: Any, edits: list[tuple[int, int, int]], samples: Samples, even: int
+    entries: Any, edits: list[tuple[int, int, int]], packets: list[tuple[int, int]], even: int
 ) -> Edits:
     """Compute times from FFmpeg's index, in which hidden packets, for decoding, come before each edit.
 
     Raises:
         StopIteration, ValueError: FFmpeg has made another number of edits, or numbers are too large.
     """
-    numbers = {place: number for number, place in enumerate(samples.places.tolist())}
-    times, durations = samples.dts.tolist(), samples.durations.tolist()
     result, left, seen = Edits(), iter(edits), Counter[tuple[int, int]]()
-    start = end = media = 0
-    previous, before, was_shown = -2, 0, False
-    for entry in entries:
-        number, stated = numbers[entry.pos], entry.timestamp
+    start = end = media = duration = before = 0
+    after, was_shown = -1, False
+    for entry, (time, ticks) in zip(entries, packets, strict=True):
+        stated = entry.timestamp
         # Of an edit in which no packet begins, FFmpeg states one time for all packets.
-        follows = number == previous + 1 and stated - before in (0, durations[previous])
+        follows = time == after and stated - before in (0, duration)
         if not follows or (entry.is_discard and was_shown):
             (start, end, media), was_shown = next(left), False
-        previous, before, was_shown = number, stated, was_shown or not entry.is_discard
-        pts, length = start + times[number] - media, max(durations[number], even)
+        before, after, duration = stated, time + ticks, ticks
+        was_shown = was_shown or not entry.is_discard
+        pts, length = start + time - media, max(ticks, even)
         skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
         if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")

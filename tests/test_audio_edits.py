@@ -23,6 +23,7 @@ RATES = {
     "flac": 44100,
     "libmp3lame": 44100,
     "libopus": 48000,
+    "pcm_s16be": 48000,
 }
 # Duration in milliseconds, and the second in the media at which an edit begins.
 PIECES = {
