@@ -149,7 +149,7 @@ class FrameFilter:
         if lines is None:
             with ffmpeg_log():
                 return self.push(frame, is_alike=is_alike)
-        key = self._key if is_alike else _frame_key(frame)
+        key = self._key if is_alike else frame_key(frame)
         done: list[Any] = []
         if key != self._key or self._graph is None:
             # The size and format of a buffer source cannot change.
@@ -219,12 +219,12 @@ def _idle_graphs(desc: str, source: str) -> deque[BuiltGraph]:  # noqa: ARG001  
 # Without the time base: it is the same for all frames of a stream, and reading its Fraction takes 10 times as
 # long as the rest.
 _video_key = attrgetter("width", "height", "format.name", "colorspace", "color_range")
+_audio_key = attrgetter("sample_rate", "format.name", "layout.name")
 
 
-def _frame_key(frame: AvFrame) -> object:
-    if isinstance(frame, av.AudioFrame):
-        return frame.sample_rate, frame.format.name, frame.layout.name
-    return _video_key(frame)
+def frame_key(frame: AvFrame) -> object:
+    """Return what a graph is built for: it cannot take frames of another key."""
+    return (_audio_key if isinstance(frame, av.AudioFrame) else _video_key)(frame)
 
 
 # FFmpeg's default conversion to packed RGB takes each pixel's colour from one chroma sample, wherever that is

@@ -112,8 +112,7 @@ class _Packets(Generic[C]):
         if discarded is None:
             hidden = {p.pts for p in self._packets if p.is_discard and p.pts is not None}
             # A list of several edits can hide one frame and show another one at the same time.
-            shown = {p.pts for p in self._packets if not p.is_discard} if hidden else set()
-            discarded = frozenset(hidden - shown)
+            discarded = frozenset(hidden and hidden - {p.pts for p in packets if not p.is_discard})
         self._discarded = discarded
 
     @property
@@ -374,10 +373,8 @@ def check_complete(packets: Packets, config: DecodeConfig) -> None:
 
 def discarded_pts(packets: Packets) -> frozenset[int]:
     """Return the timestamps of frames that an edit list hides, except those whose samples are all cut."""
-    hidden = packets._discarded
-    return hidden and hidden & {
-        p.pts for p in packets._packets if not p.has_sidedata("skip_samples")
-    }
+    coded = packets._packets
+    return packets._discarded & {p.pts for p in coded if not p.has_sidedata("skip_samples")}
 
 
 # FFmpeg's decoders read up to 64 bytes past the end of a packet and expect zeros there. PyAV adds no padding

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from spdl_media.codec import AudioCodec
 from spdl_media.filter_desc import FilterDesc
-from spdl_media.filters import FrameFilter
+from spdl_media.filters import FrameFilter, frame_key
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import (
     AudioChunk,
@@ -54,39 +54,47 @@ class _SoundFilter(FrameFilter):
     def __post_init__(self) -> None:
         super().__post_init__()
         ops = sound_ops(self.desc)
-        is_simple = ops is not None and not (ops.window or ops.num_frames or ops.filter_desc)
-        self._rate = ops.sample_rate if ops is not None and is_simple else None
-        self._held: list[av.AudioFrame] = []
-        self._keeps = is_simple and self.gives_one
+        self._rate = 0  # if the sample rate stays
+        if ops is not None and not (ops.window or ops.num_frames or ops.filter_desc):
+            self._rate = ops.sample_rate or 0
+        self._format: object = None
+        # Frames of the current format until they suffice; None: they need not wait.
+        self._held: list[Any] | None = None
 
     def push(self, frame: Any, *, is_alike: bool = False) -> list[Any]:
-        if self._rate is None or self._rate == frame.sample_rate:
-            frames = super().push(frame, is_alike=is_alike)
-            # A graph that does not resample holds nothing back, so it serves other audio, too.
-            self._may_stay = self._keeps
-            return frames
-        self._keeps = False
-        self._held.append(frame)
-        kinds = {(one.sample_rate, one.format.name, one.layout.name) for one in self._held}
-        count = sum(one.samples for one in self._held)
-        if len(kinds) == 1 and count <= most_combined(frame.sample_rate, self._rate):
-            return []
-        return [done for one in self._take_held() for done in FrameFilter.push(self, one)]
+        done: list[Any] = []
+        resamples = self._rate not in (0, frame.sample_rate)
+        if not (is_alike or self.finished) and (format := frame_key(frame)) != self._format:
+            done, self._format = self._end_format(), format
+            self._graph, self.finished = None, False
+            self._held = [] if resamples else None
+        frames = [frame]
+        if self._held is not None:
+            self._held.append(frame)
+            count = sum(one.samples for one in self._held)
+            if count <= most_combined(frame.sample_rate, self._rate):
+                return done
+            frames, self._held = self._held, None
+        for one in frames:
+            done += super().push(one, is_alike=True)
+        # A graph that does not resample holds nothing back, so it serves other audio, too.
+        self._may_stay = self.gives_one and not resamples
+        return done
 
     def flush(self) -> list[Any]:
-        if not self._held or self._rate is None:
-            return super().flush()
-        count, rate = sum(one.samples for one in self._held), self._held[0].sample_rate
+        return self._end_format() + super().flush()
+
+    def _end_format(self) -> list[Any]:
+        """Return the rest of the frames of one format."""
+        held, self._held = self._held, None
+        if not held:
+            return self._drain()
+        count, rate = sum(one.samples for one in held), held[0].sample_rate
         wanted, more = -(-count * self._rate // rate), 2 * most_combined(rate, self._rate)
         edges = (0, more), (0, 0)
-        longer = join_frames(self._take_held(), lambda samples: np.pad(samples, edges, "symmetric"))
-        frames = super().push(longer) + super().flush()
+        longer = join_frames(held, lambda samples: np.pad(samples, edges, "symmetric"))
+        frames = super().push(longer, is_alike=True) + self._drain()
         return [join_frames(frames, lambda samples: samples[:wanted])]
-
-    def _take_held(self) -> list[av.AudioFrame]:
-        """Return the frames that are held, and hold no more."""
-        held, self._held, self._rate = self._held, [], None
-        return held
 
 
 class SampleChunks:

@@ -6,14 +6,14 @@ import io
 import math
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 from unittest import mock
 
 import av
 import numpy as np
 import pytest
-from audio_oracle import clip
+from audio_oracle import clip, samples_of, sound
 from av.stream import Disposition
 
 import spdl_media as sm
@@ -373,6 +373,26 @@ def test_audio_shorter_than_the_filter_of_the_resampler_is_resampled(
         for source in (wav.getvalue(), coded):
             array = sm.load_audio(source, sample_rate=out, sample_fmt="s16").array
             np.testing.assert_array_equal(array, wanted, f"{num_samples}, {rate} to {out}")
+
+
+def test_audio_of_several_sample_rates_is_resampled_in_order() -> None:
+    """A part that is shorter than the filter of the resampler does not come after the next one."""
+    parts = [
+        make_audio(sound(5000, rate), rate, codec="aac", format="adts") for rate in (48000, 16000)
+    ]
+    data = b"".join((*parts, parts[0]))
+    length = sm.load_audio(parts[0]).array.shape[1]
+    for left in (1, 99, 100, 1000):
+        packets = sm.demux_audio(data, timestamp=((length - left) / 48000, None))
+        chunks = sm.decode_packets(packets, None).chunks
+        wanted = []
+        for rate, group in groupby(chunks, lambda chunk: chunk.frame.sample_rate):
+            samples = np.concatenate([np.stack(one.planes, axis=1) for one in group])
+            wav = make_audio(samples, rate, codec="pcm_f32le", format="wav")
+            wanted.append(sm.load_audio(wav, sample_rate=16000).array)
+        desc = sm.get_audio_filter_desc(sample_rate=16000)
+        found = samples_of(sm.decode_packets(packets, desc))
+        np.testing.assert_array_equal(found, np.concatenate(wanted, axis=1), f"{left} samples")
 
 
 def test_a_graph_that_mixes_serves_other_files() -> None:
