@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -201,7 +200,6 @@ _PACKAGES = {
 }
 _CUDA = ("pinned_memory", "transfer", "kernels", "dali", "nvjpeg", "nvdec")
 _FEW_FILES = 4096
-_SMALL_MEMORY = 1 << 30
 
 
 class Row(NamedTuple):
@@ -296,13 +294,6 @@ def _system() -> Iterator[Row]:
     cores = usable_cores()
     text = f"{cores} of {os.cpu_count()} may be used: num_threads={cores} unless you say otherwise"
     yield Row("ok", "cores", text)
-    shared = Path("/dev/shm")  # noqa: S108  # holds batches from other processes
-    if shared.is_dir():
-        usage = shutil.disk_usage(shared)
-        text = f"{usage.free / 2**30:.2f} of {usage.total / 2**30:.2f} GiB free"
-        fix = "mount -o remount,size=8G /dev/shm (of a container: docker run --shm-size=8g)"
-        is_low = usage.free < _SMALL_MEMORY
-        yield Row("note", str(shared), text, fix) if is_low else Row("ok", str(shared), text)
     with suppress(ImportError):  # Windows
         import resource
 
@@ -310,5 +301,7 @@ def _system() -> Iterator[Row]:
         limits = (f"{n:,}" if n != resource.RLIM_INFINITY else "unlimited" for n in (soft, hard))
         text = f"{' (at most '.join(limits)})"
         fix = f"ulimit -n {min(65536, hard) if hard >= 0 else 65536}"
+        if soft == hard:
+            fix = "raise the limit as root (of a container: docker run --ulimit nofile=65536)"
         is_low = 0 <= soft < _FEW_FILES
         yield Row("note", "open files", text, fix) if is_low else Row("ok", "open files", text)
