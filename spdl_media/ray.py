@@ -22,7 +22,7 @@ from spdl_media.errors import ConvertError, MediaError, MissingDependencyError
 from spdl_media.image_files import encode_image
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.storage import StoragePool, lease_memory
-from spdl_media.timing import Timestamp, Window
+from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
 
@@ -56,6 +56,7 @@ class _Decoder:
     ) -> None:
         if taken := sorted(_RESERVED & options.keys()):
             raise TypeError(f"{type(self).__name__} takes no {taken[0]}=, which it chooses itself")
+        parse_window(options.get("timestamp"))
         self._column, self._output, self._error = column, output, error
         self._options = dict(options)
         self._has_one_shape = all(options.get(name) is not None for name in self.shape_options)

@@ -135,6 +135,7 @@ def test_a_batch_without_rows_has_the_columns() -> None:
         (lambda: DecodeImages(width=-3), ValueError, "width"),
         (lambda: DecodeImages(cuda=0), TypeError, "DecodeImages takes no cuda=, which it chooses"),
         (lambda: DecodeVideo(num_frames=2, on_short="never"), ValueError, "on_short"),
+        (lambda: DecodeVideo(timestamp=(2, 1)), ValueError, "start must be less than end"),
         (lambda: DecodeAudio(sample_rate="high"), TypeError, "sample_rate"),
         (lambda: DecodeImages()([1, 2]), TypeError, "a batch must be a dictionary of arrays"),
     ],
