@@ -213,8 +213,7 @@ class Container:
         if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
-                "again without tiles, or take one of them: demux_video(src, stream_index="
-                f"{tiles[0].index})"
+                f"again without tiles, or take one: demux_video(src, stream_index={tiles[0].index})"
             )
 
     @cached_property
@@ -297,9 +296,14 @@ class Container:
         # A packet of PyAV's keeps its container, and so the whole source, alive. The "null" bitstream filter
         # moves its data into a packet that does not.
         detach = BitStreamFilterContext("null").filter if keep else None
+        # FFmpeg gives the first chapter image of an M4A once more, in front of all packets.
+        copied = [s.index for s in streams if s.disposition & Disposition.timed_thumbnails]
         with suppress(IndexError):  # PyAV raises it at the end if a stream came up meanwhile
             for packet in self.av.demux(streams):
                 if not packet.size:  # PyAV ends each stream with an empty packet
+                    continue
+                if packet.stream_index in copied:
+                    copied.remove(packet.stream_index)
                     continue
                 self._empty, self._begins = False, self._begins and check_clear(packet, self.error)
                 yield from (packet,) if detach is None else detach(packet)
@@ -347,9 +351,8 @@ class Container:
         if self.format not in counted or not last.duration or last.pts is None:
             return None
         stated, found = self.av.streams[0].duration, last.pts + last.duration
-        if not stated or found >= stated:
-            return None
-        return f"the data ends after {found} of {stated} samples"
+        is_cut = stated and found < stated
+        return f"the data ends after {found} of {stated} samples" if is_cut else None
 
     def rewind(self) -> None:
         """Go to the first packet of the file.

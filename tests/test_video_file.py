@@ -34,6 +34,7 @@ from spdl_media import frame_index as _frame_index
 from spdl_media import window as _window
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
+    AudioTrack,
     VideoTrack,
     frame_index,
     index_planes,
@@ -229,6 +230,24 @@ def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int) -> 
         assert frame_index(video[20].planes[0]) == 20
         with pytest.raises(sm.DemuxError, match="the times of the frames step back at frame 12,"):
             video.at([0])
+
+
+def test_the_first_chapter_image_of_an_m4a_is_one_frame() -> None:
+    """FFmpeg gives it twice. The reference of the audio to the track of images makes them chapter images."""
+    audio = AudioTrack(samples=np.zeros((24000, 1), np.int16), sample_rate=8000)
+    images = VideoTrack(frames=planes()[:3], codec="mjpeg", pix_fmt="yuvj420p", frame_rate=1)
+    data = bytearray(make_media([audio, images], format="mov"))
+    reference = b"\0\0\0\x14tref\0\0\0\x0cchap\0\0\0\2"
+    places = [data.index(name) - 4 for name in (b"moov", b"trak")]
+    for place in places:
+        (size,) = struct.unpack_from(">I", data, place)
+        struct.pack_into(">I", data, place, size + len(reference))
+    data[place + 8 : place + 8] = reference
+    with sm.VideoFile(data, filter_desc=None) as video:
+        assert video.timestamps == sm.demux_video(data).get_timestamps() == (0, 1, 2)
+        assert [frame_index(frame.planes[0]) for frame in video[[2, 1]]] == [2, 1]
+    with sm.VideoFile(data) as video:
+        np.testing.assert_array_equal(sm.load_video(data).array, video.load(slice(None)).array)
 
 
 @cache
