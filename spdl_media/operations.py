@@ -259,13 +259,19 @@ def _check_color(argument: str, color: str) -> None:
         )
 
 
+# Numbers of channels for which FFmpeg has a default layout.
+_WITH_LAYOUT = frozenset({*range(1, 9), 10, 12, 14, 16, 24})
+
+
 def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     """Return the filters that perform operations, as text for FFmpeg's graph."""
     own = [ops.filter_desc] if ops.filter_desc else []
     count = ops.num_frames
     if isinstance(ops, SoundOps):
+        # "c" is the default layout, "C" channels without one.
+        layout = f"{ops.num_channels}{'c' if ops.num_channels in _WITH_LAYOUT else 'C'}"
         return [
-            *([f"aformat=channel_layouts={ops.num_channels}c"] if ops.num_channels else []),
+            *([f"aformat=channel_layouts={layout}"] if ops.num_channels else []),
             *([f"aresample={ops.sample_rate}"] if ops.sample_rate else []),
             *_trim("atrim", ops.window),
             # apad only adds samples and atrim only drops them; together they give the exact count.

@@ -156,7 +156,9 @@ def test_many_channels(format: str, channels: int, rng: np.random.Generator) -> 
     assert {len(chunk.planes) for chunk in frames.chunks} == {channels}
     np.testing.assert_array_equal(sm.convert_frames(frames).array, wanted)
     np.testing.assert_array_equal(sm.convert_frames(frames[100:5000]).array, wanted[:, 100:])
-    assert sm.load_audio(file.getvalue(), (0.01, 0.05), sample_rate=22050).shape == (channels, 882)
+    for options in ({}, {"num_channels": channels}):
+        loaded = sm.load_audio(file.getvalue(), (0.01, 0.05), sample_rate=22050, **options)
+        assert loaded.shape == (channels, 882)
 
 
 @pytest.mark.parametrize("num_channels", [None, 9])
