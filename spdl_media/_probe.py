@@ -106,10 +106,12 @@ class OtherStreamInfo:
         index: Index of the stream in its container.
         kind: ``"subtitle"``, ``"data"``, ``"attachment"``, ``"video"``, ``"audio"`` or
             ``"unknown"``.
+        codec: FFmpeg's name of the codec, such as ``"mov_text"``; ``None`` if this FFmpeg cannot decode it.
     """
 
     index: int
     kind: str
+    codec: str | None = None
 
 
 StreamInfo: TypeAlias = VideoStreamInfo | AudioStreamInfo | OtherStreamInfo
@@ -287,7 +289,8 @@ def _stream_info(container: Container, stream: av.stream.Stream) -> StreamInfo:
     if has_decoder and isinstance(stream, av.AudioStream):
         return _audio_stream(read_audio_codec(stream), stream.index, _seconds(container, stream))
     if not has_decoder or not isinstance(stream, av.VideoStream):
-        return OtherStreamInfo(stream.index, stream.type)
+        codec_name = stream.codec_context.name if has_decoder else None
+        return OtherStreamInfo(stream.index, stream.type, codec_name)
     codec, index = read_video_codec(stream), stream.index
     stated = {"num_frames": stream.frames or None, "duration": _seconds(container, stream)}
     return _video_stream(

@@ -506,6 +506,7 @@ def test_probe(run_here: Callable[..., tuple[bytes, str]], monkeypatch: pytest.M
         "30000/1001",
     )
     assert [stream["kind"] for stream in video["streams"]] == ["video", "audio", "subtitle"] * 2
+    assert [stream["codec"] for stream in video["streams"]] == ["h264", "aac", "mov_text"] * 2
     assert (photo["is_still"], photo["streams"][0]["rotation"]) == (True, 90)
     lines = run_here("probe", *names)[0].decode().splitlines()
     assert lines[0].split() == "file stream codec size format rate seconds turn colour".split()
@@ -513,6 +514,7 @@ def test_probe(run_here: Callable[..., tuple[bytes, str]], monkeypatch: pytest.M
         lines[4].split()
         == "nasa_13013.mp4 video 3 h264 480x270 yuv420p 29.97 fps 13.013 - bt709 tv".split()
     )
+    assert lines[3].split() == "nasa_13013.mp4 subtitle 2 mov_text - - - - - -".split()
     assert len({line.index("h264") for line in lines if "h264" in line}) == 1
     # Too narrow for the table: a paragraph for each stream.
     lines = show("probe", *names, cwd=MEDIA, columns=40, status=0).lines()

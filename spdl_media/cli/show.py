@@ -94,6 +94,8 @@ def _cells(info: MediaInfo, stream: StreamInfo | None) -> Iterator[str]:
     elif isinstance(stream, AudioStreamInfo):
         coded = (stream.codec, stream.channel_layout, stream.sample_fmt)
         values = (*coded, f"{stream.sample_rate} Hz", _seconds(stream), "", "")
+    elif stream is not None:
+        values = (stream.codec, *[""] * 6)
     name = "none" if stream is None else f"{_kind(stream)} {stream.index}"
     yield "image" if info.is_still else name
     yield from (str(value or "-") for value in values)
