@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import os
 import reprlib
 import traceback
 from collections import deque
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
+from types import FrameType
 from typing import TypeAlias
 
 from spdl_media.pipeline.stats import StageCounters
@@ -116,7 +115,7 @@ MIN_CALLS_FOR_RATE = 100
 # Enough calls when every call of a stage has failed: then the code or a path is at fault, not the data.
 MIN_CALLS_IF_ALL_FAIL = 10
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = __name__.partition(".")[0]
 
 
 # A number (int) or a rate. It is not numbers.Real, because type checkers do not accept an int for that.
@@ -191,13 +190,22 @@ def record_failure(
     raised_at = ""
     try:
         text = where + "".join(traceback.format_exception(error))
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+        # Not by file names: a dataclass makes its __init__ in the file "<string>".
+        frames = zip(
+            traceback.walk_tb(error.__traceback__),
+            traceback.extract_tb(error.__traceback__),
+            strict=False,
+        )
+        own = [line for (frame, _), line in frames if not _is_ours(frame)]
         raised_at = "".join(traceback.format_list(own))
     except BaseException:  # noqa: BLE001  # such as an exception class whose notes raise
         text = where + describe(error)
     _lighten(error)
     return FailureRecord(stage, short_repr(item), error, text, raised_at)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
 
 
 # Shortens long values, also within containers.

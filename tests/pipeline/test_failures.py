@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spdl_media.pipeline import PipelineBuilder
+from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.failures import (
     DEFAULT_MAX_FAILURES,
     FailureLog,
@@ -193,6 +193,12 @@ def test_a_failure_prints_the_error_once_with_the_users_lines_alone() -> None:
         assert text.count("raise ValueError") == 1
         assert len(text.splitlines()) <= 22
         assert f"engine{os.sep}" not in text
+
+    # The generated __init__ of a dataclass is in no file of the package.
+    pipeline = PipelineBuilder().add_source([1]).pipe(lambda _: ThreadPoolExecutorConfig(0)).build()
+    with pytest.raises(PipelineFailure):
+        list(pipeline)
+    assert pipeline.failures[0].raised_at.count("File ") == 1
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [(0, 0), (3, 3), (3.0, None), (math.inf, None)])
