@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -32,15 +32,8 @@ from spdl_media.formats import COLOR_TABLES
 from spdl_media.frames import AudioFrames
 from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.packets import (
-    AudioPackets,
-    ImagePackets,
-    VideoPackets,
-    av_packets,
-    discarded_pts,
-    metadata_of,
-    with_data,
-)
+from spdl_media.packets import AudioPackets, ImagePackets, VideoPackets
+from spdl_media.remux import PacketCopier
 
 __all__ = ("Muxer",)
 
@@ -66,7 +59,7 @@ _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "b
 
 
 class _Track(NamedTuple):
-    """An output stream: PyAV's stream, the types that :meth:`Muxer.write` takes, and the encoder, if any."""
+    """An output stream: PyAV's stream, the types that :meth:`Muxer.write` takes, the encoder or copier."""
 
     stream: Any
     takes: tuple[type, ...]
@@ -219,7 +212,8 @@ class Muxer:
             turned: Any = orientation or getattr(source, "orientation", 1)
             self._turn(stream, turned)
             kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
-            self._tracks.append(_Track(stream, (kind,), None))
+            copier = PacketCopier(stream, self._format, hides=self._format in _EDITED)
+            self._tracks.append(_Track(stream, (kind,), copier))
             return len(self._tracks) - 1
 
     def _remux_stream(self, codec: Codec) -> Any:
@@ -276,29 +270,7 @@ class Muxer:
                     if any("will be unreadable" in line for *_, line in lines):
                         raise av.ArgumentError(EINVAL, "this raw video needs format='nut'")
                 self._started = True
-            self._mux(track.coder.encode(data) if track.coder else self._moved(data, track.stream))
-
-    def _moved(self, packets: Any, stream: Any) -> Iterator[AvPacket]:
-        """Yield copies of packets for an output stream, shifted so that the container's second 0 is at 0."""
-        hidden = discarded_pts(packets) if isinstance(packets, VideoPackets) else frozenset()
-        zero = round(metadata_of(packets).zero / packets.time_base)
-        if hidden and not (self._format in _EDITED and max(hidden) < zero):
-            raise EncodeError(
-                f"an edit list hides {len(hidden)} of the packets, and {self._format} would show them. "
-                "Decode and encode them",
-                source=packets.source,
-            )
-        for packet in av_packets(packets):
-            if packet.pts is None or packet.dts is None:
-                raise EncodeError(
-                    f"the {packets.codec.name} packets have no timestamps, which files need. Decode and "
-                    "encode them",
-                    source=packets.source,
-                )
-            # A copy, because muxers change packets.
-            moved = with_data(packet, memoryview(packet))
-            moved.pts, moved.dts, moved.stream = packet.pts - zero, packet.dts - zero, stream
-            yield moved
+            self._mux(track.coder.encode(data))
 
     def flush(self) -> None:
         """Write what the encoders hold back. Nothing can be written afterwards. :meth:`close` flushes, too.
@@ -317,8 +289,7 @@ class Muxer:
         # Encoders hold nothing before the first write.
         if self._started and not self._flushed:
             for track in self._tracks:
-                if track.coder is not None:
-                    self._mux(track.coder.flush())
+                self._mux(track.coder.flush())
         self._flushed = True
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_m
 from spdl_media.inputs import Source
 from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, VideoPackets, av_packets, discarded_pts, metadata_of
+from spdl_media.remux import MAX_UNDATED
 from spdl_media.timing import Rate, Seconds, parse_window
 
 __all__ = ("cut", "save_audio", "save_video")
@@ -246,9 +247,12 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
         return False
     start, stop = metadata.span(video.time_base)
-    return any(packet.is_keyframe for packet in packets[:1]) and all(
-        packet.pts is not None and packet.dts is not None and start <= packet.pts < stop
-        for packet in packets
+    dated = [packet.dts is not None for packet in packets]
+    # The Muxer takes packets without decoding times only at the start.
+    return (
+        any(packet.is_keyframe for packet in packets[:1])
+        and (dated == sorted(dated) and all(dated[MAX_UNDATED:]))
+        and all(packet.pts is not None and start <= packet.pts < stop for packet in packets)
     )
 
 

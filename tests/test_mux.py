@@ -450,6 +450,35 @@ def test_numbers_of_a_config_are_those_of_ffmpeg() -> None:
         muxer.write(muxer.add_encode_stream(config), sound)
 
 
+@pytest.mark.parametrize(
+    ("format", "num_packets"), [("mp4", 7), ("mp4", 1), ("matroska", 7), ("mpegts", 7)]
+)
+def test_b_frames_of_matroska_are_copied(format: str, num_packets: int) -> None:
+    """Matroska states no decoding times, and FFmpeg computes none for the first packets."""
+    frames = index_planes(20, 64, 48)
+    source = make_video(frames, codec="libx264", format="matroska", frame_rate=10, max_b_frames=2)
+    file = io.BytesIO()
+    with sm.Demuxer(source) as demuxer, sm.Muxer(file, format=format) as muxer:
+        index = muxer.add_remux_stream(demuxer.video_codec)
+        stream = demuxer.video_stream_index
+        for packets in demuxer.streaming_demux(stream, num_packets=num_packets):
+            muxer.write(index, packets)
+    assert np.array_equal(sm.load_video(file.getvalue()).array, sm.load_video(source).array)
+    times = sm.VideoFile(file.getvalue()).timestamps
+    assert np.diff(times) == pytest.approx(0.1)
+    assert format == "mpegts" or times[0] == 0
+
+
+def test_a_single_frame_of_matroska_is_copied() -> None:
+    packets = sm.demux_video(
+        make_video(index_planes(1, 64, 48), codec="libx264", format="matroska")
+    )
+    file = io.BytesIO()
+    with sm.Muxer(file, format="mp4") as muxer:
+        muxer.write(muxer.add_remux_stream(packets), packets)
+    assert indices(file.getvalue()) == [0]
+
+
 def test_packets_without_times_are_refused() -> None:
     raw = make_video(index_planes(3, 64, 48), codec="libx264", format="h264")
     packets = sm.demux_video(raw)

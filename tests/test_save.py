@@ -344,6 +344,18 @@ def test_a_cut_of_mpegts_copies_packets(tmp_path: Path) -> None:
     assert sm.probe(piece).streams[0].codec == "h264"
 
 
+def test_a_cut_of_matroska_copies_b_frames(tmp_path: Path) -> None:
+    frames = index_planes(40, 64, 48)
+    source = make_video(
+        frames, codec="libx264", gop_size=10, frame_rate=10, max_b_frames=2, format="matroska"
+    )
+    assert sm.cut(source, tmp_path / "piece.mp4", 1, 3)
+    assert np.array_equal(
+        sm.load_video(tmp_path / "piece.mp4").array, sm.load_video(source).array[10:30]
+    )
+    assert sm.VideoFile(tmp_path / "piece.mp4").timestamps[0] == 0
+
+
 def test_b_frames_across_an_end_are_not_lost() -> None:
     frames = index_planes(60, 64, 48)
     for options in ({"max_b_frames": 3}, {"max_b_frames": 3, "open_gop": True}):
