@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -33,19 +32,23 @@ Target: TypeAlias = "str | os.PathLike[str] | Writable"
 _CHUNK = 1 << 20
 
 
-@contextlib.contextmanager
-def write_errors(name: str) -> Iterator[None]:
-    """Turn exceptions of the operating system or a file object in a ``with`` block into WriteErrors.
+class WriteErrors:
+    """Turn exceptions of the operating system or a file object in a ``with`` block into WriteErrors."""
 
-    Raises:
-        WriteError: The block raises an exception.
-    """
-    try:
-        yield
-    except Exception as error:
-        text = getattr(error, "strerror", None) or repr(error)
-        number = getattr(error, "errno", None)
-        raise WriteError(f"cannot be written: {text}", source=name, errno=number) from error
+    # Not a generator: on CPython 3.12 and 3.13, its frame and the error form a cycle, which keeps the data.
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
+            text = getattr(error, "strerror", None) or repr(error)
+            number = getattr(error, "errno", None)
+            raise WriteError(
+                f"cannot be written: {text}", source=self._name, errno=number
+            ) from error
 
 
 def write_whole(dst: Target, data: bytes) -> None:
@@ -55,7 +58,7 @@ def write_whole(dst: Target, data: bytes) -> None:
         TypeError: ``dst`` is neither a path nor a file object.
         WriteError: The destination cannot be written.
     """
-    with Draft(dst) as draft, write_errors(draft.name):
+    with Draft(dst) as draft, WriteErrors(draft.name):
         draft.path.write_bytes(data)
 
 
@@ -88,7 +91,7 @@ class Draft:
             # Resolved, so that a link stays and its target is replaced. Also, FFmpeg could mistake a relative
             # path with a colon for a protocol.
             # A name may be too long, or have characters that no name has.
-            with write_errors(self.name):
+            with WriteErrors(self.name):
                 self._final = final = Path(self.name).resolve()
                 is_other = final.exists() and not final.is_file()
             if is_other:
@@ -103,7 +106,7 @@ class Draft:
             # The name may be a URL, so keep only a plausible suffix: no file format has a longer one, or one
             # with other characters.
             suffix = Path(self.name).suffix[:16]
-            with write_errors(self.name):
+            with WriteErrors(self.name):
                 number, path = tempfile.mkstemp(suffix=suffix if suffix[1:].isalnum() else "")
             os.close(number)
             self.path = Path(path)
@@ -116,7 +119,7 @@ class Draft:
         Raises:
             WriteError: The file cannot be renamed or read, or the file object fails.
         """
-        with write_errors(self.name):
+        with WriteErrors(self.name):
             if self._final is not None:
                 if self._final.exists():
                     shutil.copymode(self._final, self.path)

@@ -286,6 +286,9 @@ def cut_audio() -> bytes:
     return cut_short(make_audio(SOUND, 48000, codec="flac", format="matroska"))
 
 
+CLOSED = io.BytesIO()
+CLOSED.close()
+
 FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
     "image, damaged": (
         lambda: damaged(make_image(PICTURE, codec="png")),
@@ -343,6 +346,13 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
             Path(os.devnull, "a.mp4"), np.frombuffer(source, np.uint8).reshape(8, 64, 64, 3), 8
         ),
         "cannot be written",
+    ),
+    "written to a file object": (
+        lambda: bytes(64 * 64 * 3),
+        lambda source: sm.save_image(
+            CLOSED, np.frombuffer(source, np.uint8).reshape(64, 64, 3), format="png"
+        ),
+        "cannot be written: ValueError",
     ),
 }
 
