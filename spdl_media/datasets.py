@@ -131,6 +131,9 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         # need no reading in threads.
         return super().__iter__()
 
+    def __repr__(self) -> str:
+        return f"ImageFolder({len(self.samples)} files in {len(self.classes)} classes)"
+
 
 def _pair(paths: Sequence[str], targets: npt.NDArray[np.int64], position: int) -> tuple[str, int]:
     return paths[position], int(targets[position])

@@ -41,6 +41,7 @@ def test_pairs_are_those_of_torchvision(tmp_path: Path) -> None:
     assert folder.samples[5] == (str(tmp_path / "dog" / "e.webp"), 1)
     assert list(folder.samples[3:]) == list(folder.samples)[3:]
     assert len(folder) == 6
+    assert repr(folder) == "ImageFolder(6 files in 2 classes)"
     assert type(folder.samples[0][1]) is int
 
 
