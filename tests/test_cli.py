@@ -320,6 +320,7 @@ def test_sentences_of_refusal(
         refusal(capfd, "check", empty, "-o", missing),
     )
     assert "does not exist. See: spdl-media check --help" in refusal(capfd, "check", missing)
+    assert f"argument ({missing}). See: " in refusal(capfd, "contact-sheet", missing, missing)
     assert "No such command 'chek'" in refusal(capfd, "chek")
     assert "No such file" in refusal(capfd, "probe", missing, status=1)
     assert "No such file" in refusal(capfd, "contact-sheet", missing)
