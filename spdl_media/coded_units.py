@@ -89,7 +89,7 @@ def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview
     """
     header, shift, mask, _ = _UNITS[codec.name]
     for unit in _units(memoryview(packet), codec.extradata or b""):
-        if len(unit) > header:
+        if len(unit) >= header:
             yield unit[0] >> shift & mask, unit
 
 
@@ -120,25 +120,25 @@ def _number(stream: io.BytesIO) -> int:
     return value + int.from_bytes(byte, "big")
 
 
-# By codec: types of units of parameter sets, and of slices.
-_PARAMETERS = {"h264": {7, 8}, "hevc": {32, 33, 34}}
+# By codec: types of units of parameter sets and of ends of sequences and streams, and those of slices.
+_FRAMELESS = {"h264": {7, 8, 10, 11}, "hevc": {32, 33, 34, 36, 37}}
 _SLICES = {"h264": range(6), "hevc": range(32)}
 
 
 def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
-    """Whether a packet has parameter sets and no slice, as at the end of a camera's stream.
+    """Whether a packet has only parameter sets or the end of a sequence, as the last one of some streams.
 
     See:
         ITU-T H.264, table 7-1, and H.265, table 7-1 (types of units).
     """
-    # Parameter sets are small. The first unit is behind a length or a start code, both of 4 bytes.
+    # Such units are small. The first unit is behind a length or a start code, both of 4 bytes.
     if packet is None or codec.name not in _UNITS or not 4 < packet.size <= 1024:
         return False
     slices, (_, shift, mask, _) = _SLICES[codec.name], _UNITS[codec.name]
     if memoryview(packet)[4] >> shift & mask in slices:
         return False  # most packets, after 0.4 us instead of 1.4
     kinds = {kind for kind, _ in _typed_units(packet, codec)}
-    return not kinds.isdisjoint(_PARAMETERS[codec.name]) and kinds.isdisjoint(slices)
+    return not kinds.isdisjoint(_FRAMELESS[codec.name]) and kinds.isdisjoint(slices)
 
 
 # In MPEG-1 and MPEG-2, the start code of a slice.

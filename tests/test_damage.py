@@ -108,6 +108,31 @@ def test_hashes_of_hevc_mark_the_image_that_fails_them() -> None:
     assert not any(kept.is_corrupt[8:])
 
 
+def in_mp4(stream: bytes, *units: bytes) -> bytes:
+    """Return an MP4 of a raw stream and of one more packet for each unit."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(stream)) as source, av.open(file, "w", format="mp4") as out:
+        track = out.add_stream_from_template(source.streams.video[0])
+        track.time_base = tick = Fraction(1, 25)
+        packets = [packet for packet in source.demux() if packet.size]
+        for number, packet in enumerate([*packets, *map(av.Packet, units)]):
+            packet.stream, packet.time_base = track, tick
+            packet.pts, packet.dts, packet.duration = number, number, 1
+            out.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("codec", "end"), [("libx264", b"\x0a"), ("libx265", b"\x48\x01")])
+def test_the_unit_that_ends_a_sequence_is_no_frame(codec: str, end: bytes) -> None:
+    stream = make_video(
+        index_frames(4, 64, 48), codec=codec, format="h264" if codec == "libx264" else "hevc"
+    )
+    data = in_mp4(stream, b"\0\0\0\1" + end)
+    with sm.VideoFile(data) as video:
+        assert video.timestamps == (0, 0.04, 0.08, 0.12)
+    np.testing.assert_array_equal(sm.load_video(data).array, sm.load_video(stream).array)
+
+
 @pytest.mark.parametrize(
     ("codec", "format", "unit", "message"),
     [
@@ -122,16 +147,7 @@ def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage_if_whole(
     cut = stream + stream[: stream.index(message)]
     np.testing.assert_array_equal(sm.load_video(cut).array, sm.load_video(stream).array)
     assert len(sm.demux_video(cut).get_timestamps()) == 4
-    file = io.BytesIO()
-    with av.open(io.BytesIO(cut)) as source, av.open(file, "w", format="mp4") as out:
-        track = out.add_stream_from_template(source.streams.video[0])
-        track.time_base = tick = Fraction(1, 25)
-        for number, packet in enumerate(source.demux()):
-            if packet.size:
-                packet.stream, packet.time_base = track, tick
-                packet.pts, packet.dts, packet.duration = number, number, 1
-                out.mux(packet)
-    with sm.VideoFile(file.getvalue()) as video:
+    with sm.VideoFile(in_mp4(cut)) as video:
         assert video.timestamps == (0, 0.04, 0.08, 0.12)
     place = cut.rindex(unit) + 8
     damaged = cut[:place] + b"\xff" + cut[place + 1 :]
