@@ -151,16 +151,6 @@ class PictureDecoder(OpenDecoder):
             heappush(self._pending_dts, packet.dts)
         return True
 
-    def drain(self) -> Iterator[av.VideoFrame]:
-        """Flush the decoder before packets that do not continue the last ones, and reset it.
-
-        Raises:
-            DecodeError: As for :meth:`decode`.
-        """
-        if self._packet_index >= 0:
-            yield from self.decode(None)
-            self.restart()
-
     def restart(self, packet: int = 0) -> None:
         """Reset the decoder for packets that do not continue the last ones, from index ``packet`` on."""
         # After its end was signalled, a decoder takes no packets until its buffers are flushed.
@@ -172,7 +162,7 @@ class PictureDecoder(OpenDecoder):
 
     def check_keyed(self) -> None:
         """Raise DecodeError if no packet was decoded, because none is a key frame."""
-        if self._packet_index >= 0 and self.needs_key:
+        if self.has_started and self.needs_key:
             raise DecodeError(
                 f"none of the {self._packet_index + 1} packets is marked as a key frame, at which decoding "
                 "begins. decode_packets decodes such packets from the first one on",
@@ -303,14 +293,19 @@ class PicturePath:
             DecodeError: As for :meth:`push`.
             FilterError: As for :meth:`push`.
         """
-        if not metadata.continues:
-            # The packets do not continue the last ones (they are another window, say). Delayed frames must
-            # come out first, and the decoder must not use them as references.
-            self._put(self.decoder.drain(), sink)
-            for frame in self._filter.end_run():
-                sink.put(frame)
-        self.decoder.follow(metadata, discarded)
-        self._filter.follow(metadata)
+        is_new = not metadata.continues and self.decoder.has_started
+        try:
+            if is_new:
+                # The packets do not continue the last ones (they are another window, say). Delayed frames
+                # must come out first, and the decoder must not use them as references.
+                self._put(self.decoder.decode(None), sink)
+                for frame in self._filter.end_run():
+                    sink.put(frame)
+        finally:
+            if is_new:
+                self.decoder.restart()
+            self.decoder.follow(metadata, discarded)
+            self._filter.follow(metadata)
 
     def _put(self, frames: Iterable[av.VideoFrame], sink: Sink) -> bool:
         # No variable holds a converted frame, so that its buffer is back in FFmpeg's pool for the next one.

@@ -103,11 +103,6 @@ class SampleDecoder(OpenDecoder):
         self._expected = 0
         self.follow(metadata, discarded)
 
-    @property
-    def has_started(self) -> bool:
-        """Whether the decoder has been given any packet."""
-        return self._packet_index >= 0
-
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int]) -> None:
         """Use the window and the clock of the next packets, and the timestamps of the frames they hide."""
         self.metadata: PacketMetadata = metadata

@@ -375,6 +375,11 @@ class OpenDecoder:
             # This waits without the GIL. Draining would end at the first damaged frame, before the threads.
             self._end = when_dropped(self._context.flush_buffers)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the decoder has been given any packet."""
+        return self._packet_index >= 0
+
     def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
         """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
         if self._config.on_corrupt == "raise":
