@@ -201,7 +201,7 @@ def _stream_key(codec: Codec) -> str:
 
 
 # Added to the timestamp of a hidden frame, so that no frame of another chunk has the same one.
-_APART = 1 << 41
+_HIDDEN_SHIFT = 1 << 41
 
 
 class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
@@ -250,7 +250,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     def _accept(self, packets: VideoPackets) -> None:
         self._hidden = _unflagged_pts(packets)
-        moved = frozenset(pts + _APART for pts in self._hidden)
+        moved = frozenset(pts + _HIDDEN_SHIFT for pts in self._hidden)
         self._decoder.follow(metadata_of(packets), moved, self._ready)
 
     def _push(self, packet: AvPacket | None) -> None:
@@ -260,7 +260,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
                 decoder.discarded |= {packet.pts}
             else:  # another chunk may show a frame at this time
                 packet = with_data(packet, memoryview(packet))
-                packet.pts = (packet.pts or 0) + _APART
+                packet.pts = (packet.pts or 0) + _HIDDEN_SHIFT
         super()._push(packet)
 
     def _check_end(self) -> None:
