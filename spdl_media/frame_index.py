@@ -265,8 +265,8 @@ def _goes_back(table: PacketTable) -> bool:
 def _is_joined(table: PacketTable) -> bool:
     """Whether a frame is shown before one that precedes its key frame, as in joined files."""
     keys, latest = np.flatnonzero(table.is_key), np.maximum.accumulate(table.pts)
-    after = np.flatnonzero(~table.is_key & (np.cumsum(table.is_key) > 1))
-    last_key = keys[np.searchsorted(keys, after) - 1]
+    after = np.flatnonzero(np.cumsum(table.is_key) > 1)
+    last_key = keys[np.searchsorted(keys, after, "right") - 1]
     return bool((table.pts[after] < latest[last_key - 1]).any())
 
 

@@ -201,12 +201,14 @@ def test_a_key_frame_that_is_shown_before_an_earlier_one_is_a_frame() -> None:
         return packet
 
     data = make_video(planes()[:9], codec="libx264", format="mp4", gop_size=1)
+    # FFmpeg gives it in the order of the file.
     with sm.VideoFile(remuxed(data, swap, use_editlist="0")) as video:
-        assert [frame_index(frame.planes[0]) for frame in video[:]] == [1, 0, *range(2, 9)]
+        assert [frame_index(frame.planes[0]) for frame in video[:]] == [*range(9)]
 
 
-@pytest.mark.parametrize("start", [7, 100])  # ticks; between and after the times of the second file
-def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int) -> None:
+# The first time in ticks, between and after the times of the second file; and the key frames of that.
+@pytest.mark.parametrize(("start", "gop_size"), [(7, 6), (100, 6), (7, 1)])
+def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int, gop_size: int) -> None:
     """As of a recorder whose clock is set: no time is stated twice."""
     frames, unit = planes()[:24], Fraction(1, 50)
     files = [
@@ -215,7 +217,7 @@ def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int) -> 
                 VideoTrack(
                     frames=frames[first : first + 12],
                     codec="libx264",
-                    gop_size=6,
+                    gop_size=gop_size,
                     frame_rate=25,
                     time_base=unit,
                     pts=[begin + 2 * number for number in range(12)],
