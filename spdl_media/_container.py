@@ -100,7 +100,7 @@ class Container:
             return
         self.av.close()
         raise self.error(
-            f"{text}: it is no media that FFmpeg knows. If it is raw data, name its format: "
+            f"{text}: FFmpeg does not recognise it as media. If it is raw data, name its format: "
             "demux_config(format=...)"
         )
 

@@ -86,7 +86,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         allow_empty: bool = False,
     ) -> None:
         if not Path(root).is_dir():
-            raise NotADirectoryError(f"{str(root)!r} is no folder that can be searched")
+            raise NotADirectoryError(f"{str(root)!r} is not a folder that can be searched")
         suffixes = tuple(
             str(one).lower() for one in (_IMAGES if extensions is None else extensions)
         )

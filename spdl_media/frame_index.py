@@ -346,7 +346,7 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
         text = f"the index cannot be read: {error.strerror or error}"
         raise SourceError(text, source=name) from error
     if not data.startswith(_MAGIC):
-        raise SourceError(f"this is no index of a video. {anew}", source=name)
+        raise SourceError(f"this is not an index of a video. {anew}", source=name)
     body = memoryview(data)[16:]
     if not body or zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
         raise SourceError(f"the index is damaged: its checksum is wrong. {anew}", source=name)

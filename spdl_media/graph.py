@@ -189,7 +189,7 @@ class _Reader:
         # FFmpeg allows filter@id, by which commands find a filter.
         name, at, id = token.partition("@")
         if not _NAME.match(name) or (at and not id):
-            raise self._error(f"{token!r} is no name of a filter", start)
+            raise self._error(f"{token!r} is not the name of a filter", start)
         # The filter splits its options itself, so this is one text.
         args = self._text("[],;") if self._take("=") else None
         return Node(name, id or None, args, inputs, self._labels())

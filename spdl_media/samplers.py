@@ -206,8 +206,8 @@ class DistributedDeterministicSampler(DistributedSampler):
         rest = self._n % self.world_size
         if rest and uneven is None:
             warn_caller(
-                f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is no multiple of "
-                f'{self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
+                f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is not a multiple "
+                f'of {self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 UserWarning,
             )
 

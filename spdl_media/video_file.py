@@ -372,7 +372,7 @@ def load_rows(
     finish, request = frame_request(arguments, VIDEO_OPS, purpose, count).staged()
     # At least one frame is needed for the size and format of rows of zeros.
     if (indices < 0).all():
-        raise ConvertError("no frame is asked for: the indices are empty", source=video.source)
+        raise ConvertError("no frame was requested: the indices are empty", source=video.source)
     with closing(FrameRows(indices.size, request)) as sink:
         with video._reading():
             video._decode_rows(indices, request, sink)

@@ -117,7 +117,7 @@ def circle(root: Path) -> None:
         (tree, {"extensions": ["jpg"]}, r"endings such as .*, not \['jpg'\]"),
         (tree, {"extensions": ".jpg"}, "endings such as .*, not '.jpg'"),
         (tree, {"extensions": []}, r"endings such as .*, not \[\]"),
-        (lambda root: root.touch(), {}, "is no folder that can be searched"),
+        (lambda root: root.touch(), {}, "is not a folder that can be searched"),
     ],
 )
 def test_bad_folders(

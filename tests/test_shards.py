@@ -303,7 +303,7 @@ class TestDamage:
         at = data.index(b"s/0012.jpg")
         data[at + 20] ^= 1
         path.write_bytes(data)
-        message = rf"'s/0012.cls': the header behind it is no header of tar.*\(at byte {at}\)"
+        message = rf"'s/0012.cls': the header behind it is not a tar header.*\(at byte {at}\)"
         with pytest.raises(sm.ArrayFormatError, match=message):
             sm.Shards(f"{folder}/*.tar", **ALONE)
 

@@ -314,7 +314,7 @@ class TestLocalDirectory:
     def test_nothing_found(self, folder: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"matches '\*\.png'.*subfolders too"):
             LocalDirectory(folder, "*.png")
-        with pytest.raises(NotADirectoryError, match=r"note\.txt' is no folder"):
+        with pytest.raises(NotADirectoryError, match=r"note\.txt' is not a folder"):
             LocalDirectory(folder / "note.txt")
 
 

@@ -860,7 +860,7 @@ def test_an_index_is_saved_and_serves_its_own_file_alone(tmp_path: Path) -> None
             sm.VideoFile(other, index=path)
     saved = path.read_bytes()
     for wrong, match in (
-        (b"frames", "this is no index of a video"),
+        (b"frames", "this is not an index of a video"),
         (saved[:-8], "the index is damaged: its checksum is wrong"),
         (saved[:8], "the index is damaged: its checksum is wrong"),
         (saved[:-1] + b"\7", "the index is damaged: its checksum is wrong"),

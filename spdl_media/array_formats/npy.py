@@ -219,7 +219,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
         if isinstance(descr, str) and dtype.kind in "SUV" and not descr.endswith(dtype.str[2:]):
             raise ValueError(f"it would be {dtype.str}")
     except Exception as error:  # NumPy, too, raises many classes
-        raise ArrayFormatError(f"{short(descr)} is no type of NumPy: {str(error)[:200]}") from error
+        raise ArrayFormatError(f"{short(descr)} is not a NumPy type: {str(error)[:200]}") from error
     if dtype.hasobject:
         raise ArrayFormatError(
             f"the type {text_of(dtype)} holds Python objects, which are stored as a pickle. Nothing is "

@@ -294,7 +294,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored and (
         sum(struct.unpack("<148b8x356b", block)) + _CHECKSUM_AT_SPACES != stored
     ):
-        raise _ChecksumError("is no header of tar, or a damaged one: its checksum is wrong")
+        raise _ChecksumError("is not a tar header, or a damaged one: its checksum is wrong")
     name = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name

@@ -259,7 +259,7 @@ def parse_file(content: Content) -> _File:
         size = rest - rest % block_align
     if size % block_align and code in _FORMATS:
         raise ArrayFormatError(
-            f"has {size} bytes of samples, no multiple of {block_align} for one of all channels",
+            f"has {size} bytes of samples, not a multiple of {block_align} for one of all channels",
             offset=offset,
         )
     return _File(WAVHeader(*fields, size, offset, code), bits, mask, stated)

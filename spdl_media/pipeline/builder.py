@@ -275,7 +275,7 @@ def warn_of_idle_concurrency(config: PipelineConfig, num_threads: int) -> None:
         stages = ", ".join(f"{stage.name!r} (concurrency={stage.concurrency})" for stage in starved)
         warn_caller(
             f"No more than num_threads={num_threads} synchronous calls can run at once, fewer than "
-            f"asked for: {stages}. Use build(num_threads={most}), or give such a stage threads of "
+            f"requested: {stages}. Use build(num_threads={most}), or give such a stage threads of "
             f"its own by executor=ThreadPoolExecutorConfig().",
             UserWarning,
         )

@@ -284,21 +284,21 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         (header("'|O'"), "holds Python objects, which are stored as a pickle"),
         (header("'O'"), "holds Python objects"),
         (header("[('a', '<i4'), ('b', '|O')]"), "holds Python objects"),
-        (header("'<f3'"), "'<f3' is no type of NumPy"),
-        (header("'|T16'"), "is no type of NumPy"),
-        (header("'|S9999999999'"), "is no type of NumPy"),
-        (header("'|S4294967297'"), "is no type of NumPy"),
-        (header("'<U1073741825'"), "is no type of NumPy"),
-        (header("7"), "7 is no type of NumPy"),
-        (header("('<i2', -1)"), "is no type of NumPy"),
-        (header("('<i2', (99999999999,))"), "is no type of NumPy"),
-        (header("[('a', '<i2'), ('a', '<i2')]"), "is no type of NumPy"),
-        (header("[('a',)]"), "is no type of NumPy"),
-        (header("[5]"), "is no type of NumPy"),
-        (header("()"), "is no type of NumPy"),
-        (header("('<i2',)"), "is no type of NumPy"),
-        (header("[('a', ('<i2',))]"), "is no type of NumPy"),
-        (header("[(5, '<i2')]"), "is no type of NumPy"),
+        (header("'<f3'"), "'<f3' is not a NumPy type"),
+        (header("'|T16'"), "is not a NumPy type"),
+        (header("'|S9999999999'"), "is not a NumPy type"),
+        (header("'|S4294967297'"), "is not a NumPy type"),
+        (header("'<U1073741825'"), "is not a NumPy type"),
+        (header("7"), "7 is not a NumPy type"),
+        (header("('<i2', -1)"), "is not a NumPy type"),
+        (header("('<i2', (99999999999,))"), "is not a NumPy type"),
+        (header("[('a', '<i2'), ('a', '<i2')]"), "is not a NumPy type"),
+        (header("[('a',)]"), "is not a NumPy type"),
+        (header("[5]"), "is not a NumPy type"),
+        (header("()"), "is not a NumPy type"),
+        (header("('<i2',)"), "is not a NumPy type"),
+        (header("[('a', ('<i2',))]"), "is not a NumPy type"),
+        (header("[(5, '<i2')]"), "is not a NumPy type"),
         ("{'descr': '<i2', 'shape': (2,)}", "must be a dictionary of .*, not {'descr'"),
         ("{'descr': '<i2', 'fortran_order': False, 'shape': (2,), 'x': 1}", "must be a dictionary"),
         ("{1: 2}", "the header must be a dictionary of .* not {1: 2}"),
@@ -310,9 +310,9 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
         ("__import__('os')", "the header cannot be read: malformed"),
         (1000 * "(" + 1000 * ")", "the header cannot be read: too many nested"),
         (1000 * "-" + "1", "the header cannot be read"),
-        (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is no type of NumPy"),
+        (header(30 * "(" + "'<i2'" + 30 * ", (2,))"), "is not a NumPy type"),
         (header("'\\U00110000'"), "the header cannot be read"),
-        (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "is no type of NumPy|NumPy has no"),
+        (header(66 * "(" + "'<i2'" + 66 * ", (1,))"), "is not a NumPy type|NumPy has no"),
     ])  # fmt: skip
 def test_invalid_headers(text: str, match: str) -> None:
     data = npy_with_header(text, b"\1\0\2\0")
@@ -330,7 +330,7 @@ def test_invalid_headers(text: str, match: str) -> None:
     ])  # fmt: skip
 def test_units_of_time_by_which_numpy_divides_by_zero(descr: str) -> None:
     # NumPy would crash the process, either at once or when the array is converted.
-    with pytest.raises(sm.ArrayFormatError, match=r"is no type of NumPy: a unit of time"):
+    with pytest.raises(sm.ArrayFormatError, match=r"is not a NumPy type: a unit of time"):
         sm.load_npy(npy_with_header(header(descr), bytes(64)))
 
 

@@ -427,7 +427,7 @@ GOOD = tar_member(b"good", b"abc")
         (gzip.compress(CUT) + END, r"is packed by gzip; unpack it on the way in, as with gzip.open"),
         (bz2.compress(CUT) + END, "is packed by bz2"),
         (lzma.compress(CUT) + END, "is packed by lzma"),
-        (GOOD + b"garbage" * 1000, "member 'good': the header behind it is no header of tar"),
+        (GOOD + b"garbage" * 1000, "member 'good': the header behind it is not a tar header"),
         (GOOD + CUT[:100] + b"?" + CUT[101:], "its checksum is wrong"),
         (GOOD + with_field(124, b"00000000009\0"), "where a number of octal digits is due"),
         (GOOD + with_field(124, b"-0000000001\0"), "where a number of octal digits is due"),

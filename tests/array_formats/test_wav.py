@@ -462,7 +462,7 @@ def extensible(guid_end: bytes) -> bytes:
         (STEREO[:43], "there is no chunk 'data'"),
         (STEREO[:45], "31999 of 32000 bytes of samples are missing"),
         (STEREO[:-1], "is cut short: 1 of 32000 bytes of samples are missing"),
-        (wav(wav_format(PCM, 2, 16), bytes(9)), "has 9 bytes of samples, no multiple of 4"),
+        (wav(wav_format(PCM, 2, 16), bytes(9)), "has 9 bytes of samples, not a multiple of 4"),
         (wav(wav_format(PCM, 2, 16), bytes(8), size=2**32 - 4), "bytes of samples are missing"),
         (wav(wav_format(PCM, 2, 16)[:-1], bytes(8)), "'fmt ' of 15 bytes is cut short"),
         (wav(wav_format(PCM, 0, 16), b""), "has 0 channels, 8000 Hz"),
