@@ -34,7 +34,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.parts import is_open_ended, missing_packets, seeks_astray, signed_format
+from spdl_media.parts import is_open_ended, missing_packets, reindexed, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
@@ -208,9 +208,8 @@ class Container:
     def _check_untiled(self) -> None:
         """Raise for a tiled HEIF image, whose tiles FFmpeg shows as separate streams."""
         # In a movie, which has a duration, a dependent stream is an optional layer of the main stream.
-        if self.av.duration is not None:
-            return
-        if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
+        tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
+        if tiles and self.av.duration is None:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 f"again without tiles, or take one: demux_video(src, stream_index={tiles[0].index})"
@@ -268,6 +267,8 @@ class Container:
         self.turn += 1
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
+        if self.format == "avi" and not from_start:
+            found = reindexed(found, self.av.streams)
         if not mend:
             return found
         # Of audio, FFmpeg states only packets of these formats wrongly.
@@ -351,8 +352,7 @@ class Container:
         if self.format not in counted or not last.duration or last.pts is None:
             return None
         stated, found = self.av.streams[0].duration, last.pts + last.duration
-        is_cut = stated and found < stated
-        return f"the data ends after {found} of {stated} samples" if is_cut else None
+        return f"the data ends after {found} of {stated} samples" if found < (stated or 0) else None
 
     def rewind(self) -> None:
         """Go to the first packet of the file.
@@ -397,11 +397,10 @@ class Container:
             self.rewind()  # once FFmpeg has read the end, it states wrong times of Vorbis after a seek
         self._select((index,))
         self._fresh = False  # a seek that fails moves the position as well
-        try:
+        with suppress(av.FFmpegError, OverflowError):  # the latter: the timestamp exceeds 64 bits
             self.av.seek(pts, stream=self.av.streams[index])
-        except (av.FFmpegError, OverflowError):  # the latter: the timestamp exceeds 64 bits
-            return False
-        return True
+            return True
+        return False
 
     def places(
         self, indices: Sequence[int], pts: int | None, *, keep: bool = True, mend: bool = True

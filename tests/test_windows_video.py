@@ -630,6 +630,18 @@ def test_windows_of_an_avi_of_a_frame_every_ten_seconds() -> None:
     assert indices(sm.decode_packets(sm.demux_video(data, timestamp=(25, 60)), None)) == [3, 4, 5]
 
 
+def test_windows_of_an_avi_with_dropped_frames_and_audio() -> None:
+    """FFmpeg goes on from audio before the frame, and counts the chunks of dropped frames once more."""
+    pts = [0, 5, 10, 15, 20, 25, 26, 27, 28, 40, 41]
+    video = VideoTrack(frames=planes()[: len(pts)], codec="mpeg4", gop_size=1, pts=pts)
+    audio = AudioTrack(samples=np.zeros((40_000, 1), np.int16), sample_rate=8000)
+    data = make_media([video, audio], format="avi")
+    for first, start in enumerate(pts):
+        frames = sm.decode_packets(sm.demux_video(data, timestamp=(start / 10, None)), None)
+        assert frames.timestamps == tuple(time / 10 for time in pts[first:])
+        assert indices(frames) == [*range(first, len(pts))]
+
+
 @pytest.mark.parametrize("reorder", [False, True])
 @pytest.mark.parametrize("format", ["mpegts", "matroska", "mp4"])
 def test_the_last_frame_has_a_field_after_the_window(format: str, reorder: bool) -> None:
