@@ -246,7 +246,8 @@ def _as_spdl(
 ) -> Buffer:
     """Check the arguments of SPDL's functions, and load the images."""
     # DALI does not use the stream of a config, but it must belong to the device.
-    config = None if "cpu" in devices else one_device(*devices)
+    is_cpu = devices in (("cpu", None), (None, "cpu"))
+    config = None if is_cpu else one_device(*devices)
     check_choice("pix_fmt", pix_fmt, tuple(SPDL_COLORS))
     check_array_layout(options["layout"])
     if hw_decoder_load is not None and not 0 <= hw_decoder_load <= 1:

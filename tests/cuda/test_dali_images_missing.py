@@ -108,6 +108,7 @@ def test_child_forked_before_cuda_may_use_it() -> None:
     [
         ({}, ValueError, r"give one of cuda= and cuda_config=, .*not neither"),
         ({"cuda": 0, "cuda_config": 0}, ValueError, r"are one argument with two names"),
+        ({"cuda": "cpu", "cuda_config": 0}, ValueError, r"are one argument with two names"),
         (
             {"cuda": "gpu"},
             TypeError,
