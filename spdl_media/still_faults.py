@@ -319,8 +319,7 @@ def png_reason(view: memoryview) -> str | None:
     kinds = still_parts.png_head(view)
     if b"acTL" in kinds:
         return "an animated PNG"
-    is_bitmap = (view[24], view[25]) == (1, 0)
-    is_strange = is_bitmap and b"tRNS" in kinds
+    is_strange = (view[24], view[25]) == (1, 0) and b"tRNS" in kinds
     return "a PNG of one bit with a transparent colour" if is_strange else None
 
 
@@ -351,8 +350,7 @@ def targa_reason(view: memoryview) -> str | None:
 
 
 _DDS_RGB = 0x40
-# DXGI formats with 8 bits each of red, green, blue and alpha.
-_DDS_RGBA = range(27, 32)
+_DDS_RGBA = range(27, 32)  # DXGI formats with 8 bits each of red, green, blue and alpha
 
 
 def dds_reason(view: memoryview) -> str | None:
@@ -377,18 +375,20 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def jpeg_reason(view: memoryview) -> str | None:
-    """FFmpeg's decoder does not support four components with different sampling.
+    """FFmpeg does not support four components with different sampling, and takes unnamed ones for YCbCr.
 
     Raises:
         struct.error: The data ends inside the length of a segment.
         IndexError: The data ends inside the frame header.
     """
+    is_named = False
     for marker, start, end in still_parts.jpeg_segments(view):
-        if marker in _SOF:
-            samplings = set(bytes(view[start + 7 : end : 3]))
-            many = view[start + 5] == 4 and len(samplings) > 1
-            return "a CMYK JPEG with subsampled colours" if many else None
-        if marker == still_parts.JPEG_SCAN:
+        is_named |= marker == 0xEE and bytes(view[start : start + 5]) == b"Adobe"
+        if marker in _SOF and view[start + 5] == 4:
+            is_named |= bytes(view[start + 6 : end : 3]) == b"CMYK"
+            is_odd = not is_named or len(set(bytes(view[start + 7 : end : 3]))) > 1
+            return "a CMYK JPEG with subsampled or unnamed colours" if is_odd else None
+        if marker in _SOF or marker == still_parts.JPEG_SCAN:
             break
     return None
 

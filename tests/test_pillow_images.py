@@ -137,6 +137,18 @@ def jp2_with(mode: str, colors: tuple[int, ...]) -> bytes:
     return data.replace(usual, channels(colors))
 
 
+def numbered_cmyk() -> bytes:
+    """Make a JPEG of CMYK whose components have numbers, without the segment of Adobe's marker."""
+    data = saved("CMYK", "JPEG")
+    start = data.index(b"\xff\xee")
+    data = data[:start] + data[start + 2 + data[start + 3] :]
+    for between in (b"\x11\0", b"\0"):  # in the headers of the frame and of the scan
+        data = data.replace(
+            between.join((b"C", b"M", b"Y", b"K")), between.join((b"\1", b"\2", b"\3", b"\4"))
+        )
+    return data
+
+
 NUMBERS = bytes(range(0, 256, 8)) * 4
 FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, JPEG": lambda: saved("RGB", "TIFF", compression="jpeg"),
@@ -157,6 +169,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BMP, header of 52 bytes": bmp_with_masks,
     "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
+    "JPEG, CMYK of numbers": numbered_cmyk,
     "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
     "JPEG 2000, CMYK of some precision": lambda: saved("CMYK", "JPEG2000").replace(
         b"colr\1\0\0", b"colr\1\2\1"
