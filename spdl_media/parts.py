@@ -177,7 +177,7 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
 
 
 def reindexed(packets: Iterator[Any], streams: Any) -> Iterator[Any]:
-    """Correct the times of video after a seek in AVI, by the index.
+    """Correct the times and key frames of video after a seek in AVI, by the index.
 
     An empty chunk extends the frame before it. FFmpeg goes on from audio that lies before the frame that it
     seeks, and counts the empty chunks in between once more.
@@ -185,8 +185,9 @@ def reindexed(packets: Iterator[Any], streams: Any) -> Iterator[Any]:
     shifts: dict[int, int] = {}
     for packet in packets:
         index, dts = packet.stream_index, packet.dts
+        entries = streams[index].index_entries
         if index not in shifts:
-            shifts[index], entries = 0, streams[index].index_entries
+            shifts[index] = 0
             is_video = dts is not None and streams[index].type == "video"
             place = entries.search_timestamp(dts, any_frame=True) if is_video else -1
             # The index has the places of the headers of chunks, which have 8 bytes.
@@ -197,6 +198,8 @@ def reindexed(packets: Iterator[Any], streams: Any) -> Iterator[Any]:
         if shift := shifts[index]:
             packet.dts = dts - shift
             packet.pts = None if packet.pts is None else packet.pts - shift
+            place = entries.search_timestamp(packet.dts, any_frame=True)
+            packet.is_keyframe = entries[place].is_keyframe
         yield packet
 
 
