@@ -54,6 +54,8 @@ _IN_MPEGTS = frozenset(
 )
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
+# Formats that take no MP3 below 16 kHz.
+_NO_SLOW_MP3 = _EDITED - {"mov"}
 # Attributes that PyAV's codec context and our codec classes have under the same name.
 _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
 
@@ -364,12 +366,16 @@ class Muxer:
         """Whether the file stores matrix and range for video of a codec. Used within this package."""
         return self._format in _STATES_COLORS or codec in _STATE_COLORS
 
-    def takes(self, codec: str) -> bool:
+    def takes(self, codec: Codec) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
-        if self._loses(codec) or (self._format == "mov" and codec in _MP4_ONLY):
+        name = codec.name
+        if self._loses(name) or (self._format == "mov" and name in _MP4_ONLY):
+            return False
+        is_slow = name == "mp3" and getattr(codec, "sample_rate", 0) < 16000
+        if is_slow and self._format in _NO_SLOW_MP3:
             return False
         names = self._container.supported_codecs
-        return self._format == "mpegts" or not names or codec in names
+        return self._format == "mpegts" or not names or name in names
 
     def _loses(self, codec: str) -> bool:
         if codec == "pillow" or self._format == "mpegts":  # "pillow" stands for a whole animation

@@ -244,7 +244,7 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     """Whether the packets of a window decode to exactly its frames, and the file format takes them."""
     metadata, packets = metadata_of(video), av_packets(video)
     # A copy would show frames that an edit list hides, and hide that the source is truncated.
-    if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec.name):
+    if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec):
         return False
     start, stop = metadata.span(video.time_base)
     dated = [packet.dts is not None for packet in packets]
@@ -289,7 +289,7 @@ def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
     adds = kind == "audio" and encoder.lossy and not encoder.name.startswith("pcm_")
     if adds and muxer.default_codec("audio").startswith("pcm_"):
         return None
-    return encoder.name if muxer.takes(codec.name) and not encoder.experimental else None
+    return encoder.name if muxer.takes(codec) and not encoder.experimental else None
 
 
 def _add_video(

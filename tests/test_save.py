@@ -426,6 +426,13 @@ def test_a_cut_to_another_codec_of_audio_does_not_take_the_bit_rate_of_the_sourc
     assert sm.probe(file.getvalue()).streams[0].codec == "opus"
 
 
+def test_mp3_of_a_rate_that_mp4_does_not_take_is_cut_to_aac() -> None:
+    source, file = io.BytesIO(), io.BytesIO()
+    sm.save_audio(source, np.zeros((1, 8000), np.float32), 8000, format="mp3")
+    sm.cut(source.getvalue(), file, 0.5, 1, format="mp4")
+    assert sm.probe(file.getvalue()).streams[0].codec == "aac"
+
+
 def test_videos_of_one_and_two_frames() -> None:
     frames = index_frames(2, 128, 128)
     for encoder in ("libx264", "libx265", "mpeg4", "ffv1"):
