@@ -1,10 +1,13 @@
 """Load AAC in an MP4, and whole Ogg files, without PyAV's demuxer, which takes longer than decoding.
 
-FFmpeg takes half a millisecond to open an MP4, and returns one packet per frame. Its tables tell where the
-frames lie, so that a packet can hold many. This is for usual files: one audio track of AAC-LC without gaps,
-in mono or stereo, of which nothing is hidden but samples at the start. Packets of Vorbis and Opus cannot be
-joined, and PyAV releases the GIL four times for each, so that two threads are slower than one. So FFmpeg's
-source ``amovie`` demuxes and decodes whole files without Python. FFmpeg's demuxer reads all other files.
+AAC: FFmpeg takes half a millisecond to open an MP4, and returns one packet per frame. Its tables tell where
+the frames lie, so that a packet can hold many. This is for usual files: one audio track of AAC-LC without
+gaps, in mono or stereo, of which nothing is hidden but samples at the start.
+
+Ogg: packets of Vorbis and Opus cannot be joined, and PyAV releases the GIL four times for each, so that two
+threads are slower than one. So FFmpeg's source ``amovie`` demuxes and decodes whole files without Python.
+
+FFmpeg's demuxer reads all other files.
 
 See:
     ISO/IEC 14496-12, 8.5.2 (sample descriptions), 8.6.6 (edit lists); 14496-14, 5.6 (the box esds)
@@ -35,6 +38,8 @@ from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
 from spdl_media.sample_rows import SampleRows, most_combined
 from spdl_media.timing import Window
+
+# AAC in an MP4.
 
 # Frames before a window that its samples may depend on, as many as audio_clock.preroll asks for.
 _PREROLL = 3
@@ -273,6 +278,8 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> tuple
     step = PACKET_SAMPLES // AAC_FRAME_SIZE
     return data, [*cuts[:-1:step], cuts[-1]]
 
+
+# Whole Ogg files.
 
 # Samples per frame of the graph. With 16 Ki, the C library returns memory to the system and gets it again for
 # each file, which takes a third of the time.
