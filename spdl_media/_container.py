@@ -25,7 +25,7 @@ from spdl_media._ffmpeg import (
     unheard_log,
 )
 from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
-from spdl_media.audio_edits import find_edits, with_times
+from spdl_media.audio_edits import find_edits, go_back, with_times
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -73,14 +73,13 @@ class Container:
     def __init__(
         self, input: Input, config: DemuxConfig, *, tries: str | None = None, audio: bool = True
     ) -> None:
-        self.name, self.turn = input.name, 0
+        self.name, self.turn, self._log_start = input.name, 0, 0
         self.tried, self._needs_audio = tries, audio
         self._input, self._config = input, config
         self._orientations: dict[int, int] = {}
         self._times: dict[int, Times | None] = {}
         self._ended = self._checksum_failed = self._empty = self._begins = False
         self._log: list[LogLine] = []
-        self._log_start = 0
         self._open()
 
     def _open(self) -> None:
@@ -109,18 +108,17 @@ class Container:
         # opening fails, they are opened a second time.
         self._may_be_still = self._input.seekable
         head = self._input.head(HEAD_SIZE)
-        if self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
-            known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
-            if known is not None:
-                name, names = known
-                # Only an ISO file may hold a movie or an image, which has a list of its items.
-                is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
-                self._may_be_still = name == "mov" and is_image
-                self.tried = self.tried if name in _COMPLETE_HEADERS else None
-                # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
-                with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
-                    file = self.tried is None and open_known(self._input, audio=self._needs_audio)
-                    return file or self._input.open(format_config(name, self.tried)), names
+        known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
+        if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
+            name, names = known
+            # Only an ISO file may hold a movie or an image, which has a list of its items.
+            is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
+            self._may_be_still = name == "mov" and is_image
+            self.tried = self.tried if name in _COMPLETE_HEADERS else None
+            # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
+            with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
+                file = self.tried is None and open_known(self._input, audio=self._needs_audio)
+                return file or self._input.open(format_config(name, self.tried)), names
         self.tried = None
         file = self._input.open(self._config)
         return file, file.format.name
@@ -227,8 +225,6 @@ class Container:
     def duration(self) -> float | None:
         """Duration in seconds that the header states (FFmpeg has microseconds), or ``None``."""
         return None if self.av.duration is None else self.av.duration / 1_000_000
-
-    # Reading.
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -368,10 +364,14 @@ class Container:
                 "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
             )
         self._select(range(len(list(self.av.streams))))
-        if not self._seek_to_start():  # opening again costs more than a seek
+        if self._go_back or not self._seek_to_start():  # opening again costs more than a seek
             self.av.close()
             self._open()
         self._fresh = True
+
+    @cached_property
+    def _go_back(self) -> bool:
+        return go_back(self.av.streams)
 
     def _seek_to_start(self) -> bool:
         indexed = [s for s in self.av.streams if s.index_entries]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -64,6 +65,17 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
     except (StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
         return None
+
+
+def go_back(streams: Any) -> bool:
+    """Whether edits of one of several streams go back in time, where FFmpeg's seeks find a wrong packet."""
+    indexes = [each.index_entries for each in streams]
+    return len(indexes) > 1 and any(
+        not are_even(entries, entries[1].timestamp - entries[0].timestamp)
+        and any(later.timestamp < one.timestamp for one, later in pairwise(entries))
+        for entries in indexes
+        if len(entries) > 1
+    )
 
 
 def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:

@@ -141,3 +141,14 @@ def test_packets_of_edited_audio_are_not_taken_for_those_of_the_video() -> None:
     assert len(audio) == sum(len(chunk[1]) for chunk in chunks if 1 in chunk)
     wanted = sm.load_audio(data).array
     np.testing.assert_array_equal(samples_of(sm.decode_packets(audio)), wanted)
+
+
+def test_a_demuxer_reads_edited_audio_beside_video_repeatedly() -> None:
+    """FFmpeg seeks in all streams, but where edits go back in time, it finds the wrong place."""
+    data, pieces = edited("flac", PIECES["three"], video=True), PIECES["three"]
+    with sm.Demuxer(data) as demuxer:
+        for start in (0, 0.25, 0.5):
+            packets = demuxer.demux_audio(timestamp=(start, start + 0.25))
+            first, last = (round(time * 44100) for time in (start, start + 0.25))
+            samples = samples_of(sm.decode_packets(packets))
+            np.testing.assert_array_equal(samples, wanted("flac", pieces)[:, first:last])
