@@ -308,10 +308,10 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     # codec_context is None if this FFmpeg has no decoder for the stream.
     codecs = {stream.index: stream.codec_context for stream in streams if stream.codec_context}
     names = {codec.name for codec in codecs.values()}
-    # AVI has no presentation timestamps. FFmpeg derives them from the decoding order. They are right for
-    # MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
+    # AVI and raw MPEG have no presentation timestamps. FFmpeg derives them from the decoding order. They are
+    # right for MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
     moved = [i for i, one in codecs.items() if one.name == "mpeg1video" or _reorders(one)]
-    if format == "avi" and moved:
+    if format in ("avi", "mpegvideo") and moved:
         packets = _without_pts(packets, moved)
     if format in ("h264", "hevc", "vvc"):
         packets = map(_without_false_duration, packets)

@@ -630,6 +630,16 @@ def test_windows_of_an_avi_of_a_frame_every_ten_seconds() -> None:
     assert indices(sm.decode_packets(sm.demux_video(data, timestamp=(25, 60)), None)) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("max_b_frames", [0, 2])
+def test_frames_of_raw_mpeg1_have_the_times_of_their_order(max_b_frames: int) -> None:
+    options: Any = {"format": "mpeg1video", "max_b_frames": max_b_frames, "gop_size": 6}
+    data = make_video(planes()[:12], codec="mpeg1video", frame_rate=25, **options)
+    times = tuple(number / 25 for number in range(12))
+    with sm.VideoFile(data, filter_desc=None) as video:
+        assert sm.decode_packets(sm.demux_video(data)).timestamps == video.timestamps == times
+        assert indices(video[:]) == [*range(12)]
+
+
 @pytest.mark.parametrize("codec", ["mpeg4", "msmpeg4v3"])
 def test_windows_of_an_avi_with_dropped_frames_and_audio(codec: str) -> None:
     """FFmpeg goes on from audio before the frame, and counts the chunks of dropped frames once more.
