@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import multiprocessing
+import os
 import pickle
 import threading
 import traceback
@@ -36,6 +37,8 @@ from spdl_media.ring import dumps, pack, unpack
 
 __all__ = ("AwaitedPool", "DaskPool", "WorkerProcesses", "is_dask")
 
+# The process that has imported this module, from which this one may be forked.
+_PID: Final = os.getpid()
 # The pool is broken when this many workers in a row died before they took an item. One may die by accident.
 _MAX_FAILED_STARTS: Final = 3
 # Maximum bytes of a result's arrays in shared memory.
@@ -64,8 +67,9 @@ class WorkerProcesses:
         self._stage = stage
         self._config = config
         methods = multiprocessing.get_all_start_methods()
-        # The default is never "fork", because workers may have to be replaced while threads run.
-        method = "forkserver" if "forkserver" in methods else "spawn"
+        # The default is never "fork", because workers may have to be replaced while threads run. A process
+        # that was forked cannot ask the fork server of its parent.
+        method = "forkserver" if "forkserver" in methods and os.getpid() == _PID else "spawn"
         self._context = multiprocessing.get_context(config.mp_context or method)
         self._closed = False
         self._broken: PoolBroken | None = None
