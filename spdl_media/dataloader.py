@@ -194,11 +194,11 @@ class DataLoader:
         self._origin, self._num_iterations = _origin(), 0
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Epochs read the source through an object that was made from it.
-        if name == "src" and name in self.__dict__:
+        # Arguments are checked together, and the source and the cache are objects that were made from them.
+        if name in self.__dataclass_fields__ and "_origin" in self.__dict__:
             raise AttributeError(
-                "the source of a DataLoader stays the one that it was made with; make another loader, or "
-                "change a list in place"
+                f"{name}= of a DataLoader stays what it was made with; make another loader, and load this "
+                "one's state_dict() to go on in its epoch"
             )
         super().__setattr__(name, value)
 
@@ -335,7 +335,7 @@ class DataLoader:
             state_dict, self._fresh(0), self._source.source, self._source.length_in
         )
         # The remaining samples must draw from the same seed as those that are done.
-        self.seed = state.seed
+        vars(self)["seed"] = state.seed
         self._pin(state)
 
     @property

@@ -168,11 +168,12 @@ def test_without_preprocessor() -> None:
     assert list(DataLoader(range(3), aggregator=str)) == ["0", "1", "2"]
 
 
-def test_the_source_stays() -> None:
+@pytest.mark.parametrize(("name", "value"), [("src", [4]), ("cache", 99), ("on_error", "riase")])
+def test_the_arguments_stay(name: str, value: Any) -> None:
     items = [1, 2]
     loader = DataLoader(items, batch_size=3, output_order="input")
-    with pytest.raises(AttributeError, match="make another loader, or change a list in place"):
-        loader.src = [4]
+    with pytest.raises(AttributeError, match=f"{name}= of a DataLoader .* make another loader"):
+        setattr(loader, name, value)
     items.append(3)
     assert list(loader) == [[1, 2, 3]]
 

@@ -512,8 +512,6 @@ def test_a_state_outlives_an_iteration_that_cannot_start() -> None:
         iter(resumed)
     assert resumed.epoch == 0
     assert resumed.state_dict() == state
-    resumed.executor = None
-    assert list(resumed) == ["2", "3", "4", "5"]
 
 
 PROGRAM = """
