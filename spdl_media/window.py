@@ -21,6 +21,7 @@ from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, te
 from spdl_media.audio_edits import Edits
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
+from spdl_media.coded_units import is_gradual
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
@@ -55,6 +56,7 @@ class _VideoRun:
         self, span: tuple[float, float], codec: VideoCodec, restart: int | None = None
     ) -> None:
         (self._first, self._stop), self._restart = span, restart
+        self._codec = codec
         self._kept: list[AvPacket] = []
         self._splits = may_have_fields(codec)
         self._depth = codec.reorder_depth * (2 if self._splits else 1)
@@ -64,7 +66,7 @@ class _VideoRun:
     def add(self, packet: AvPacket) -> bool:
         """Add the next packet of the stream. Return whether no later packet can belong to the window."""
         pts, dts = packet.pts, packet.dts
-        if _restarts(packet, self._restart):
+        if _restarts(packet, self._restart, self._codec):
             self._kept.clear()
         # With shifted dts, no frame is shown before it is decoded. Those of fields in Matroska are wrong.
         if packet.is_keyframe and pts != dts and not self._splits:
@@ -151,7 +153,7 @@ def read_video(
     start = _video_start(container, codec, window)
     with container.reading():
         codec = with_x264_build(container, index, codec, start)
-        tests, keep = {index: _key_test(start)}, nbytes == math.inf
+        tests, keep = {index: _key_test(start, codec)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
     metadata = PacketMetadata(container.name, container.zero, window)
     run = _VideoRun(metadata.span(codec.time_base), codec)
@@ -287,7 +289,7 @@ def read_clip(
         place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
     with container.reading():
         codec = with_x264_build(container, index, codec, video_start)
-        tests = {index: _key_test(video_start), audio_index: begins}
+        tests = {index: _key_test(video_start, codec), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
         span = window.ticks(codec.time_base, container.zero)
         frames = _VideoRun(span, codec, video_start)
@@ -382,14 +384,16 @@ def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exac
     return window.ticks(codec.time_base, container.zero + AUDIO_PREROLL)[1]
 
 
-def _key_test(start: int | None) -> Begins:
+def _key_test(start: int | None, codec: VideoCodec) -> Begins:
     """Return a test whether decoding may begin at a video packet."""
-    return lambda packet: _restarts(packet, start) if packet.is_keyframe else None
+    return lambda packet: _restarts(packet, start, codec) if packet.is_keyframe else None
 
 
-def _restarts(packet: AvPacket, start: int | None) -> bool:
+def _restarts(packet: AvPacket, start: int | None, codec: VideoCodec) -> bool:
     # From a hidden key frame, an edit list may go back in time, so frames before it may be in the window.
-    return packet.is_keyframe and not packet.is_discard and _at_or_before(packet, start)
+    is_key = packet.is_keyframe and not packet.is_discard and _at_or_before(packet, start)
+    # Frames after the first one of a gradual refresh may refer to frames before it.
+    return is_key and not is_gradual(packet, codec)
 
 
 def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
