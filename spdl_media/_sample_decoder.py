@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
-from itertools import chain, count, islice, pairwise
+from itertools import chain, count, islice
 from typing import Any, TypeAlias
 
 import av
@@ -358,6 +358,9 @@ def short_frame_lock(codec: AudioCodec) -> AbstractContextManager[object]:
     return _short_locks[0] if codec.name in _SHORT_FRAMES else nullcontext()
 
 
+_SMALL = 4096  # samples
+
+
 def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
     """Decode consecutive frames, many per packet, and put the samples of their window into rows.
 
@@ -371,24 +374,25 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
     is_reusable = found.codec.name != "aac"
     make = _spare.take if is_reusable else make_decoder
     decoder: Any = make(found.codec, config, source)
-    (first, last), position = found.window, found.position
-    total, data, unit = position + found.num_samples, memoryview(found.data), found.codec.time_base
+    (first, last), places, count = found.window, found.positions, len(found.packets)
+    decode, unit = decoder.decode, found.codec.time_base
+    # Decode a few small packets before their samples are copied, but no more than the CPU cache holds.
+    step = 1 + _SMALL * count // (places[-1] - places[0])
     # Without a lock for a resampler, which runs long without the GIL.
     needs_lock = found.codec.name in _SHORT_FRAMES and not rows.resamples(found.codec.sample_rate)
     with _thread_lock.lock if needs_lock else nullcontext(), unheard_log():
-        for begin, end in pairwise(found.cuts):
+        for number in range(0, count, step):
+            packets = found.packets[number : number + step]
+            position, end = places[number], places[min(number + step, count)]
             try:
-                frames = decoder.decode(make_packet(data[begin:end], unit))
+                frames = [frame for one in packets for frame in decode(make_packet(one, unit))]
             except av.FFmpegError:
                 return False
-            num_samples = min(found.packet_samples, total - position)
-            start, stop = max(first - position, 0), last - position
-            part = min(start, num_samples), min(stop, num_samples)
+            part = min(max(first, position), end) - position, min(last, end) - position
             # Also catches errors that raise nothing: PyAV hides one that follows good frames, and MP3
             # decoders drop bad frames.
-            if not rows.put_frames(frames, num_samples, part, first):
+            if not rows.put_frames(frames, end - position, part, first):
                 return False
-            position += num_samples
     # Kept for reuse only here: after an error, flushing might not fully reset the decoder.
     if is_reusable:
         decoder.flush_buffers()

@@ -1,45 +1,36 @@
-"""Load AAC in an MP4, and whole Ogg files, without PyAV's demuxer, which takes longer than decoding.
+"""Load AAC in an MP4 without PyAV's demuxer, which takes longer than decoding.
 
-AAC: FFmpeg takes half a millisecond to open an MP4, and returns one packet per frame. Its tables tell where
-the frames lie, so that a packet can hold many. This is for usual files: one audio track of AAC-LC without
-gaps, in mono or stereo, of which nothing is hidden but samples at the start.
-
-Ogg: packets of Vorbis and Opus cannot be joined, and PyAV releases the GIL four times for each, so that two
-threads are slower than one. So FFmpeg's source ``amovie`` demuxes and decodes whole files without Python.
-
-FFmpeg's demuxer reads all other files.
+FFmpeg takes half a millisecond to open an MP4, and returns one packet per frame. Its tables tell where the
+frames lie, so that a packet can hold many. This is for usual files: one audio track of AAC-LC without gaps,
+in mono or stereo, of which nothing is hidden but samples at the start. FFmpeg's demuxer reads all others.
 
 See:
     ISO/IEC 14496-12, 8.5.2 (sample descriptions), 8.6.6 (edit lists); 14496-14, 5.6 (the box esds)
-    RFC 3533, section 6: the pages of an Ogg file
-    RFC 7845, section 5.1, and the Vorbis I specification, 4.2.2: the first packets of the two codecs
 """
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, NamedTuple
 
-import av
 import numpy as np
-from av.filter import Graph
 
-from spdl_media._ffmpeg import CUTS_LAST_FRAME, unheard_log
-from spdl_media._threads import interrupts_delayed
+from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.audio_clock import AAC_FRAME_SIZE, is_aac_lc
 from spdl_media.codec import AudioCodec
-from spdl_media.frame_scan import LAYOUTS, MOST_BYTES, PACKET_SAMPLES, PADDING, CodedFrames
+from spdl_media.frame_scan import (
+    LAYOUTS,
+    MOST_BYTES,
+    PACKET_SAMPLES,
+    CodedFrames,
+    cut,
+    positions,
+)
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
-from spdl_media.sample_rows import SampleRows, most_combined
 from spdl_media.timing import Window
-
-# AAC in an MP4.
 
 # Frames before a window that its samples may depend on, as many as audio_clock.preroll asks for.
 _PREROLL = 3
@@ -84,9 +75,9 @@ def find_aac(
         return None
     first = max((start + hidden) // AAC_FRAME_SIZE - _PREROLL, 0)
     last = -(-(stop + hidden) // AAC_FRAME_SIZE)
-    position, count = first * AAC_FRAME_SIZE - hidden, (last - first) * AAC_FRAME_SIZE
-    found = count, PACKET_SAMPLES, *_read_frames(input, samples, first, last)
-    return CodedFrames(codec, delay, (start, stop), position, *found)
+    span = first * AAC_FRAME_SIZE - hidden, last * AAC_FRAME_SIZE - hidden
+    packets = _read_frames(input, samples, first, last)
+    return CodedFrames(codec, delay, (start, stop), positions(*span, PACKET_SAMPLES), packets)
 
 
 def _read_index(input: Input) -> memoryview:
@@ -256,8 +247,8 @@ def _itunes_delay(moov: memoryview) -> int:
     return delay
 
 
-def _read_frames(input: Input, samples: Samples, first: int, last: int) -> tuple[bytes, list[int]]:
-    """Read frames, and find where packets of many begin.
+def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:
+    """Read frames, as packets of many.
 
     Raises:
         ValueError: They are too large, or not all in the file.
@@ -273,166 +264,6 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> tuple
         input.read_at(*span)
         for span in zip(starts, np.subtract(stops, starts).tolist(), strict=True)
     )
-    data = b"".join(map(bytes, parts)) + PADDING
     cuts = [0, *np.cumsum(sizes).tolist()]
     step = PACKET_SAMPLES // AAC_FRAME_SIZE
-    return data, [*cuts[:-1:step], cuts[-1]]
-
-
-# Whole Ogg files.
-
-# Samples per frame of the graph. With 16 Ki, the C library returns memory to the system and gets it again for
-# each file, which takes a third of the time.
-_BLOCK = 8 * 1024
-
-# Signature, version, flags, position after the page, serial number, sequence number, checksum, segments.
-_PAGE = struct.Struct("<4sBBqIIIB")
-_FIRST, _LAST = 2, 4
-_NO_POSITION = -1
-# The longest packets: 120 ms of Opus. Vorbis has at most 4096 samples.
-_MOST_IN_PACKET = 5760
-
-
-class OggAudio(NamedTuple):
-    """An Ogg file of one stream of audio that begins at second 0.
-
-    Attributes:
-        codec: Codec of the stream.
-        window: First sample, and the one after the last.
-        content: The whole file.
-        delay: Samples of the stream before second 0.
-    """
-
-    codec: AudioCodec
-    window: tuple[int, int]
-    content: bytes | memoryview
-    delay: int = 0
-
-
-def find_ogg(input: Input, head: bytes, window: Window, num_samples: int | None) -> OggAudio | None:
-    """Find what a whole Ogg file of Vorbis or Opus decodes to.
-
-    Arguments and result are those of :func:`~spdl_media.frame_scan.find_mp3`.
-
-    Raises:
-        SourceError: The file cannot be read.
-        LookupError, ArithmeticError, struct.error, ValueError: It has more than two channels, does not begin
-            at second 0, or is damaged.
-    """
-    if window or num_samples is not None or input.size() > MOST_BYTES:
-        return None
-    # Only Linux has memfd_create. FFmpeg cannot read from Python's memory without the GIL.
-    if not hasattr(os, "memfd_create"):
-        return None
-    start = _PAGE.size + head[_PAGE.size - 1]
-    if head[start : start + 7] == b"\x01vorbis":
-        name, skipped = "vorbis", 0
-        channels, rate = struct.unpack_from("<BI", head, start + 11)
-    elif head[start : start + 8] == b"OpusHead" and not head[start + 18]:
-        name, rate = "opus", 48000
-        channels, skipped = struct.unpack_from("<BH", head, start + 9)
-    else:
-        return None
-    codec = AudioCodec(name, name, rate, LAYOUTS[channels - 1], channels)
-    content = input.read_all()
-    first, last = _positions(content)
-    if name == "vorbis" and first == last:
-        return None  # FFmpeg states wrong times in a single page, and cuts the end wrongly
-    return OggAudio(codec, (0, last - skipped), content)
-
-
-def _positions(content: bytes | memoryview) -> tuple[int, int]:
-    """Return the positions at the end of the first page of samples and at the end of the file.
-
-    Raises:
-        ValueError: Pages are missing, of several streams, or begin after second 0.
-        struct.error: The file ends inside a page.
-    """
-    place = first = last = number = flags = 0
-    serial = None
-    while place < len(content):
-        signature, version, flags, position, stream, sequence, _, segments = _PAGE.unpack_from(
-            content, place
-        )
-        serial = stream if serial is None else serial
-        is_first = flags & _FIRST != 0
-        expected = b"OggS", 0, serial, number, number == 0
-        if (signature, version, stream, sequence, is_first) != expected:
-            raise ValueError("another stream, or a page is missing")
-        sizes = bytes(content[place + _PAGE.size : place + _PAGE.size + segments])
-        place += _PAGE.size + segments + sum(sizes)
-        number += 1
-        if position != _NO_POSITION:
-            packets = 1 + sum(size < 255 for size in sizes)
-            if position < last or (not first and position > packets * _MOST_IN_PACKET):
-                raise ValueError("the stream begins after second 0, or goes back")
-            first, last = first or position, position
-        elif any(size < 255 for size in sizes):
-            raise ValueError("a packet ends in a page without a position")
-        if flags & _LAST:
-            break
-    if place != len(content) or not flags & _LAST:
-        raise ValueError("the last page is missing, or other data follow it")
-    return first, last
-
-
-def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
-    """Decode a file and put its samples into rows.
-
-    Returns:
-        False if FFmpeg fails, or gives another number of samples than the file states: a page or a packet is
-        damaged, or FFmpeg's times of this file are wrong.
-
-    Raises:
-        FilterError: The filters do not take the samples.
-    """
-    codec, (_, wanted), count = found.codec, found.window, 0
-    # In the same graph, so that FFmpeg copies the samples less often.
-    filters = rows.filters(("fltp", codec.channel_layout, codec.sample_rate))
-    try:
-        with unheard_log():
-            for frame in _blocks(found.content, filters):
-                if filters:
-                    rows.put_filtered((frame,))
-                elif not rows.put_frames((frame,), frame.samples, (0, frame.samples), 0):
-                    return False
-                count += frame.samples
-    except (av.FFmpegError, OSError):  # the latter: no more files can be opened
-        return False
-    rate, into = codec.sample_rate, rows.sample_rate
-    if filters and rows.resamples(rate):
-        # The resampler rounds up or down. A lost packet, of at least 32 samples, must make a difference of
-        # more than that. SampleRows resamples short audio in its own way.
-        is_whole = 0 <= count - wanted * into // rate <= 1
-        return is_whole and rate < 10 * into and wanted > most_combined(rate, into)
-    return count == wanted
-
-
-def _blocks(content: bytes | memoryview, filters: list[str]) -> Iterator[Any]:
-    """Yield the samples of an Ogg file in frames of :data:`_BLOCK`, or what filters make of them."""
-    graph = Graph()
-    # A Ctrl-C before the number is assigned would leave the file open.
-    with interrupts_delayed():
-        file = os.memfd_create("spdl_media")
-        try:
-            if os.write(file, content) != len(content):
-                return
-            # One thread: FFmpeg's decoding threads would take buffers of the graph while it makes new ones.
-            source = graph.add(
-                "amovie", filename=f"/proc/self/fd/{file}", format_name="ogg", dec_threads="1"
-            )
-        finally:
-            os.close(file)
-    # FFmpeg's times may be wrong, so the filters get the number of each first sample.
-    counted = ["asetpts=N", *filters] if filters else []
-    sink = source
-    for text in (f"asetnsamples=n={_BLOCK}:p=0", *counted, "abuffersink"):
-        name, _, args = text.partition("=")
-        before, sink = sink, graph.add(name, args or None)
-        before.link_to(sink)
-    graph.configure()
-    try:
-        while True:
-            yield sink.pull()
-    except av.EOFError:
-        return
+    return cut(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])

@@ -15,10 +15,10 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from spdl_media.audio_clock import AUDIO_PREROLL
@@ -46,21 +46,26 @@ class CodedFrames(NamedTuple):
         codec: Codec of the stream.
         delay: Samples of the stream before second 0.
         window: First sample of the window, and the one after its last.
-        position: Position of the first sample of the frames.
-        num_samples: Samples of all frames.
-        packet_samples: Samples of each packet but the last.
-        data: Bytes of the frames, with padding after them.
-        cuts: Offsets in ``data`` where packets begin, and last where the frames end.
+        positions: Position of the first sample of each packet, and last that after the frames.
+        packets: The packets, each with padding or another packet after it.
     """
 
     codec: AudioCodec
     delay: int
     window: tuple[int, int]
-    position: int
-    num_samples: int
-    packet_samples: int
-    data: bytes
-    cuts: Sequence[int]
+    positions: Sequence[int]
+    packets: Sequence[memoryview]
+
+
+def positions(start: int, stop: int, packet_samples: int) -> list[int]:
+    """Return the positions of packets that all have one number of samples, but for the last one."""
+    return [*range(start, stop, packet_samples), stop]
+
+
+def cut(data: bytes, cuts: Iterable[int]) -> list[memoryview]:
+    """Return the packets between offsets in data."""
+    padded = memoryview(data + PADDING)
+    return [padded[start:end] for start, end in pairwise(cuts)]
 
 
 # MP3: all headers from the first one on are read, because frames have no numbers.
@@ -124,11 +129,11 @@ def find_mp3(
         stop = min(stop, number * samples - delay - padding)
     if start >= stop:
         return None
-    unit, channels, position = Fraction(1, rate), 2 - is_mono, first * samples - delay
+    unit, channels = Fraction(1, rate), 2 - is_mono
     layout = LAYOUTS[channels - 1]
     codec = AudioCodec("mp3", "mp3float", rate, layout, channels, time_base=unit)
-    found = (number - first) * samples, step * samples, data + PADDING, cuts
-    return CodedFrames(codec, delay, (start, stop), position, *found)
+    found = positions(first * samples - delay, number * samples - delay, step * samples)
+    return CodedFrames(codec, delay, (start, stop), found, cut(data, cuts))
 
 
 def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
@@ -311,10 +316,10 @@ def find_flac(
     data, cuts = frames
     # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
-    unit, layout, position = Fraction(1, rate), LAYOUTS[channels - 1], first * block
+    unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
     codec = AudioCodec("flac", "flac", rate, layout, channels, time_base=unit, extradata=extradata)
-    found = min(last * block, total) - position, step * block, data + PADDING, cuts
-    return CodedFrames(codec, 0, (start, stop), position, *found)
+    found = positions(first * block, min(last * block, total), step * block)
+    return CodedFrames(codec, 0, (start, stop), found, cut(data, cuts))
 
 
 def _first_flac_frame(input: Input) -> int | None:

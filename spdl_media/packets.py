@@ -334,7 +334,7 @@ def av_packets(packets: Packets) -> tuple[AvPacket, ...]:
     # An image is the caller's memory without the padding that decoders need. It is copied, which takes 1% of
     # the time of decoding.
     if isinstance(packets, ImagePackets):
-        return tuple(with_data(packet, _padded(packet)) for packet in packets._packets)
+        return tuple(with_data(packet, padded(packet)) for packet in packets._packets)
     return packets._packets
 
 
@@ -351,7 +351,7 @@ def padded_image(packets: ImagePackets) -> AvPacket | None:
     """Return the packet of an image with padding for decoders, without times; ``None``: not one packet."""
     if len(packets._packets) != 1:
         return None
-    return av.Packet(_padded(packets._packets[0]))  # type: ignore[arg-type]  # any buffer will do
+    return av.Packet(padded(packets._packets[0]))  # type: ignore[arg-type]  # any buffer will do
 
 
 def metadata_of(packets: Packets) -> PacketMetadata:
@@ -383,7 +383,7 @@ def discarded_pts(packets: Packets) -> frozenset[int]:
 _PADDING = bytes(64)
 
 
-def _padded(data: AvPacket | bytes) -> memoryview:
+def padded(data: AvPacket | bytes) -> memoryview:
     """Copy a packet's data to memory with zeros after its end."""
     return memoryview(b"".join((data, _PADDING)))[: -len(_PADDING)]
 
@@ -405,7 +405,7 @@ def _to_row(packet: AvPacket) -> _Row:
 
 def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
     data, values, side_data = row
-    packet = make_packet(_padded(data), time_base)
+    packet = make_packet(padded(data), time_base)
     for name, value in zip(_FIELDS, values, strict=True):
         setattr(packet, name, value)
     # Decoders need side data such as palettes and skipped samples.

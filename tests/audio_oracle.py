@@ -46,7 +46,7 @@ def linear(data: bytes) -> NDArray[np.generic]:
     return np.concatenate([_by_channel(frame) for frame in frames], axis=1)
 
 
-def outcome(data: bytes, **options: Any) -> Any:
+def outcome(data: Any, **options: Any) -> Any:
     """Load a file. Return its samples, or the error as text."""
     try:
         return load_audio(data, **options).array

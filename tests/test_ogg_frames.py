@@ -1,4 +1,4 @@
-"""Whole Ogg files load the same samples and errors in FFmpeg's graph as packet by packet."""
+"""Ogg files, and windows of them, load the same samples and errors without PyAV's demuxer as with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import struct
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ import pytest
 from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
-from spdl_media import audio_arrays, coded_audio
+from spdl_media import audio_arrays, ogg_audio
 from spdl_media.testing import AudioTrack, make_media
 
 CODECS = {"vorbis": ("vorbis", 44100), "opus": ("libopus", 48000)}
@@ -90,6 +91,20 @@ def unplaced(data: bytes) -> bytes:
     return b"".join([*map(sealed, parts), bytes(last)])
 
 
+def numbered(data: bytes, serial: int) -> bytes:
+    parts = list(pages(data))
+    for page in parts:
+        struct.pack_into("<I", page, 14, serial)
+    return b"".join(map(sealed, parts))
+
+
+def louder(data: bytes) -> bytes:
+    """State that the decoder must double the samples of an Opus file."""
+    head, *parts = pages(data)
+    struct.pack_into("<h", head, 28 + 16, 1541)
+    return sealed(head) + b"".join(map(bytes, parts))
+
+
 def unsealed(data: bytes) -> bytes:
     """Falsify the checksum of the first page."""
     return data[:22] + bytes(4) + data[26:]
@@ -99,28 +114,33 @@ FILES = {
     "vorbis": lambda: ogg("vorbis"),
     "opus": lambda: ogg("opus"),
     "mono": lambda: ogg("opus", 1),
+    "with a gain": lambda: louder(ogg("opus")),
 }
-# They are read packet by packet.
+# They are read by PyAV's demuxer.
 OTHERS = {
-    "chained": lambda: ogg("vorbis") + ogg("vorbis"),
     "another codec": lambda: clip("flac", "ogg"),
-    "a page is missing": lambda: without_page(ogg("opus")),
+    "two streams": lambda: ogg("vorbis") + numbered(ogg("vorbis", seconds=5), 7),
     "of a broadcast": lambda: moved(ogg("opus"), 10**7),
+    "a little later": lambda: moved(ogg("vorbis"), 500),
     "never finished": lambda: ended(ogg("vorbis")),
     "one page": lambda: make_media(
         [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
     ),
     "a page without position": lambda: unplaced(ogg("opus")),
+    "damaged header": lambda: unsealed(ogg("vorbis")),
     "more bytes": lambda: ogg("opus") + b"OggS, not",
     "with video": lambda: make_media(
         [AudioTrack(samples=sound(30000), sample_rate=48000, codec="vorbis")] * 2, format="ogg"
     ),
 }
-# FFmpeg's graph fails, or gives another number of samples than the last page states.
+# FFmpeg's graph gives another number of samples than the last page states.
 WRONG = {
-    "damaged header": lambda: unsealed(ogg("vorbis")),
+    "chained": lambda: ogg("vorbis") + ogg("vorbis"),
+    "another stream inside": lambda: (
+        ogg("vorbis") + numbered(ogg("vorbis", seconds=9), 7) + ogg("vorbis")
+    ),
+    "a page is missing": lambda: without_page(ogg("opus")),
     "empty packet": lambda: emptied(ogg("vorbis")),
-    "a little later": lambda: moved(ogg("vorbis"), 500),
 }
 CASES: list[dict[str, Any]] = [
     {},
@@ -128,12 +148,20 @@ CASES: list[dict[str, Any]] = [
     {"sample_fmt": "s16"},
     {"filter_desc": None},
     {"decode_config": sm.decode_config(gaps="fill")},
-    {"timestamp": (0.5, 1.25)},
-    {"num_samples": 5000},
+]
+WINDOWS: list[dict[str, Any]] = [
+    {"num_samples": 1},
+    {"timestamp": (0, 0.1)},
+    {"timestamp": ("0.50001", "1.25")},
+    {"timestamp": (1, 2), "sample_rate": 16000, "num_channels": 1},
+    {"timestamp": (1.5, None), "num_samples": 9000, "sample_rate": 8000},
+    {"timestamp": (2.5, 9)},
+    {"timestamp": (3.5, 9), "num_samples": 9, "on_short": "zeros"},
+    {"timestamp": (3.5, 9)},
 ]
 
 
-def by_packets(data: bytes, **options: Any) -> Any:
+def by_packets(data: Any, **options: Any) -> Any:
     with mock.patch.dict(audio_arrays._FINDERS):
         del audio_arrays._FINDERS[b"O"]
         return outcome(data, **options)
@@ -142,16 +170,49 @@ def by_packets(data: bytes, **options: Any) -> Any:
 @pytest.mark.parametrize("name", [*FILES, *OTHERS, *WRONG])
 def test_samples_equal_those_by_packets(name: str) -> None:
     data = (FILES | OTHERS | WRONG)[name]()
-    for number, case in enumerate(CASES):
+    for case in CASES:
         with (
-            mock.patch.object(coded_audio, "Graph", wraps=coded_audio.Graph) as graph,
+            mock.patch.object(ogg_audio, "Graph", wraps=ogg_audio.Graph) as graph,
             mock.patch.object(av, "open", wraps=av.open) as opened,
         ):
             found = outcome(data, **case)
-        # The last cases are not of whole files.
-        assert graph.called is (name not in OTHERS and number < 4)
-        assert opened.called is (name not in FILES or number >= 4)
+        fills = "decode_config" in case
+        assert graph.called is (name not in OTHERS and not fills)
+        assert opened.called is (name not in FILES or fills)
         np.testing.assert_array_equal(found, by_packets(data, **case), err_msg=str(case))
+    for case in WINDOWS:
+        np.testing.assert_array_equal(
+            outcome(data, **case), by_packets(data, **case), err_msg=str(case)
+        )
+
+
+# Codec, options of the encoder, and microseconds per page.
+STREAMS = [
+    ("vorbis", {}, 1000000),
+    ("vorbis", {}, 50000),
+    ("libopus", {}, 30000),
+    ("libopus", {"frame_duration": "2.5"}, 200000),
+    ("libopus", {"frame_duration": "60", "b": "64000"}, 1),
+    # Its encoder leaves out zeros at the end of packets.
+    ("libopus", {"b": "9000", "application": "voip"}, 500000),
+    # Modes vary.
+    ("libopus", {"b": "30000", "application": "voip"}, 1000000),
+]
+
+
+@pytest.mark.parametrize(("codec", "options", "page"), STREAMS)
+def test_windows_are_read_without_a_demuxer(
+    codec: str, options: dict[str, str], page: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    path, rate = tmp_path / "file", 48000
+    track = AudioTrack(samples=sound(6 * rate), sample_rate=rate, codec=codec, options=options)
+    path.write_bytes(make_media([track], format="ogg", options={"page_duration": str(page)}))
+    for start in np.round(rng.uniform(0, 6, 8), 3):
+        case = {"timestamp": (start, start + 0.75)}
+        with mock.patch.object(av, "open") as opened:
+            found = outcome(path, **case)
+        assert not opened.called
+        np.testing.assert_array_equal(found, by_packets(path, **case), err_msg=str(case))
 
 
 def test_short_files_are_resampled_as_packet_by_packet() -> None:
@@ -181,6 +242,25 @@ def test_damage_gives_the_same_errors(codec: str, rng: np.random.Generator) -> N
     assert outcomes == {str, np.ndarray}
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_damage_outside_of_a_window_may_go_unnoticed(codec: str, rng: np.random.Generator) -> None:
+    whole = ogg(codec, seconds=4)
+    parts, fails = list(pages(whole)), set()
+    for number in range(60):
+        damaged, place = list(parts), int(rng.integers(len(parts)))
+        page = bytearray(parts[place])
+        page[int(rng.integers(len(page)))] ^= int(rng.integers(1, 256))
+        damaged[place] = bytearray(sealed(page)) if number % 2 else page
+        data = b"".join(damaged)
+        start = round(float(rng.uniform(0, 4)), 2)
+        case = {"timestamp": (start, start + 0.2)}
+        found, wanted = outcome(data, **case), by_packets(data, **case)
+        if not np.array_equal(found, wanted):
+            np.testing.assert_array_equal(found, by_packets(whole, **case))
+        fails.add(isinstance(found, str))
+    assert fails == {False, True}
+
+
 def test_truncated_files_give_the_same_errors() -> None:
     data = ogg("vorbis", 2, 1)
     for length in (*range(1, 60), *range(60, len(data), len(data) // 40), len(data) - 1):
@@ -194,14 +274,14 @@ def test_a_system_without_files_in_memory_reads_packets(
     data = ogg("opus")
     wanted = by_packets(data)
     if fault == "no memfd":
-        monkeypatch.delattr(coded_audio.os, "memfd_create")
+        monkeypatch.delattr(ogg_audio.os, "memfd_create")
     else:
         made = {"no descriptor": OSError("too many open files"), "no proc": None}[fault]
         monkeypatch.setattr(
-            coded_audio.os, "memfd_create", mock.Mock(side_effect=made, return_value=1 << 20)
+            ogg_audio.os, "memfd_create", mock.Mock(side_effect=made, return_value=1 << 20)
         )
-        monkeypatch.setattr(coded_audio.os, "write", lambda _, content: len(content))
-        monkeypatch.setattr(coded_audio.os, "close", lambda _: None)
+        monkeypatch.setattr(ogg_audio.os, "write", lambda _, content: len(content))
+        monkeypatch.setattr(ogg_audio.os, "close", lambda _: None)
     np.testing.assert_array_equal(outcome(data), wanted)
 
 
@@ -214,7 +294,7 @@ def test_ctrl_c_leaves_no_file_in_memory_open() -> None:
         return made[-1]
 
     with (
-        mock.patch.object(coded_audio.os, "memfd_create", interrupted),
+        mock.patch.object(ogg_audio.os, "memfd_create", interrupted),
         pytest.raises(KeyboardInterrupt),
     ):
         sm.load_audio(ogg("opus"))
