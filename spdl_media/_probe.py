@@ -307,8 +307,11 @@ def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> Audi
 
 def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
     if stream.duration is not None:
-        # In units of the stream's time base.
-        return float(stream.duration * as_fraction(stream.time_base))
+        ticks, setup = stream.duration, stream.codec_context.extradata or b""
+        # FFmpeg counts the samples that decoders skip at the start.
+        if container.format == "ogg" and setup.startswith(b"OpusHead"):
+            ticks -= int.from_bytes(setup[10:12], "little")
+        return float(ticks * as_fraction(stream.time_base))
     if not container.format.startswith("matroska"):
         return None
     # Matroska has a duration for the file only. Writers put a stream's duration into its tags: 00:00:12.345.

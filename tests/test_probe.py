@@ -96,6 +96,15 @@ def test_containers(format: str) -> None:
     assert math.isclose(info.duration, 2, abs_tol=0.25)
 
 
+def test_the_duration_of_opus_in_ogg_is_that_of_its_samples() -> None:
+    """FFmpeg counts the samples that decoders skip at the start, so sample_windows would exceed the end."""
+    file = io.BytesIO()
+    sm.save_audio(file, np.zeros((1, 48000), np.float32), 48000, format="ogg", encoder="libopus")
+    audio = sm.probe(file.getvalue()).audio
+    assert audio is not None
+    assert audio.duration == 1
+
+
 @pytest.mark.parametrize("format", ["matroska", "webm"])
 def test_streams_of_matroska_say_how_long_they_are(format: str) -> None:
     tracks = [
