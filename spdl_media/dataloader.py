@@ -88,7 +88,8 @@ class DataLoader:
             samplers of :mod:`spdl_media.source` do, it is called with the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             that turns an item into one sample, or into several. If it has a parameter named ``rng``, it
-            receives :func:`sample_rng` of the item. Without a preprocessor, the items are the samples.
+            receives :func:`~spdl_media.dataloader.sample_rng` of the item. Without a preprocessor, the items
+            are the samples.
         batch_size: Number of samples in a batch. ``None``: no batches, but single samples.
         drop_last: Whether to drop the last batch if it is smaller.
         aggregator: A function or coroutine function that turns the list of samples of a batch, or without
@@ -130,7 +131,7 @@ class DataLoader:
         cache: Bytes of memory in which to keep pickled samples for later epochs. The keys are the source's
             items, which must be hashable. Not for preprocessors that are generators, take ``rng``, or are an
             ``ImageRecipe`` with random operations.
-        seed: Seed of :func:`sample_rng`.
+        seed: Seed of :func:`~spdl_media.dataloader.sample_rng`.
 
     Raises:
         TypeError: An argument has the wrong type; for example, ``transfer_fn`` is a coroutine function.

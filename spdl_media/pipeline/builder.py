@@ -322,7 +322,8 @@ def mermaid(config: PipelineConfig) -> str:
     """Return a Mermaid flowchart that runs from top to bottom.
 
     Raises:
-        Exception: The source's ``__len__`` failed; see :func:`source_length`.
+        Exception: The source's ``__len__`` raised another error than ``TypeError`` or
+            ``NotImplementedError``, which mean that it has no length.
     """
     chart = _Chart()
     chart.add_pipeline(config)

@@ -107,7 +107,8 @@ class SourceConfig:
         """Name of the source in drawings and messages.
 
         Raises:
-            Exception: The source's ``__len__`` failed; see :func:`source_length`.
+            Exception: The source's ``__len__`` raised another error than ``TypeError`` or
+                ``NotImplementedError``, which mean that it has no length.
         """
         length = source_length(self.source)
         count = "" if length is None else f" of {length}"
@@ -326,7 +327,8 @@ class PipelineConfig:
         """Draw the pipeline as a Mermaid flowchart, which Markdown viewers render.
 
         Raises:
-            Exception: The source's ``__len__`` failed; see :func:`source_length`.
+            Exception: The source's ``__len__`` raised another error than ``TypeError`` or
+                ``NotImplementedError``, which mean that it has no length.
         """
         from spdl_media.pipeline.builder import mermaid  # which imports this module
 
