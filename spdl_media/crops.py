@@ -373,6 +373,8 @@ class CropPlan:
 
 def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
     """Return one crop per image, from one for all images or from a sequence."""
+    if isinstance(crops, type):
+        raise TypeError(f"crops is the class {crops.__name__}, so make one: {crops.__name__}()")
     if crops is None or callable(crops):
         return [crops] * count
     wanted = "must be a box (x, y, width, height), a function, or a sequence of them, one an image"

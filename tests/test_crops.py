@@ -159,6 +159,7 @@ def test_boxes_that_reach_out_of_the_image(box: tuple[int, int, int, int]) -> No
         ({"flips": 1.5}, ValueError, "flips must be a probability from 0 to 1, not 1.5"),
         ({"flips": math.nan}, ValueError, "flips must be a probability from 0 to 1, not nan"),
         ({"flips": print}, TypeError, "one True or False for each image, not .*not iterable"),
+        ({"crops": sm.RandomResizedCrop}, TypeError, r"so make one: RandomResizedCrop\(\)"),
         ({"crops": 5}, TypeError, r"crops must be a box \(x, y, width, height\), a function, or"),
         ({"crops": (0, 0, 4)}, TypeError, r"crops must be \(x, y, width, height\)"),
         (
