@@ -27,6 +27,7 @@ from spdl_media.packet_table import read_table
 from spdl_media.packets import (
     AudioPackets,
     PacketMetadata,
+    Packets,
     VideoPackets,
     av_packets,
     check_complete,
@@ -79,7 +80,7 @@ class _Decoder(Generic[P, F]):
         self._last: P | None = None  # without data
         self._start()
 
-    def decode(self, packets: P) -> Iterator[F]:
+    def decode(self, packets: Packets) -> Iterator[F]:
         """Return an iterator over the frames of these and earlier packets, in chunks of ``num_frames``.
 
         The packets are queued immediately. Frames that an unfinished iteration leaves come with the next

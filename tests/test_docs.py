@@ -116,12 +116,13 @@ def test_examples_beside_other_packages_run_where_they_are(
 
 
 @pytest.mark.long  # of type checks without a cache: 20 s
-def test_the_readme_passes_strict_type_checks(tmp_path: Path) -> None:
+def test_the_readme_and_a_loop_over_chunks_pass_strict_type_checks(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     first, *others = (block.code for block in blocks(ROOT / "README.md"))
+    (chunks,) = (block.code for block in blocks(ROOT / "docs" / "howto" / "long-videos.md"))
     # The first block is independent; the others use names of the blocks before.
-    for number, code in enumerate((first, "".join(others))):
-        page = tmp_path / f"readme_{number}.py"
+    for number, code in enumerate((first, "".join(others), chunks)):
+        page = tmp_path / f"page_{number}.py"
         page.write_text(code, encoding="utf-8")
         options = ["--strict", f"--cache-dir={tmp_path}", f"--config-file={os.devnull}"]
         output, errors, _ = api.run([*options, str(page)])

@@ -77,9 +77,9 @@ def test_chunks_of_several_streams_join_to_the_linear_decode(both: bytes, limits
             assert isinstance(chunk, dict)
             assert set(chunk) <= {0, 1}
             if 0 in chunk:
-                pictures += video.decode(chunk[0])  # type: ignore[arg-type]
+                pictures += video.decode(chunk[0])
             if 1 in chunk:
-                sounds += audio.decode(chunk[1])  # type: ignore[arg-type]
+                sounds += audio.decode(chunk[1])
         pictures += video.flush()
         sounds += audio.flush()
         assert indices(pictures) == list(range(60))
