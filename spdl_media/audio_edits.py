@@ -79,10 +79,10 @@ def go_back(streams: Any) -> bool:
 
 
 def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:
-    """Return start, end and first sample in the media of each edit, in samples.
+    """Return start, end and first sample in the media, -1 for silence, of each edit after first silence.
 
     Raises:
-        ValueError: There is only one, or one of silence after the first.
+        ValueError: There is only one.
     """
     header = next(boxes_at(moov, "mvhd"))
     (unit,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
@@ -93,10 +93,8 @@ def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[in
     for duration, media, _ in rows:
         # Rounded as FFmpeg does.
         start, end = end, end + (2 * duration * rate + unit) // (2 * unit)
-        if media >= 0:
+        if media >= 0 or edits:
             edits.append((start, end, media))
-        elif edits:
-            raise ValueError("silence between edits")
     if len(edits) < 2:
         raise ValueError("one edit, which FFmpeg cuts")
     return edits
@@ -110,11 +108,12 @@ def _find_packets(
     Raises:
         StopIteration, struct.error, ValueError, IndexError: The tables of the track do not tell.
     """
-    if codec.name.startswith("pcm_"):
-        # The table's samples are those of the sound, and a packet is a part of a chunk.
-        stbl = next(boxes_at(track, "mdia/minf/stbl"))
-        if (table_at(stbl, "stts", ">u4,>u4")["f1"] != 1).any():
-            raise ValueError("packets of single samples")
+    stbl = next(boxes_at(track, "mdia/minf/stbl"))
+    # The table's samples are those of the sound, and a packet is a part of a chunk.
+    has_parts = bool((table_at(stbl, "stts", ">u4,>u4")["f1"] == 1).all())
+    if has_parts != codec.name.startswith("pcm_"):
+        raise ValueError("packets of single samples, or parts of an unknown size")
+    if has_parts:
         places, durations = chunks_at(stbl)
         sizes = durations * (codec.bit_rate // (8 * codec.sample_rate))
     else:
@@ -151,7 +150,9 @@ def _edited_times(
         before, after, duration = stated, time + ticks, ticks
         was_shown = was_shown or not entry.is_discard
         pts, length = start + time - media, max(ticks, even)
-        skipped, rest = max(start - pts, 0), max(pts + length - end, 0)
+        # In place of silence, FFmpeg shows the start of the media.
+        skipped = length if media < 0 else max(start - pts, 0)
+        rest = max(pts + length - end, 0)
         if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")
         key = entry.pos, stated
