@@ -540,7 +540,8 @@ def run_script(code: str, **options: Any) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        # On a busy machine, asyncio's debug mode reports slow calls.
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONASYNCIODEBUG": ""},
         **options,
     )
 
