@@ -420,15 +420,20 @@ def first_image(container: Container) -> ImagePackets:
     """Read the first key frame of the best video stream.
 
     Raises:
-        DemuxError: The video has no key frame.
+        DemuxError: The video has no key frame, or the file no image.
     """
     index, codec = container.video()
     container.rewind()
     with container.reading():
         # Packets before the first key frame cannot be decoded alone.
-        key = next((p for p in container.packets([index]) if p.is_keyframe), None)
-    if key is None:
+        packet = None
+        for packet in container.packets([index]):
+            if packet.is_keyframe:
+                break
+    if packet is None:
+        raise container.error("the video stream is empty, so there is no image")
+    if not packet.is_keyframe:
         raise container.error("the video stream has no key frame, so there is no first image")
-    orientation = container.orientation(index, [key])
+    orientation = container.orientation(index, [packet])
     metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
-    return ImagePackets([key], codec, metadata)
+    return ImagePackets([packet], codec, metadata)

@@ -117,6 +117,18 @@ def test_a_video_without_a_key_frame() -> None:
         sm.demux_image(headless.getvalue())
 
 
+def test_a_file_without_any_image_says_so() -> None:
+    """As FITS files of tables."""
+    cards = (
+        "SIMPLE  =                    T",
+        "BITPIX  =                    8",
+        "NAXIS   =                    0",
+    )
+    tables = "".join(card.ljust(80) for card in (*cards, "END")).ljust(2880).encode()
+    with pytest.raises(sm.DemuxError, match="the video stream is empty, so there is no image"):
+        sm.load_image(tables)
+
+
 def test_images_in_a_file_of_audio_and_video() -> None:
     tracks = [
         AudioTrack(samples=index_samples(48000), codec="aac"),
