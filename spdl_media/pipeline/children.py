@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import math
 import multiprocessing
@@ -25,6 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from spdl_media._checks import warn_once
 from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.executors import WHAT_PICKLES
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
@@ -106,7 +108,7 @@ class Child:
         try:
             # On other systems, arrays are pickled.
             if CAN_SHARE:
-                self.ring = Ring(context, **ring_options)
+                self.ring = _make_ring(context, **ring_options)
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -268,6 +270,21 @@ class Child:
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
+
+
+def _make_ring(context: BaseContext, **options: Any) -> Ring | None:
+    """Make a ring; ``None`` where the limited address space has no room for its blocks."""
+    try:
+        return Ring(context, **options)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+    warn_once(
+        "address space",
+        "the address space of this process is too small (ulimit -v) for memory that it shares with others, "
+        "so arrays from them are pickled, which is slower",
+    )
+    return None
 
 
 _children: set[Child] = set()

@@ -46,6 +46,7 @@ from pool_functions import (
 )
 
 import spdl_media
+from spdl_media import _checks, shared_memory
 from spdl_media.pipeline import (
     InterpreterPoolExecutorConfig,
     PipeConfig,
@@ -334,6 +335,19 @@ def test_arrays_of_results_cross_in_shared_memory(pools: list[Pool]) -> None:
     ring = pool.worker().ring
     # Some arrays are views of shared memory; those beyond the limit were copied.
     assert [ring.blocks.place(array) is None for array in rows] == [False] * 64 + [True] * 36
+
+
+def test_arrays_are_pickled_where_the_address_space_is_limited(
+    pools: list[Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(shared_memory.mmap, "mmap", refuse)
+    monkeypatch.setattr(_checks, "warned_of", {})
+    with pytest.warns(UserWarning, match="ulimit -v.* arrays .* are pickled"):
+        pool = processes(make_rows, pools)
+    np.testing.assert_array_equal(pool.submit(7).result(WAIT), 7)
 
 
 def test_a_callers_pool_is_used_and_left_running() -> None:
