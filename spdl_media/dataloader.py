@@ -236,7 +236,7 @@ class DataLoader:
         return self._iterate(Epoch)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """Begin the next epoch for an asynchronous consumer, in any event loop.
+        """Begin the next epoch for an asynchronous consumer, in any asyncio event loop.
 
         If the task is cancelled while it waits for a batch, such as by ``asyncio.timeout``, no batch is lost:
         the iterator can still be used.

@@ -81,7 +81,7 @@ def describe(error: BaseException) -> str:
         message = str(error)
     except BaseException as mute:  # noqa: BLE001  # describing an error must not raise another one
         message = f"<its message raises {type(mute).__name__}>"
-    return f"{type(error).__name__}: {message}"
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 
 def pipeline_failure(

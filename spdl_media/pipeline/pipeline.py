@@ -268,7 +268,7 @@ class Pipeline(Generic[T_co]):
         return self.get_iterator()
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        """Iterate over one epoch from a task of any event loop, without blocking the loop."""
+        """Iterate over one epoch from a task of any asyncio loop, without blocking the loop."""
         return _AsyncEpoch(self)
 
     def _begin(self) -> tuple[Run, bool]:

@@ -687,6 +687,7 @@ def test_the_repr_of_a_record_is_one_short_line() -> None:
     assert len(text) < 600
     # The messages of this library, with a URL or a path of usual length, stay whole.
     assert "a" * 400 in str(record_failure("stage", 0, ValueError("a" * 400)))
+    assert str(record_failure("stage", 0, AssertionError())) == "'stage': AssertionError (input 0)"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])

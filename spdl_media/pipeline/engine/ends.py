@@ -237,7 +237,7 @@ class Sink:
         return item
 
     async def take_async(self) -> Any:
-        """Take an item, or ``END_OF_EPOCH``, in a task of any event loop.
+        """Take an item, or ``END_OF_EPOCH``, in a task of any asyncio event loop.
 
         Raises:
             PipelineStopped: There are no more items, because the run was stopped.
