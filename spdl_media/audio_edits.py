@@ -60,6 +60,7 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_BYTES)[1])
         (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == stream.id]
         edits = _read_edits(moov, track, codec.sample_rate)
+        entries = list(entries)  # which PyAV makes anew in each loop
         packets = _find_packets(entries, track, codec, input.size())
         return _edited_times(entries, edits, packets, even_samples(codec))
     # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
