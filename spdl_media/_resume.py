@@ -104,9 +104,7 @@ class State:
         try:
             # num_done stands for the first interval.
             leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
-            source, length = state["source"], state["source_length"]
-            # States of earlier releases lack the order and what was done before.
-            order = state.get("order")
+            source, length, order = state["source"], state["source_length"], state["order"]
             if not isinstance(order, Mapping | None):
                 raise TypeError(f"{order!r} is no order")
             return cls(
@@ -119,8 +117,8 @@ class State:
                 else Snapshot(_count(source["position"]), source["state"]),
                 source_length=None if length is None else _count(length),
                 order=order,
-                before=_pairs(state.get("before", ())),
-                partly_before=_partly(state.get("partly_before", ())),
+                before=_pairs(state["before"]),
+                partly_before=_partly(state["partly_before"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -183,7 +181,7 @@ def loaded_state(
             f"the state is that of a source of {state.source_length} items, and this one has "
             f"{length}; make the loader with the source, {remedy}"
         )
-    if state.order not in (None, own.order):
+    if state.order != own.order:
         raise ValueError(
             f"the state is that of a source in the order of {state.order}, and this one has {own.order}; "
             f"make the loader with the sampler, its seed, {remedy}"
