@@ -357,6 +357,8 @@ def _has_full_chroma(pix_fmt: str) -> bool:
 # Pixels converted around a box: at least one chroma sample of 4:1:0, then up to a multiple of twice that,
 # where the scaler's rounding pattern restarts.
 _MARGIN = 4
+# Fewer than five chroma samples across or down are scaled by a kernel of less than three.
+_LEAST = 5 * _MARGIN
 
 
 def part_to_convert(
@@ -395,7 +397,6 @@ def part_to_convert(
 
 def _around(start: int, end: int, side: int) -> tuple[int, int]:
     grain = 2 * _MARGIN
-    return (
-        max(0, start - _MARGIN) // grain * grain,
-        min(side, -(-(end + _MARGIN) // grain) * grain),
-    )
+    first = max(0, min(start - _MARGIN, side - _LEAST)) // grain * grain
+    last = max(end + _MARGIN, first + _LEAST)
+    return first, min(side, -(-last // grain) * grain)

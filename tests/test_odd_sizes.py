@@ -73,6 +73,9 @@ BOXES = [
     (61, 43, 1, 1),
     (88, 71, 39, 24),  # to the corner
     (0, 3, 127, 2),
+    (2, 0, 2, 95),  # few columns at an edge, then few rows
+    (125, 0, 2, 95),
+    (0, 94, 127, 1),
 ]
 SAMPLINGS = [
     ("mjpeg", "yuvj420p"),
