@@ -145,7 +145,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     codec = _still_stream(decoder)
     # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
     head = read_jpeg_head(data) if decoder == "mjpeg" else None
-    # Among JPEGs, FFmpeg decodes only those of four components wrongly.
+    # Among JPEGs, FFmpeg decodes only some of RGB and of four components wrongly.
     if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
         return pillow_packets(ImagePackets, data, input.name, reason)
     # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two

@@ -256,15 +256,6 @@ BESIDE = "with a sequence beside its image"
 """End of the reason for such a file, whose video FFmpeg reads correctly."""
 
 
-_WEBP_ANIMATION = 0x02
-
-
-def is_animated_webp(view: memoryview) -> bool:
-    """Whether the extended header of a WebP has the animation flag."""
-    is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
-    return is_extended and view[20] & _WEBP_ANIMATION != 0
-
-
 # Variants that FFmpeg reads wrongly or not at all.
 # Each function returns the reason, or None if FFmpeg reads the file correctly.
 
@@ -324,7 +315,7 @@ def png_reason(view: memoryview) -> str | None:
 
 
 def webp_reason(view: memoryview) -> str | None:
-    return "an animated WebP" if is_animated_webp(view) else None
+    return "an animated WebP" if still_parts.is_animated_webp(view) else None
 
 
 def bmp_reason(view: memoryview) -> str | None:
@@ -372,25 +363,31 @@ def cursor_reason(view: memoryview) -> str | None:
 
 
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_APP14, _NO_TRANSFORM, _YCCK = 0xEE, 0, 2
 
 
 def jpeg_reason(view: memoryview) -> str | None:
-    """FFmpeg does not support four components with different sampling, and takes unnamed ones for YCbCr.
+    """FFmpeg takes RGB and CMYK for YUV if colours are subsampled, and CMYK that is not named.
 
     Raises:
         struct.error: The data ends inside the length of a segment.
-        IndexError: The data ends inside the frame header.
+        IndexError: The data ends inside Adobe's marker.
     """
-    is_named = False
+    frame, transform = b"", None
     for marker, start, end in still_parts.jpeg_segments(view):
-        is_named |= marker == 0xEE and bytes(view[start : start + 5]) == b"Adobe"
-        if marker in _SOF and view[start + 5] == 4:
-            is_named |= bytes(view[start + 6 : end : 3]) == b"CMYK"
-            is_odd = not is_named or len(set(bytes(view[start + 7 : end : 3]))) > 1
-            return "a CMYK JPEG with subsampled or unnamed colours" if is_odd else None
-        if marker in _SOF or marker == still_parts.JPEG_SCAN:
+        if marker in _SOF:
+            frame = bytes(view[start + 6 : end])
+        elif marker == _APP14 and bytes(view[start : start + 5]) == b"Adobe":
+            transform = view[start + 11]
+        elif marker == still_parts.JPEG_SCAN:
             break
-    return None
+    names, is_subsampled = frame[::3], len(set(frame[1::3])) > 1
+    if len(names) == 4:
+        is_named = transform in (_NO_TRANSFORM, _YCCK) or names == b"CMYK"
+        is_odd = is_subsampled or not is_named
+        return "a CMYK JPEG with subsampled or unnamed colours" if is_odd else None
+    is_rgb = transform == _NO_TRANSFORM or (transform is None and names == b"RGB")
+    return "an RGB JPEG with subsampled colours" if is_rgb and is_subsampled else None
 
 
 # Precision and accuracy, before the colour space, are for the reader to judge.

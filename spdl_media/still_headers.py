@@ -86,7 +86,7 @@ def read_still(head: Bytes, read: Read, size: int) -> tuple[str, StillHeader, in
     if codec == "mjpeg" and len(head) < size and stills.read_jpeg_head(head) is None:
         head = read(0, 16 * stills.HEAD_SIZE)
     header = still_header(head, codec or "")
-    # JPEGs that FFmpeg misreads have four components, and those have no pix_fmt in their header.
+    # JPEGs that FFmpeg misreads are RGB or CMYK, and those have no pix_fmt in their header.
     if (
         codec is None
         or header is None

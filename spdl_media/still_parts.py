@@ -48,6 +48,15 @@ def png_head(view: memoryview) -> set[bytes]:
     return kinds
 
 
+_WEBP_ANIMATION = 0x02
+
+
+def is_animated_webp(view: memoryview) -> bool:
+    """Whether the extended header of a WebP has the animation flag."""
+    is_extended = bytes(view[8:16]) == b"WEBPVP8X" and len(view) > 20
+    return is_extended and view[20] & _WEBP_ANIMATION != 0
+
+
 def bmp_header(view: memoryview) -> tuple[int, int, int, int, int, int]:
     """Return a BMP's pixel offset, width, height, bits per pixel, compression and size of the pixel data.
 

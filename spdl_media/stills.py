@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from spdl_media import still_faults
 from spdl_media.parts import Bytes
-from spdl_media.still_parts import JPEG_APP1, JPEG_SCAN, png_head, tiff_value
+from spdl_media.still_parts import JPEG_APP1, JPEG_SCAN, is_animated_webp, png_head, tiff_value
 
 __all__ = ()
 
@@ -114,9 +114,7 @@ def _png_codec(view: memoryview) -> str | None:
 
 def _webp_codec(view: memoryview) -> str | None:
     # WAV and AVI are RIFF files, too.
-    return (
-        "webp" if bytes(view[8:12]) == b"WEBP" and not still_faults.is_animated_webp(view) else None
-    )
+    return "webp" if bytes(view[8:12]) == b"WEBP" and not is_animated_webp(view) else None
 
 
 def _bmp_codec(view: memoryview) -> str | None:
@@ -209,7 +207,7 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"SDPX": ("dpx", None),
     b"XPDS": ("dpx", None),
     b"v/1\x01": ("exr", None),
-    b"\x01\xda": (_sgi_codec, None),
+    b"\x01\xda": (_sgi_codec, lambda view: "an SGI of one row" if view[5] == 1 else None),
     b"\x59\xa6\x6a\x95": ("sunrast", None),
     b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
     b"\0\0\2\0": (None, still_faults.cursor_reason),

@@ -149,6 +149,14 @@ def numbered_cmyk() -> bytes:
     return data
 
 
+def with_adobe(jpeg: bytes, transform: int | None) -> bytes:
+    """Return a JPEG whose first segment is Adobe's marker with this transform, or is missing."""
+    body = (
+        b"" if transform is None else b"\xff\xee\0\x0eAdobe\0\x64" + bytes(4) + bytes([transform])
+    )
+    return jpeg[:2] + body + jpeg[4 + int.from_bytes(jpeg[4:6], "big") :]
+
+
 NUMBERS = bytes(range(0, 256, 8)) * 4
 FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, JPEG": lambda: saved("RGB", "TIFF", compression="jpeg"),
@@ -170,6 +178,13 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BMP, palette": bmp_without_place_for_its_palette,
     "JPEG, CMYK 4:2:0": lambda: saved("CMYK", "JPEG", subsampling=2),
     "JPEG, CMYK of numbers": numbered_cmyk,
+    "JPEG, RGB 4:2:2": lambda: with_adobe(saved("RGB", "JPEG", subsampling=1), 0),
+    "JPEG, RGB 4:2:0": lambda: (
+        with_adobe(saved("RGB", "JPEG", subsampling=2), None)
+        .replace(b"\1\x22\0", b"R\x22\0")
+        .replace(b"\2\x11\1\3\x11\1", b"G\x11\1B\x11\1")
+        .replace(b"\1\0\2\x11\3\x11\0", b"R\0G\x11B\x11\0")
+    ),
     "JPEG 2000, CMYK": lambda: saved("CMYK", "JPEG2000"),
     "JPEG 2000, CMYK of some precision": lambda: saved("CMYK", "JPEG2000").replace(
         b"colr\1\0\0", b"colr\1\2\1"
@@ -177,6 +192,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "JPEG 2000, unnamed gray": lambda: jp2_with("LA", (0,)),
     "JPEG 2000, blue first": lambda: jp2_with("RGBA", (3, 2, 1)),
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
+    "SGI, one row": lambda: struct.pack(">3H3H500x", 0x1DA, 1, 1, 24, 1, 1) + NUMBERS[:24],
     "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
     "ICNS": lambda: saved("RGBA", "ICNS"),
     "CUR": cursor,
