@@ -161,7 +161,8 @@ def filtered(
         small = without_graph(frame, ops)
         if small is not None:
             return DecodedImage(small, 1 if config.orient else orientation, is_corrupt)
-    filter = PictureFilter(packets.codec, filter_desc, config)
+    # A still has no rate, also if the container of a GIF or AVIF states one for its frames.
+    filter = PictureFilter(replace(packets.codec, frame_rate=None), filter_desc, config)
     # Some filters hold back a single frame until they are flushed.
     frames = [*filter.push(frame, orientation)] or [*filter.flush()]
     if not frames:

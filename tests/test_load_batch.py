@@ -207,9 +207,12 @@ def test_a_size_that_no_image_can_have(size: tuple[int, int]) -> None:
     assert caught.value.source == f"bytes of length {len(SOURCES[0])}"
 
 
-def line(width: int, height: int, orientation: int = 1) -> bytes:
-    png = make_image(np.full((height, width, 3), 200, np.uint8))
-    return png_with_exif(png, exif_block(orientation))
+def line(width: int, height: int, kind: int | str = 1) -> bytes:
+    """Make a thin PNG of an orientation, or a GIF."""
+    pixels = np.full((height, width, 3), 200, np.uint8)
+    if isinstance(kind, str):
+        return make_image(pixels, codec=kind)
+    return png_with_exif(make_image(pixels), exif_block(kind))
 
 
 @pytest.mark.parametrize(
@@ -223,11 +226,11 @@ def line(width: int, height: int, orientation: int = 1) -> bytes:
         ({"filter_desc": "crop=20:20,format=rgb24"}, (16000, 2)),
     ],
 )
-@pytest.mark.parametrize("orientation", [1, 6], ids=["without a graph", "with one"])
+@pytest.mark.parametrize("kind", [1, 6, "gif"], ids=["without a graph", "with one", "with a rate"])
 def test_an_image_too_thin_is_a_failure_of_its_own(
-    options: dict[str, Any], size: tuple[int, int], orientation: int
+    options: dict[str, Any], size: tuple[int, int], kind: int | str
 ) -> None:
-    thin = line(*size) if orientation == 1 else line(*size[::-1], orientation)
+    thin = line(*(size[::-1] if kind == 6 else size), kind)
     srcs = [SOURCES[0], thin, SOURCES[0]]
     batch = sm.load_image_batch(srcs, on_error="skip", **options)
     assert batch.indices == (0, 2)
