@@ -166,7 +166,10 @@ def filtered(
     # Some filters hold back a single frame until they are flushed.
     frames = [*filter.push(frame, orientation)] or [*filter.flush()]
     if not frames:
-        raise _no_picture(packets)
+        raise DecodeError(
+            "the filters drop the image: a still has no time, which fps and trim need",
+            source=packets.source,
+        )
     return DecodedImage(frames[0], filter.orientation, is_corrupt)
 
 
@@ -175,14 +178,11 @@ def _picture(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
     sink = FrameList(1)
     path.run(av_packets(packets), sink)
     if not sink.frames:
-        raise _no_picture(packets)
+        raise DecodeError(
+            f"the {packets.codec.name} data holds no image that can be decoded",
+            source=packets.source,
+        )
     return DecodedImage(sink.frames[0], path.take_metadata().orientation)
-
-
-def _no_picture(packets: ImagePackets) -> DecodeError:
-    return DecodeError(
-        f"the {packets.codec.name} data holds no image that can be decoded", source=packets.source
-    )
 
 
 _STILL_JPEG = VideoCodec("mjpeg", "mjpeg")

@@ -144,3 +144,5 @@ def test_errors_name_the_source() -> None:
         sm.load_image("/no/such.png")
     with pytest.raises(sm.DecodeError, match=r"mine: .*cut short"):
         sm.load_image(JPEG[: len(JPEG) // 2], name="mine")
+    with pytest.raises(sm.DecodeError, match=r"mine: the filters drop the image: .* no time"):
+        sm.load_image(JPEG, name="mine", filter_desc="fps=5")
