@@ -319,7 +319,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     packets = _with_true_keys(packets, tested) if tested else packets
     reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
-        return _without_unset_pts(packets, reordered, delay=format == "asf")
+        return _without_unset_pts(packets, reordered, format)
     if format in ("mpeg", "mpegts"):
         return with_frame_times(packets, codecs)
     if format == "caf" and "alac" in names:
@@ -413,9 +413,10 @@ def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterato
 
 
 def _without_unset_pts(
-    packets: Iterator[AvPacket], indices: Sequence[int], *, delay: bool
+    packets: Iterator[AvPacket], indices: Sequence[int], format: str
 ) -> Iterator[AvPacket]:
     """Drop timestamps of reordered streams that are only copies of the decode timestamps, perhaps delayed."""
+    is_mov = format.startswith("mov")
     first: list[AvPacket] = []
     count, last, is_set = 0, -math.inf, False
     for packet in packets:
@@ -424,9 +425,16 @@ def _without_unset_pts(
             continue
         # After a seek, FFmpeg leaves some timestamps unset.
         if (pts := packet.pts) is not None:
-            is_set, last = (pts < last if delay else pts != packet.dts), pts
+            is_set, last = (pts != packet.dts if is_mov else pts < last), pts
         count += 1
         if is_set or count == _ENOUGH_TO_REORDER:
             break
-    found = itertools.chain(first, packets)
+    found: Iterator[AvPacket] = itertools.chain(first, packets)
+    if format == "mxf" and not is_set:
+        found = map(_with_pts_as_dts, found)  # FFmpeg guesses the dts from these pts
     return found if is_set else _without_pts(found, indices)
+
+
+def _with_pts_as_dts(packet: AvPacket) -> AvPacket:
+    packet.dts = packet.dts if packet.pts is None else packet.pts
+    return packet

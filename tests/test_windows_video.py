@@ -477,17 +477,18 @@ def test_windows_of_two_frames_in_obus() -> None:
 MXF_INDEX = bytes.fromhex("060e2b34025301010d01020101100100")
 
 
+@pytest.mark.parametrize("max_b_frames", [1, 2])
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("codec", ["libx264", "mpeg2video"])
-def test_mxf_states_decoding_times_alone(codec: str, indexed: bool) -> None:
-    data = make_video(
-        planes(), codec=codec, format="mxf", frame_rate=25, max_b_frames=2, gop_size=8
-    )
+def test_mxf_states_decoding_times_alone(codec: str, indexed: bool, max_b_frames: int) -> None:
+    options: Any = {"max_b_frames": max_b_frames, "gop_size": 8}
+    data = make_video(planes(), codec=codec, format="mxf", frame_rate=25, **options)
     if not indexed:  # the key of the index becomes that of a filler
         assert data.count(MXF_INDEX) == 1
         data = data.replace(MXF_INDEX, bytes.fromhex("060e2b34010101020301021001000000"))
     whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
     assert indices(whole) == list(range(NUM_FRAMES))
+    assert list(whole.timestamps) == sorted(whole.timestamps)
     for first, time in enumerate(whole.timestamps[:-1]):
         window = time - 0.02, time + 0.06
         frames = sm.decode_packets(sm.demux_video(data, timestamp=window), filter_desc=None)
