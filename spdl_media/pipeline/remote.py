@@ -17,7 +17,7 @@ from spdl_media._checks import check_callable, check_choice, check_int, check_se
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
 from spdl_media.pipeline.executors import name_of
-from spdl_media.pipeline.failures import PipelineError, WorkerDied
+from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
 from spdl_media.ring import dumps, pack, unpack
@@ -266,6 +266,9 @@ class SubprocessIterable(Generic[T]):
                     return
                 if kind == _FAILED:
                     error, text = value
+                    if not isinstance(error, Exception):
+                        # A SystemExit there must not end this program.
+                        error = PipelineError(describe(error))
                     raise error from RemoteTraceback(text)
                 self._ask(child, epoch, 1)
                 box = [value]

@@ -148,7 +148,7 @@ def test_random_numbers_follow_the_seeds_of_this_process(package: str) -> None:
 
 
 ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
-    "leave": (GeneratorExit, "left", "in __getitem__"),
+    "leave": (PipelineError, "GeneratorExit: left", "in __getitem__"),
     "raise": (LookupError, "no third item", "in __getitem__"),
     "memory": (MemoryError, "none left", "in __getitem__"),
     "unpicklable": (TypeError, "cannot pickle '_thread.lock' object", "item of class lock"),
