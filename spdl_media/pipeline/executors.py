@@ -206,8 +206,9 @@ class ProcessPoolExecutorConfig:
     Args:
         max_workers: Number of processes; the default is the stage's concurrency, divided by ``num_threads``.
         mp_context: Start method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. The default is ``"forkserver"``
-            where the system has it, else ``"spawn"``: a worker may have to be replaced while threads run, and
-            a fork then copies locks that no thread will ever release.
+            where the system has it, else, and in a process that was forked itself, ``"spawn"``: a worker may
+            have to be replaced while threads run, and a fork then copies locks that no thread will ever
+            release.
         initializer: Called with ``initargs`` by each process before its first item.
         initargs: Arguments of ``initializer``.
         num_threads: Threads of each process, and so the number of items that it works on at a time. When the
