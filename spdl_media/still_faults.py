@@ -219,7 +219,7 @@ def _sgi(view: memoryview, size: int) -> str | None:
     if size > 2 and view[2] == 0:
         return None  # FFmpeg reports missing uncompressed rows
     dimensions, _, height, channels = struct.unpack_from(">4H", view, 4)
-    rows = (height if dimensions > 1 else 1) * (channels if dimensions > 2 else 1)
+    rows = height * (channels if dimensions > 2 else 1)
     table = struct.unpack_from(f">{2 * min(rows, parts.MAX_PARTS * 4)}I", view, 512)
     half = len(table) // 2  # first the offsets of all rows, then their lengths
     end = max(map(add, table[:half], table[half:]), default=0)
