@@ -179,17 +179,21 @@ class Card:
 
     def allocate(self, nbytes: int, device: int, stream: int) -> int:
         key = device, stream or 1, nbytes
-        for one in [one for one in self.read if all(event.fired.is_set() for event in one[1])]:
-            self.read.remove(one)
-            self.free(one[0])
-        free = self.pools.setdefault(key, [])
-        if not free:
-            if self.used[device] + nbytes > self.total:
-                raise FakeOutOfMemoryError("CUDA out of memory.")
-            self.used[device] += nbytes
-            free.append(np.full(max(1, nbytes), JUNK, np.uint8))
-        # A reused block has its old values until the stream has overwritten it.
-        block = free.pop()
+        with self._lock:
+            done = [one for one in self.read if all(event.fired.is_set() for event in one[1])]
+            for one in done:
+                self.read.remove(one)
+        for address, _ in done:
+            self.free(address)
+        with self._lock:
+            free = self.pools.setdefault(key, [])
+            if not free:
+                if self.used[device] + nbytes > self.total:
+                    raise FakeOutOfMemoryError("CUDA out of memory.")
+                self.used[device] += nbytes
+                free.append(np.full(max(1, nbytes), JUNK, np.uint8))
+            # A reused block has its old values until the stream has overwritten it.
+            block = free.pop()
         self.blocks[block.ctypes.data] = block, key
         return block.ctypes.data
 
