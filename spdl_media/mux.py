@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import av
 from av.bitstream import BitStreamFilterContext
+from av.format import Flags
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors, ffmpeg_log, format_hint, is_native_layout
@@ -209,12 +210,17 @@ class Muxer:
                 raise self._refused(codec.name, "format=")
             if not is_native_layout(layout := getattr(codec, "channel_layout", "")):
                 raise EncodeError(f"PyAV crashes at the order of {layout}", source=self._name)
+            copier = PacketCopier(
+                codec,
+                self._format,
+                hides=self._format in _EDITED,
+                keeps_headers=bool(self._container.format.flags & Flags.global_header.value),
+            )
             with self._errors():
-                stream = self._remux_stream(codec)
+                copier.stream = stream = self._remux_stream(copier.codec)
             turned: Any = orientation or getattr(source, "orientation", 1)
             self._turn(stream, turned)
             kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
-            copier = PacketCopier(stream, self._format, hides=self._format in _EDITED)
             self._tracks.append(_Track(stream, (kind,), copier))
             return len(self._tracks) - 1
 

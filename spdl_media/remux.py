@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from spdl_media._ffmpeg import AvPacket
+from spdl_media.codec import Codec
+from spdl_media.demux import make_filter
 from spdl_media.errors import EncodeError
 from spdl_media.packets import (
     AudioPackets,
@@ -20,19 +22,37 @@ from spdl_media.packets import (
 MAX_UNDATED = 16
 
 
+# What decoders need before the first packet, if it is not in the packets of MP4 and Matroska.
+_HEADERS_FIRST = ("h264", "mpeg4")
+
+
 class PacketCopier:
     """Copies packets to an output stream, shifted so that second 0 of their container is at 0.
 
     It has the methods of an encoder.
 
     Args:
-        stream: PyAV's output stream.
+        codec: Codec of the packets.
         format: FFmpeg's name of the file format.
         hides: Whether the format has edit lists, which hide packets before second 0.
+        keeps_headers: Whether the format has a place for headers outside of the packets.
+
+    Attributes:
+        codec: Codec of the copies.
+        stream: PyAV's output stream, set before the first packet.
     """
 
-    def __init__(self, stream: Any, format: str, *, hides: bool) -> None:
-        self._stream, self._format, self._hides = stream, format, hides
+    stream: Any
+
+    def __init__(self, codec: Codec, format: str, *, hides: bool, keeps_headers: bool) -> None:
+        self.codec, self._format, self._hides = codec, format, hides
+        self._filter: Any = None
+        self._headers = b""
+        if not keeps_headers and codec.name in _HEADERS_FIRST:
+            # MP4 and Matroska have lengths of units in place of start codes.
+            if codec.name == "h264" and (codec.extradata or b"")[:1] == b"\1":
+                self._filter, self.codec = make_filter("h264_mp4toannexb", codec)
+            self._headers = self.codec.extradata or b""
         self._undated: list[Any] = []
         self._started = False
 
@@ -51,9 +71,7 @@ class PacketCopier:
                 source=packets.source,
             )
         for packet in av_packets(packets):
-            # A copy, because muxers change packets.
-            moved = with_data(packet, memoryview(packet))
-            moved.stream = self._stream
+            moved = self._copy(packet)
             if packet.pts is not None:
                 moved.pts = packet.pts - zero
             # Matroska states no decoding times, so FFmpeg knows none for the first packets of a video with
@@ -71,6 +89,18 @@ class PacketCopier:
                 moved.dts = packet.dts - zero
                 yield from self._dated(moved.dts)
                 yield moved
+
+    def _copy(self, packet: AvPacket) -> Any:
+        """Return a copy, because muxers change packets, with the headers that the format has no place for."""
+        copy = with_data(packet, memoryview(packet))
+        if self._filter is not None:
+            (copy,) = self._filter.filter(copy)
+            copy.time_base = packet.time_base
+        # FFmpeg's filter adds them to IDR frames alone, and other key frames may come first.
+        if self._headers and packet.is_keyframe and self._headers not in bytes(copy):
+            copy = with_data(copy, memoryview(self._headers + bytes(copy)))
+        copy.stream = self.stream
+        return copy
 
     def flush(self) -> Iterator[AvPacket]:
         """Yield what waits for a decoding time."""

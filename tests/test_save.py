@@ -356,6 +356,28 @@ def test_a_cut_of_matroska_copies_b_frames(tmp_path: Path) -> None:
     assert sm.VideoFile(tmp_path / "piece.mp4").timestamps[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("codec", "source", "format"),
+    [
+        ("libx264", "mp4", "mpegts"),
+        ("libx264", "matroska", "mpegts"),
+        ("libx264", "matroska", "avi"),
+        ("mpeg4", "mp4", "mpegts"),
+    ],
+)
+def test_a_cut_to_a_format_without_headers_has_them_in_its_packets(
+    codec: str, source: str, format: str
+) -> None:
+    """FFmpeg's muxers add them to IDR frames of H.264 alone, and the window begins at another key frame."""
+    options: dict[str, Any] = {"max_b_frames": 2, "open_gop": True} if codec == "libx264" else {}
+    data = make_video(
+        index_planes(40, 64, 48), codec=codec, gop_size=10, frame_rate=10, format=source, **options
+    )
+    file = io.BytesIO()
+    assert sm.cut(data, file, 2, 3, format=format)
+    assert np.array_equal(sm.load_video(file.getvalue()).array, sm.load_video(data).array[20:30])
+
+
 def test_b_frames_across_an_end_are_not_lost() -> None:
     frames = index_planes(60, 64, 48)
     for options in ({"max_b_frames": 3}, {"max_b_frames": 3, "open_gop": True}):
