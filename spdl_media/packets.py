@@ -373,8 +373,8 @@ def check_complete(packets: Packets, config: DecodeConfig) -> None:
 
 def discarded_pts(packets: Packets) -> frozenset[int]:
     """Return the timestamps of frames that an edit list hides, except those whose samples are all cut."""
-    coded = packets._packets
-    return packets._discarded & {p.pts for p in coded if not p.has_sidedata("skip_samples")}
+    hidden, coded = packets._discarded, packets._packets
+    return hidden and hidden & {p.pts for p in coded if not p.has_sidedata("skip_samples")}
 
 
 # FFmpeg's decoders read up to 64 bytes past the end of a packet and expect zeros there. PyAV adds no padding
