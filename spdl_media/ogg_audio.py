@@ -37,7 +37,7 @@ from spdl_media.timing import Window, tick_at
 
 # Signature, version, flags, position after the page, serial number, sequence number, checksum, segments.
 _PAGE = struct.Struct("<4sBBqIIIB")
-_FIRST, _LAST = 2, 4
+_CONTINUED, _FIRST, _LAST = 1, 2, 4
 # Longest header, and longest page.
 _HEADER_SIZE, _PAGE_SIZE = _PAGE.size + 255, 1 << 16
 _MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
@@ -147,13 +147,16 @@ def _read_ends(read: _Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:
         in place of the headers; and the two pages.
 
     Raises:
-        ValueError: The file is damaged, truncated, chained, or more follows after the last page.
+        ValueError: The file is damaged, truncated, chained, more follows after the last page, or no packet
+            ends in the first page with samples.
         struct.error: It ends before.
     """
     pages = [_read_page(read, 0)]
     while pages[-1].position <= 0:
         pages.append(_read_page(read, pages[-1].end))
     *headers, first = pages
+    if first.flags & _CONTINUED:
+        raise ValueError("samples begin in the pages before")
     data, tail = b"".join(page.data for page in headers), max(size - _PAGE_SIZE, 0)
     last = _read_page(read, tail + bytes(read(tail, _PAGE_SIZE)).rfind(b"OggS"))
     if last.serial != first.serial or last.end != size or not last.flags & _LAST:
@@ -190,7 +193,7 @@ def _find_pages(read: _Read, before: _Page, size: int, span: tuple[int, int]) ->
     Raises:
         ValueError: They are damaged, or of another stream.
     """
-    low, high = 0, size
+    low, high = before.end, size
     while high - low > _HEADER_SIZE:
         middle = (low + high) // 2
         chunk = bytes(read(middle, min(high - middle, _PAGE_SIZE) + _PAGE.size))
@@ -200,7 +203,7 @@ def _find_pages(read: _Read, before: _Page, size: int, span: tuple[int, int]) ->
             low = middle + found
         else:
             high = middle
-    pages = [_read_page(read, low) if low >= before.end else before]
+    pages = [_read_page(read, low) if low > before.end else before]
     if pages[0].serial != before.serial:
         raise ValueError("another stream")
     while pages[-1].position < span[1]:

@@ -91,6 +91,17 @@ def unplaced(data: bytes) -> bytes:
     return b"".join([*map(sealed, parts), bytes(last)])
 
 
+def split(data: bytes) -> bytes:
+    """Move the first bytes of samples to a page of their own, in which no packet ends."""
+    first, second, page, *rest = pages(data)
+    assert page[27] == 255  # the length of those bytes
+    start = 27 + page[26]
+    head = page[:6] + struct.pack("<q", -1) + page[14:26] + b"\1\xff" + page[start : start + 255]
+    page[5] |= 1  # it begins in a packet
+    page[start : start + 255], page[26:28] = b"", bytes((page[26] - 1,))
+    return b"".join([bytes(first), bytes(second), *map(sealed, (head, page)), *map(bytes, rest)])
+
+
 def numbered(data: bytes, serial: int) -> bytes:
     parts = list(pages(data))
     for page in parts:
@@ -110,6 +121,9 @@ def unsealed(data: bytes) -> bytes:
     return data[:22] + bytes(4) + data[26:]
 
 
+LARGE_PACKETS = AudioTrack(
+    samples=sound(60000), sample_rate=48000, codec="libopus", options={"b": "500000"}
+)
 FILES = {
     "vorbis": lambda: ogg("vorbis"),
     "opus": lambda: ogg("opus"),
@@ -127,6 +141,7 @@ OTHERS = {
         [AudioTrack(samples=sound(3000), sample_rate=48000, codec="vorbis")], format="ogg"
     ),
     "a page without position": lambda: unplaced(ogg("opus")),
+    "a packet on two pages first": lambda: split(make_media([LARGE_PACKETS], format="ogg")),
     "damaged header": lambda: unsealed(ogg("vorbis")),
     "more bytes": lambda: ogg("opus") + b"OggS, not",
     "with video": lambda: make_media(
