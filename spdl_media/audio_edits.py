@@ -36,7 +36,10 @@ _SKIP_SAMPLES = get_args(PktSideDataT).index("skip_samples")
 
 
 class Edits(Times):
-    """Times of the packets of several edits, whether any sample is shown, and how many to cut at each end."""
+    """Times of the packets of several edits, whether any sample is shown, and how many to cut at each end.
+
+    Packets that FFmpeg gives in place of silence have none of these; they are left out.
+    """
 
 
 def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
@@ -151,14 +154,15 @@ def _edited_times(
         before, after, duration = stated, time + ticks, ticks
         was_shown = was_shown or not entry.is_discard
         pts, length = start + time - media, max(ticks, even)
-        # In place of silence, FFmpeg shows the start of the media.
-        skipped = length if media < 0 else max(start - pts, 0)
+        skipped = max(start - pts, 0)
         rest = max(pts + length - end, 0)
         if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
             raise ValueError("damage")
         key = entry.pos, stated
         # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
-        result[*key, seen[key]] = pts, skipped < length, min(skipped, length), rest
+        times = pts, skipped < length, min(skipped, length), rest
+        # In place of silence, FFmpeg shows the start of the media.
+        result[*key, seen[key]] = times if media >= 0 else ()
         seen[key] += 1
     if next(left, None):
         raise ValueError("an edit without a packet")
@@ -174,9 +178,12 @@ def with_times(
         key = packet.stream_index, packet.pos or 0, packet.pts or 0
         found = tables.get(key[0], {}).get((*key[1:], seen[key]))
         if found is not None:
+            # Of other tables, whose entries are a timestamp, one serves all packets with a key.
+            seen[key] += len(found) != 1
+            if not found:
+                continue
             pts, *edited = found
             if edited:
-                seen[key] += 1
                 is_shown, *cuts = edited
                 if packet.is_discard and is_shown:
                     shown = with_data(packet, memoryview(packet))  # without the flag

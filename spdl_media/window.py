@@ -255,8 +255,8 @@ def _may_restart(packet: AvPacket, codec: AudioCodec, begins: Begins) -> bool:
 def _until(packets: Iterator[AvPacket], stop: float) -> Iterator[AvPacket]:
     for packet in packets:
         yield packet
-        # Include one packet after the end, which shows whether something before it is missing.
-        if packet.pts is not None and packet.pts >= stop:
+        # Include one shown packet after the end, which tells whether something before it is missing.
+        if packet.pts is not None and packet.pts >= stop and not packet.is_discard:
             break
 
 
