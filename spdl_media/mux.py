@@ -372,6 +372,10 @@ class Muxer:
         """Whether the file stores matrix and range for video of a codec. Used within this package."""
         return self._format in _STATES_COLORS or codec in _STATE_COLORS
 
+    def has_times(self) -> bool:
+        """Whether the file has times; AVI shows each packet for one frame. Used within this package."""
+        return self._format != "avi"
+
     def takes(self, codec: Codec) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
         name = codec.name

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
 from spdl_media.array_frames import frames_from_array
 from spdl_media.codec import AudioCodec, VideoCodec
+from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demuxer import Demuxer
@@ -246,12 +247,18 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     # A copy would show frames that an edit list hides, and hide that the source is truncated.
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec):
         return False
+    # Each field of H.264 may be a packet.
+    if may_have_fields(video.codec) and not muxer.has_times():
+        return False
     start, stop = metadata.span(video.time_base)
     dated = [packet.dts is not None for packet in packets]
+    # In Matroska, FFmpeg states wrong ones of fields.
+    times = [packet.dts for packet in packets if packet.dts is not None]
     # The Muxer takes packets without decoding times only at the start.
     return (
         any(packet.is_keyframe for packet in packets[:1])
         and (dated == sorted(dated) and all(dated[MAX_UNDATED:]))
+        and all(earlier < later for earlier, later in pairwise(times))
         and all(packet.pts is not None and start <= packet.pts < stop for packet in packets)
     )
 

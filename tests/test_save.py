@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from effort import each
+from field_coded import field_coded_file
 from test_image_files import drawing
 from test_mux import indices, psnr
 
@@ -21,6 +22,7 @@ from spdl_media.encode import VideoEncoder
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
+    frame_index,
     index_frames,
     index_planes,
     index_samples,
@@ -376,6 +378,17 @@ def test_a_cut_to_a_format_without_headers_has_them_in_its_packets(
     file = io.BytesIO()
     assert sm.cut(data, file, 2, 3, format=format)
     assert np.array_equal(sm.load_video(file.getvalue()).array, sm.load_video(data).array[20:30])
+
+
+@pytest.mark.parametrize(("source", "format"), [("matroska", "mp4"), ("mp4", "avi")])
+def test_a_cut_of_fields_as_packets_has_the_times_of_frames(source: str, format: str) -> None:
+    """In Matroska their decoding times go back, and AVI shows each packet for the time of a frame."""
+    data = field_coded_file(index_planes(12, 64, 64), source, is_split=True)
+    file = io.BytesIO()
+    assert not sm.cut(data, file, 0, None, format=format)
+    frames = sm.decode_packets(sm.demux_video(file.getvalue()), None)
+    assert [frame_index(frame.planes[0]) for frame in frames] == list(range(12))
+    assert frames.timestamps == sm.decode_packets(sm.demux_video(data), None).timestamps
 
 
 def test_b_frames_across_an_end_are_not_lost() -> None:
