@@ -256,8 +256,8 @@ class PictureFilter:
         metadata: Metadata of the packets; ``None`` for a still, which has no time and no rate.
 
     Attributes:
-        has_rate: Whether the output has a constant frame rate. :meth:`push` then needs the frames before
-            the window, too: one of them is shown at its start.
+        has_rate, rate: Whether output has a constant rate, and what resamples. :meth:`push` then needs the
+            frames before the window, too: one of them is shown at its start.
         orientation: EXIF orientation of the output, 1 if it was turned upright; 0 before any output.
         copied_corrupt: Timestamps of damaged frames that were copied: PyAV cannot set the flag on a copy.
     """
@@ -273,7 +273,7 @@ class PictureFilter:
         self._desc = filter
         self._ops = picture_ops(filter)
         self._time_base, self._frame_rate = codec.time_base, codec.frame_rate
-        self._rate: ConstantRate[_OrientedFrame] | None = None
+        self.rate: ConstantRate[_OrientedFrame] | None = None
         self.has_rate = self._goes_on = self._is_limited_gray = False
         if self._ops is not None and self._ops.frame_rate is not None:
             if metadata is not None:
@@ -295,12 +295,12 @@ class PictureFilter:
     def follow(self, metadata: PacketMetadata) -> None:
         """Take the window and the clock of the next frames."""
         self._goes_on = metadata.goes_on
-        if self.has_rate and (self._rate is None or not metadata.continues):
+        if self.has_rate and (self.rate is None or not metadata.continues):
             assert self._frame_rate is not None
-            self._rate = ConstantRate(
+            self.rate = ConstantRate(
                 self._frame_rate, metadata.window, self._codec.time_base, metadata.zero
             )
-            self._time_base = self._rate.time_base
+            self._time_base = self.rate.time_base
 
     def push(
         self, frame: av.VideoFrame, orientation: int, *, is_corrupt: bool = False
@@ -315,13 +315,13 @@ class PictureFilter:
         Raises:
             FilterError: The filters do not take the frame; PictureSizeError: they do not take its size.
         """
-        if self._rate is None:
+        if self.rate is None:
             return self._push(frame, orientation)
         if frame.pts is None:
             raise FilterError("frame_rate= needs the times of frames, and the source states none")
         # If the file states no duration for a frame, it gets the usual one.
         duration = frame.duration or usual_duration(self._codec)
-        return self._at_rate(self._rate.push((frame, orientation, is_corrupt), frame.pts, duration))
+        return self._at_rate(self.rate.push((frame, orientation, is_corrupt), frame.pts, duration))
 
     def _at_rate(self, moments: Iterable[tuple[_OrientedFrame, int]]) -> Iterator[av.VideoFrame]:
         for (frame, orientation, is_corrupt), pts in moments:
@@ -385,7 +385,7 @@ class PictureFilter:
         Raises:
             FilterError: The filters do not take the frame.
         """
-        return () if self._rate is None else self._at_rate(self._rate.flush(goes_on=self._goes_on))
+        return () if self.rate is None else self._at_rate(self.rate.flush(goes_on=self._goes_on))
 
     def release(self) -> None:
         """End the use of the graph, whose frames the caller has not kept."""
