@@ -419,8 +419,7 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
 
 def _set_video(context: Any, codec: VideoCodec) -> None:
     """Set what the container states of a stream on a decoder that is not open yet."""
-    # Without reorder_depth, the H.264 decoder guesses it frame by frame, and gives the first frames out of
-    # order. The demuxer has already found it.
+    # Without reorder_depth, the H.264 decoder guesses it, and gives the first frames out of order.
     for name in ("extradata", "width", "height", "reorder_depth"):
         setattr(context, name, getattr(codec, name))
     # Parameters that are not stated are left to the decoder, which finds them in the data.
@@ -435,7 +434,9 @@ def _set_video(context: Any, codec: VideoCodec) -> None:
 
 
 def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:
-    context.extradata = codec.extradata
+    context.extradata = header = codec.extradata
+    if codec.name == "opus" and codec.delay and not codec.codec_tag and header:
+        context.extradata = header[:10] + bytes(2) + header[12:]  # packets state what to drop
     context.sample_rate = codec.sample_rate
     options = {"ch_layout": codec.channel_layout}
     if codec.sample_fmt:

@@ -71,7 +71,9 @@ def test_audio_decoders_equal_those_of_the_stream(codec: str) -> None:
             read_audio_codec(container.streams.audio[0]), sm.decode_config(), "made"
         )
         for fact in AUDIO_FACTS:
-            assert getattr(ours, fact) == getattr(theirs, fact), fact
+            # Of Opus, the packets state what to drop, in place of the extradata.
+            if (codec, fact) != ("libopus", "extradata"):
+                assert getattr(ours, fact) == getattr(theirs, fact), fact
         assert ours.layout.name == theirs.layout.name
 
 

@@ -327,6 +327,17 @@ def test_a_window_of_opus_with_more_to_drop_than_the_lead_in() -> None:
     np.testing.assert_allclose(part, whole[:, 144000:168000], atol=2**-15)
 
 
+def test_a_window_of_narrowband_opus_with_more_to_drop_than_a_packet() -> None:
+    # The first packet that is decoded gives 24 samples too few.
+    samples, options = sound(5 * 8000, 8000), {"b": "9000", "application": "voip"}
+    track = AudioTrack(samples=samples, sample_rate=8000, codec="libopus", options=options)
+    head, *parts = pages(make_media([track], format="ogg"))
+    struct.pack_into("<H", head, 28 + 10, 5000)
+    data = sealed(head) + b"".join(map(bytes, parts))
+    part, whole = sm.load_audio(data, timestamp=(3, 3.5)).array, sm.load_audio(data).array
+    np.testing.assert_allclose(part, whole[:, 144000:168000], atol=1e-3)
+
+
 def test_more_channels_than_pyav_gives() -> None:
     # Each of the 65 channels is the one coded channel.
     first, *parts = pages(ogg("opus", 1))
