@@ -198,7 +198,11 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
 
 
 def order_of(source: object) -> dict[str, Any] | None:
-    """Return the values on which a source's order depends besides the epoch; ``None``: unknown."""
+    """Return the values on which a source's order depends besides the epoch; ``None``: unknown.
+
+    Raises:
+        Exception: The ``__len__`` of a mixed sampler raises.
+    """
     sampler = sampler_of(source)
     # An attribute that is not an int belongs to another class, which uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}

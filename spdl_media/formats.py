@@ -333,7 +333,11 @@ def full_range_gray(frame: av.VideoFrame) -> av.VideoFrame:
 
 
 def has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
-    """Whether the last row or column of chroma covers fewer pixels than the others."""
+    """Whether the last row or column of chroma covers fewer pixels than the others.
+
+    Raises:
+        ValueError: FFmpeg has no pixel format of this name.
+    """
     across, down = chroma_steps(pix_fmt)
     return width % across != 0 or height % down != 0
 

@@ -249,13 +249,21 @@ def layout_name(text: str) -> str:
 
 @cache
 def channels_of(layout: str) -> int:
-    """Return the number of channels of a layout."""
+    """Return the number of channels of a layout.
+
+    Raises:
+        ValueError: FFmpeg does not know the layout.
+    """
     return av.AudioLayout(layout).nb_channels
 
 
 @cache
 def usual_channels(layout: str) -> int | None:
-    """Return the number of channels if it implies this layout: the default one, the only one, or no names."""
+    """Return the number of channels if it implies this layout: the default one, the only one, or no names.
+
+    Raises:
+        ValueError: FFmpeg does not know the layout.
+    """
     count = channels_of(layout)
     if layout == f"{count} channels":
         return count

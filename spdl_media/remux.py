@@ -21,7 +21,6 @@ from spdl_media.packets import (
 # Packets at the start of a stream that may lack a decoding time: H.264 and HEVC reorder at most 16 frames.
 MAX_UNDATED = 16
 
-
 # What decoders need before the first packet, if it is not in the packets of MP4 and Matroska.
 _HEADERS_FIRST = ("h264", "mpeg4")
 
@@ -111,10 +110,8 @@ class PacketCopier:
         waiting, self._undated, self._started = self._undated, [], True
         if waiting:
             times = [packet.pts for packet in waiting]
-            stop, step = (
-                min(times if end is None else [*times, end]),
-                max(waiting[0].duration or 0, 1),
-            )
+            stop = min(times if end is None else [*times, end])
+            step = max(waiting[0].duration or 0, 1)
         for place, packet in enumerate(waiting, -len(waiting)):
             packet.dts = stop + place * step
             yield packet
