@@ -25,7 +25,7 @@ from spdl_media._ffmpeg import (
     unheard_log,
 )
 from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
-from spdl_media.audio_edits import find_edits, go_back, with_times
+from spdl_media.audio_edits import edits_go_back, find_edits, with_times
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -371,7 +371,7 @@ class Container:
 
     @cached_property
     def _go_back(self) -> bool:
-        return go_back(self.av.streams)
+        return edits_go_back(self.av.streams)
 
     def _seek_to_start(self) -> bool:
         indexed = [s for s in self.av.streams if s.index_entries]

@@ -19,7 +19,6 @@ from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHea
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.coded_audio import find_aac
 from spdl_media.config import (
     DEFAULT_DEMUX_CONFIG,
     NO_DECODERS,
@@ -35,6 +34,7 @@ from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_flac, find_mp3
 from spdl_media.frames import layout_name, silence_of
 from spdl_media.inputs import Input, Source, open_input
+from spdl_media.mp4_audio import find_aac
 from spdl_media.ogg_audio import OggAudio, decode_ogg, find_ogg
 from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of

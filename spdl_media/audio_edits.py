@@ -71,7 +71,7 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
         return None
 
 
-def go_back(streams: Any) -> bool:
+def edits_go_back(streams: Any) -> bool:
     """Whether edits of one of several streams go back in time, where FFmpeg's seeks find a wrong packet."""
     indexes = [each.index_entries for each in streams]
     return len(indexes) > 1 and any(

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from spdl_media.audio_clock import AUDIO_PREROLL
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
+from spdl_media.packets import padded
 from spdl_media.timing import Window
 
 MOST_BYTES = 2**25
@@ -31,9 +32,6 @@ MOST_BYTES = 2**25
 
 PACKET_SAMPLES = 16 * 1024
 """Samples per packet: so few that decoded frames are still in the CPU cache when they are converted."""
-
-PADDING = bytes(64)
-"""FFmpeg's bit readers may read so many bytes after the last one."""
 
 LAYOUTS = ("mono", "stereo")
 """Channel layouts by number of channels, from 1. FFmpeg reads files with more channels."""
@@ -57,15 +55,15 @@ class CodedFrames(NamedTuple):
     packets: Sequence[memoryview]
 
 
-def positions(start: int, stop: int, packet_samples: int) -> list[int]:
+def packet_positions(start: int, stop: int, packet_samples: int) -> list[int]:
     """Return the positions of packets that all have one number of samples, but for the last one."""
     return [*range(start, stop, packet_samples), stop]
 
 
-def cut(data: bytes, cuts: Iterable[int]) -> list[memoryview]:
-    """Return the packets between offsets in data."""
-    padded = memoryview(data + PADDING)
-    return [padded[start:end] for start, end in pairwise(cuts)]
+def split(data: bytes, offsets: Iterable[int]) -> list[memoryview]:
+    """Return the packets between offsets in a copy of the data with padding."""
+    copy = padded(data)
+    return [copy[start:end] for start, end in pairwise(offsets)]
 
 
 # MP3: all headers from the first one on are read, because frames have no numbers.
@@ -132,8 +130,8 @@ def find_mp3(
     unit, channels = Fraction(1, rate), 2 - is_mono
     layout = LAYOUTS[channels - 1]
     codec = AudioCodec("mp3", "mp3float", rate, layout, channels, time_base=unit)
-    found = positions(first * samples - delay, number * samples - delay, step * samples)
-    return CodedFrames(codec, delay, (start, stop), found, cut(data, cuts))
+    found = packet_positions(first * samples - delay, number * samples - delay, step * samples)
+    return CodedFrames(codec, delay, (start, stop), found, split(data, cuts))
 
 
 def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
@@ -318,8 +316,8 @@ def find_flac(
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
     unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
     codec = AudioCodec("flac", "flac", rate, layout, channels, time_base=unit, extradata=extradata)
-    found = positions(first * block, min(last * block, total), step * block)
-    return CodedFrames(codec, 0, (start, stop), found, cut(data, cuts))
+    found = packet_positions(first * block, min(last * block, total), step * block)
+    return CodedFrames(codec, 0, (start, stop), found, split(data, cuts))
 
 
 def _first_flac_frame(input: Input) -> int | None:

@@ -115,7 +115,7 @@ def find_ogg(
     unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
     codec = AudioCodec(name, name, rate, layout, channels, time_base=unit, extradata=extradata)
     if is_whole:
-        _packets(codec, [before, first])
+        _packets(codec, [before, first])  # raises if the stream does not begin at second 0
         # FFmpeg states wrong times in a single page of Vorbis, and cuts the end wrongly.
         is_usual = name == "opus" or first != last
         return OggAudio(codec, (0, last.position - skipped), content) if is_usual else None

@@ -252,7 +252,7 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
         return False
     start, stop = metadata.span(video.time_base)
     dated = [packet.dts is not None for packet in packets]
-    # In Matroska, FFmpeg states wrong ones of fields.
+    # Of fields in Matroska, FFmpeg states decoding times that step back.
     times = [packet.dts for packet in packets if packet.dts is not None]
     # The Muxer takes packets without decoding times only at the start.
     return (

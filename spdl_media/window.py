@@ -68,7 +68,7 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if _restarts(packet, self._restart, self._codec):
             self._kept.clear()
-        # With shifted dts, no frame is shown before it is decoded. Those of fields in Matroska are wrong.
+        # With shifted dts, no frame is shown before it is decoded. The dts of fields in Matroska are wrong.
         if packet.is_keyframe and pts != dts and not self._splits:
             self._depth = 0
         self._kept.append(packet)

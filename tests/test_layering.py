@@ -34,7 +34,7 @@ ORDER = [
         "_picture_decoder",
         "sample_rows",
         "_sample_decoder",
-        "coded_audio",
+        "mp4_audio",
         "ogg_audio",
     ],
     ["frame_index", "frame_decoder"],

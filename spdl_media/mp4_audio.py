@@ -24,8 +24,8 @@ from spdl_media.frame_scan import (
     MOST_BYTES,
     PACKET_SAMPLES,
     CodedFrames,
-    cut,
-    positions,
+    packet_positions,
+    split,
 )
 from spdl_media.inputs import Input
 from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
@@ -77,7 +77,8 @@ def find_aac(
     last = -(-(stop + hidden) // AAC_FRAME_SIZE)
     span = first * AAC_FRAME_SIZE - hidden, last * AAC_FRAME_SIZE - hidden
     packets = _read_frames(input, samples, first, last)
-    return CodedFrames(codec, delay, (start, stop), positions(*span, PACKET_SAMPLES), packets)
+    positions = packet_positions(*span, PACKET_SAMPLES)
+    return CodedFrames(codec, delay, (start, stop), positions, packets)
 
 
 def _read_index(input: Input) -> memoryview:
@@ -266,4 +267,4 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
     )
     cuts = [0, *np.cumsum(sizes).tolist()]
     step = PACKET_SAMPLES // AAC_FRAME_SIZE
-    return cut(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])
+    return split(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])
