@@ -106,7 +106,8 @@ class AudioRequest:
             rows[:found] = made.T if planar else made
             if self.on_short is not None:
                 fill_up(rows, found, self.on_short, silence_of(sample_fmt))
-        return AudioArray(CPUBuffer(array), sample_rate, first / sample_rate)
+        buffer = CPUBuffer(array, sample_rate=sample_rate)
+        return AudioArray(buffer, sample_rate, first / sample_rate)
 
 
 @dataclass(frozen=True, slots=True)

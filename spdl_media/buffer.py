@@ -51,6 +51,7 @@ class BufferMetadata(TypedDict, total=False):
     flips: tuple[bool, ...] | None
     colorspace: str | None
     color_range: str | None
+    sample_rate: int | None
 
 
 class _Buffer:
@@ -68,6 +69,7 @@ class _Buffer:
         self.flips = metadata.get("flips")
         self.colorspace = metadata.get("colorspace")
         self.color_range = metadata.get("color_range")
+        self.sample_rate = metadata.get("sample_rate")
 
     @property
     def metadata(self) -> BufferMetadata:
@@ -182,6 +184,7 @@ class CPUBuffer(_Buffer):
         colorspace: Matrix between RGB and YUV, for YUV images: ``"bt601"`` (for both of FFmpeg's names, and
             if the file states none), ``"bt709"``, ``"bt2020nc"``, ... ``None``: not YUV.
         color_range: ``"pc"`` (full) or ``"tv"`` (limited), for YUV images. ``None``: not YUV.
+        sample_rate: Samples per second and channel, for audio. ``None``: not audio.
 
     Thread safety: safe. The memory is writable; threads that share it must synchronize their access.
 
@@ -277,6 +280,7 @@ class CUDABuffer(_Buffer):
         flips: For each row, whether the image was mirrored, as for :class:`CPUBuffer`.
         colorspace: Matrix of YUV images, as for :class:`CPUBuffer`; ``None``: not YUV.
         color_range: Range of YUV images, as for :class:`CPUBuffer`; ``None``: not YUV.
+        sample_rate: Sample rate of audio in Hz; ``None``: not audio.
         device_index: Index of the device.
 
     Thread safety: safe. The memory is writable; threads that share it must synchronize their access.

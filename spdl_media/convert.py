@@ -206,7 +206,7 @@ def _convert_audio(
     for part, item in zip(array.reshape(len(items), *one), items, strict=True):
         # View the array with samples along the first axis, also in planar formats.
         _copy_samples(part.T if planar else part, item)
-    return CPUBuffer(array)
+    return CPUBuffer(array, sample_rate=first.sample_rate)
 
 
 def _copy_samples(target: Array, frames: AudioFrames) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -9,6 +10,7 @@ from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
 from spdl_media.array_frames import frames_from_array
+from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
@@ -34,7 +36,7 @@ from spdl_media.timing import Rate, Seconds, parse_window
 
 __all__ = ("cut", "save_audio", "save_video")
 
-Waveform: TypeAlias = "AudioFrames | tuple[Any, int]"
+Waveform: TypeAlias = "AudioFrames | Buffer | tuple[Any, int]"
 
 _SLICE = 16  # frames that are decoded at a time before they are encoded
 
@@ -63,7 +65,8 @@ def save_video(
         frames: ``VideoFrames``, an array ``(N, H, W, 3)`` or any other that :func:`frames_from_array` takes,
             or an iterable of frames or arrays, which is read while encoding.
         frame_rate: Frames per second. The default is 30 for arrays; frames keep their own times.
-        audio: ``AudioFrames``, or a pair of an array ``(C, N)`` or ``(N,)`` and its sample rate.
+        audio: ``AudioFrames``, a result of :func:`load_audio`, or a pair of an array ``(C, N)`` or ``(N,)``
+            and its sample rate.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
         encoder: Name of an FFmpeg encoder or codec. The default is that of the file format, such as
             ``libx264`` for MP4.
@@ -131,7 +134,8 @@ def save_audio(
         dst: A path, or a binary file object with ``write``.
         waveform: Array or CPU tensor ``(C, N)`` or ``(N,)`` of uint8, int16, int32, int64, float32 or
             float64 (floats from -1 to 1), or ``AudioFrames``.
-        sample_rate: Samples per second and channel; not for ``AudioFrames``, which have their own.
+        sample_rate: Samples per second and channel. ``AudioFrames`` have their own, and the results of
+            :func:`load_audio` have one that is the default.
         format: FFmpeg's name of the file format. The default follows from the suffix of the path.
         encoder: Name of an FFmpeg encoder or codec. The default is that of the file format.
         encoder_options: Options of the encoder.
@@ -149,9 +153,11 @@ def save_audio(
 
         save_audio("out.flac", np.zeros(16000, np.float32), 16000)
     """
-    if sample_rate is None and not isinstance(waveform, AudioFrames):
+    if sample_rate is not None:
+        waveform = waveform, sample_rate
+    elif not isinstance(waveform, AudioFrames) and getattr(waveform, "sample_rate", None) is None:
         raise TypeError("an array has no sample rate: pass sample_rate=")
-    sound = _as_audio(waveform if sample_rate is None else (waveform, sample_rate))
+    sound = _as_audio(waveform)
     with Muxer(dst, format=format) as muxer:
         index = _add_audio(
             muxer, sound, encoder=encoder, encoder_options=encoder_options, bit_rate=bit_rate
@@ -195,7 +201,7 @@ def cut(
         DecodeError: Data that has to be re-encoded is damaged.
         EncodeError: An encoder or the file format does not take the frames.
         WriteError: The file cannot be written.
-        ValueError: The window is empty, or a name or option is invalid.
+        ValueError: The window is empty, a name or option is invalid, or ``dst`` is the path of the source.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or ``dst``.
 
@@ -204,6 +210,7 @@ def cut(
         cut("long.mp4", "piece.mp4", 12.5, 20)
     """
     window = parse_window((start, end))
+    _check_other_file(src, dst)
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
         video = demuxer.demux_video(window) if demuxer.video_stream_index is not None else None
         audio = demuxer.demux_audio(window) if demuxer.audio_stream_index is not None else None
@@ -239,6 +246,15 @@ def cut(
         clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
         _write(muxer, index, runs, clock.zero + (window.start or 0))
     return copied
+
+
+def _check_other_file(src: Source, dst: Target) -> None:
+    # By path: a hard link is another name, so the file stays under that of the source.
+    paths = [os.path.realpath(one) for one in (src, dst) if isinstance(one, str | os.PathLike)]
+    if len(paths) == 2 and paths[0] == paths[1]:
+        raise ValueError(
+            f"{paths[0]} is the source, and the cut would replace it; write to another file"
+        )
 
 
 def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
@@ -374,6 +390,8 @@ def _as_video(
 def _as_audio(waveform: Any) -> AudioFrames:
     if isinstance(waveform, AudioFrames):
         return waveform
+    if isinstance(waveform, CPUBuffer) and waveform.sample_rate is not None:
+        waveform = waveform, waveform.sample_rate
     if not isinstance(waveform, tuple) or len(waveform) != 2:
         raise TypeError("audio= must be AudioFrames, or a pair of a waveform and its sample rate")
     if isinstance(waveform[0], AudioFrames):

@@ -289,7 +289,7 @@ def _audio(
         # Samples along the first axis, for planar and packed formats.
         rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
         rows[0][late:] = rows[1][: count - late]
-    return CPUBuffer(array), rate
+    return CPUBuffer(array, sample_rate=rate), rate
 
 
 class VideoCache:

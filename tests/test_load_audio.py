@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, product
@@ -375,6 +376,25 @@ def test_audio_shorter_than_the_filter_of_the_resampler_is_resampled(
         for source in (wav.getvalue(), coded):
             array = sm.load_audio(source, sample_rate=out, sample_fmt="s16").array
             np.testing.assert_array_equal(array, wanted, f"{num_samples}, {rate} to {out}")
+
+
+def test_a_result_states_its_sample_rate() -> None:
+    """Without it, samples of a file of unknown rate could not be saved or resampled."""
+    samples = index_samples(4000, 1)
+    wav, flac = (
+        make_audio(samples, 8000, **kind) for kind in ({}, {"codec": "flac", "format": "flac"})
+    )
+    frames = sm.decode_packets(sm.demux_audio(flac))
+    loads = [
+        sm.load_audio(wav),
+        sm.load_audio(flac),
+        sm.load_audio(flac, num_samples=9, on_short="zeros"),
+    ]
+    results = [*loads, sm.convert_frames(frames), sm.convert_frames([frames, frames])]
+    assert [result.sample_rate for result in results] == [8000] * 5
+    assert sm.load_audio(flac, sample_rate=16000).sample_rate == 16000
+    assert pickle.loads(pickle.dumps(loads[0])).sample_rate == 8000
+    assert sm.load_image(sm.encode_image(np.zeros((8, 8, 3), np.uint8))).sample_rate is None
 
 
 def test_audio_of_several_sample_rates_is_resampled_in_order() -> None:

@@ -26,6 +26,7 @@ from spdl_media.testing import (
     index_frames,
     index_planes,
     index_samples,
+    make_audio,
     make_media,
     make_tone,
     make_video,
@@ -203,6 +204,18 @@ def test_lossless_audio_holds_the_same_numbers(format: str, dtype: str) -> None:
     assert np.array_equal(array if decoded.sample_fmt.endswith("p") else array.T, samples)
 
 
+def test_loaded_audio_is_saved_at_its_rate() -> None:
+    """A rate that had to be given could be another one than that of the samples."""
+    loaded = sm.load_audio(
+        make_audio(index_samples(9000, 2), 8000), sample_rate=16000, sample_fmt="s16p"
+    )
+    file = io.BytesIO()
+    sm.save_audio(file, loaded, format="wav")
+    movie = saved(VIDEO, format="matroska", audio=loaded)
+    for data in (file.getvalue(), movie):
+        assert sm.load_audio(data).sample_rate == 16000
+
+
 def test_lossy_audio_is_near(tmp_path: Path) -> None:
     tone = (make_tone(48000, 48000, (440, 1000)).T / 2**15).astype(np.float32)
     for name in ("a.m4a", "a.mp3", "a.opus"):
@@ -282,9 +295,10 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):
         with pytest.raises(ValueError, match=message):
             sm.save_video(path, frames)
-    with pytest.raises(TypeError, match="an array has no sample rate: pass sample_rate="):
-        sm.save_audio(tmp_path / "out.wav", np.zeros(9, np.float32))
     samples = np.zeros(8, np.float32)
+    for unrated in (samples, sm.convert_array(samples)):
+        with pytest.raises(TypeError, match="an array has no sample rate: pass sample_rate="):
+            sm.save_audio(tmp_path / "out.wav", unrated)
     sound = sm.frames_from_array(samples, sample_rate=8000)
     for wrong in ((), (samples,), (samples, 8000, 1), (sound, 8000)):
         with pytest.raises(TypeError, match="sample rate"):
@@ -424,6 +438,20 @@ def test_files_of_other_kinds_are_cut(media_dir: Path, tmp_path: Path) -> None:
         loaded = sm.load_video(tmp_path / "cut.mp4").array
         assert loaded.shape == frames.shape
         assert psnr(loaded, frames) > 36
+
+
+def test_a_cut_does_not_replace_its_source(long: bytes, tmp_path: Path) -> None:
+    """The rest of the file would be lost."""
+    path, link = tmp_path / "long.mov", tmp_path / "link.mov"
+    path.write_bytes(long)
+    link.symlink_to(path)
+    for dst in (path, link):
+        with pytest.raises(
+            ValueError, match=r"long.mov is the source, and the cut would replace it"
+        ):
+            sm.cut(str(path), dst, 0, 1)
+    assert path.read_bytes() == long
+    assert sorted(tmp_path.iterdir()) == [link, path]
 
 
 def test_a_window_without_anything_leaves_nothing(long: bytes, tmp_path: Path) -> None:
