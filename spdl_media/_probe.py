@@ -195,8 +195,8 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
         if not input.seekable:
             with open_input(input.read_all(), name=input.name) as whole:
                 return _probe_input(whole, config)
-        if input.has_size and (info := _still_info(head, input)):
-            return info
+        if input.has_size and (found := read_still(head, input.read_at, input.size())):
+            return _still_media(*found)
     if _is_still(input, config):
         return _probe_still(read_image(input, config))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
@@ -212,12 +212,6 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     # FFmpeg 8.0 does not read the size of an animated WebP.
     stream: Any = info.streams[0]
     return replace(info, streams=(replace(stream, width=canvas[0], height=canvas[1]),))
-
-
-def _still_info(head: bytes | memoryview, input: Input) -> MediaInfo | None:
-    """Return what the header of a still says; ``None`` if it does not say enough."""
-    found = read_still(head, input.read_at, input.size())
-    return None if found is None else _still_media(*found)
 
 
 def _is_still(input: Input, config: DemuxConfig) -> bool:

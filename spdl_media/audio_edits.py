@@ -23,7 +23,7 @@ from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import SKIPPED, Times, are_even, even_samples
 from spdl_media.codec import AudioCodec
 from spdl_media.inputs import Input
-from spdl_media.packet_table import boxes_at, chunks_at, id_of_track, table_at, track_samples
+from spdl_media.packet_table import boxes_at, chunks_at, number_after_times, table_at, track_samples
 from spdl_media.packets import with_data
 from spdl_media.parts import read_moov
 
@@ -61,7 +61,8 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
         return None
     try:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_BYTES)[1])
-        (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == stream.id]
+        tracks = boxes_at(moov, "trak")
+        (track,) = [one for one in tracks if number_after_times(one, "tkhd") == stream.id]
         edits = _read_edits(moov, track, codec.sample_rate)
         entries = list(entries)  # which PyAV makes anew in each loop
         packets = _find_packets(entries, track, codec, input.size())
@@ -88,8 +89,7 @@ def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[in
     Raises:
         ValueError: There is only one.
     """
-    header = next(boxes_at(moov, "mvhd"))
-    (unit,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    unit = number_after_times(moov, "mvhd")
     is_long = next(boxes_at(track, "edts/elst"))[0] == 1
     rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
     edits: list[tuple[int, int, int]] = []

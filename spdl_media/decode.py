@@ -9,7 +9,7 @@ from typing import Final, overload
 import av
 
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import ffmpeg_log, naming
+from spdl_media._ffmpeg import ffmpeg_log, has_codec, naming
 from spdl_media._picture_decoder import decode_into
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media.config import DecodeConfig, as_decode_config
@@ -198,11 +198,6 @@ def configs_by_kind(config: DecodeConfig | None) -> tuple[DecodeConfig, DecodeCo
     if given.decoder is None:
         return given, given
     other = replace(given, decoder=None, decoder_options={})
-    return (other, given) if _decodes_audio(given.decoder) else (given, other)
-
-
-def _decodes_audio(decoder: str) -> bool:
-    try:
-        return av.Codec(decoder, "r").type == "audio"
-    except ValueError:  # no decoder of that name: opening the video decoder raises the error
-        return False
+    # If there is no decoder of that name, opening the video decoder raises the error.
+    is_audio = has_codec(given.decoder, "r") and av.Codec(given.decoder, "r").type == "audio"
+    return (other, given) if is_audio else (given, other)

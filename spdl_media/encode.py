@@ -18,7 +18,7 @@ from av.codec.codec import find_best_pix_fmt_of_list
 from av.codec.context import Flags
 
 from spdl_media._checks import check_choice, check_int, did_you_mean
-from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options
+from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options, has_codec
 from spdl_media.array_frames import channel_layout, color_number, limited
 from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
@@ -173,7 +173,8 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     try:
         encoder = av.Codec(name, "w")
     except ValueError as error:
-        hint = did_you_mean(name, filter(_is_encoder, av.codecs_available))
+        # codecs_available lists decoders, too.
+        hint = did_you_mean(name, (one for one in av.codecs_available if has_codec(one, "w")))
         raise ValueError(
             f"this FFmpeg has no encoder {name!r}. {hint and hint + ' '}"
             "`python -m av --codecs` lists those that it has"
@@ -181,14 +182,6 @@ def find_encoder(name: str, kind: Literal["video", "audio"]) -> av.Codec:
     if encoder.type != kind:
         raise ValueError(f"{name!r} encodes {encoder.type}, not {kind}")
     return encoder
-
-
-def _is_encoder(name: str) -> bool:
-    # codecs_available lists decoders, too.
-    try:
-        return bool(av.Codec(name, "w"))
-    except ValueError:
-        return False
 
 
 def open_encoder(context: Any) -> None:

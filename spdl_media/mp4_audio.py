@@ -28,7 +28,7 @@ from spdl_media.frame_scan import (
     split,
 )
 from spdl_media.inputs import Input
-from spdl_media.packet_table import Samples, boxes_at, table_at, track_samples
+from spdl_media.packet_table import Samples, boxes_at, number_after_times, table_at, track_samples
 from spdl_media.parts import boxes, read_boxes
 from spdl_media.timing import Window
 
@@ -131,8 +131,7 @@ def _read_codec(track: memoryview) -> AudioCodec:
     Raises:
         ValueError: The track is something else.
     """
-    header = next(boxes_at(track, "mdia/mdhd"))
-    (rate,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    rate = number_after_times(track, "mdia/mdhd")
     descriptions = next(boxes_at(track, "mdia/minf/stbl/stsd"))
     ((kind, start, end),) = boxes(descriptions, 8)
     entry = descriptions[start:end]
@@ -222,8 +221,7 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
         return delay, delay, end
     version, count = edits[0], *struct.unpack_from(">I", edits, 4)
     duration, hidden, speed = struct.unpack_from(">Qqi" if version else ">Iii", edits, 8)
-    header = next(boxes_at(moov, "mvhd"))
-    (unit,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    unit = number_after_times(moov, "mvhd")
     last = hidden + (2 * duration * rate + unit) // (2 * unit)
     # FFmpeg gives no sample of frames that begin after the last one.
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE

@@ -223,7 +223,8 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
-        (track,) = [one for one in boxes_at(moov, "trak") if id_of_track(one) == track_id]
+        tracks = boxes_at(moov, "trak")
+        (track,) = [one for one in tracks if number_after_times(one, "tkhd") == track_id]
         samples = track_samples(track, size)
         if not runs:
             return samples
@@ -260,13 +261,13 @@ def table_at(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     return np.frombuffer(content, dtype, count, 8 + skip)
 
 
-def id_of_track(track: memoryview) -> int:
-    """Return the ID in the header of a track.
+def number_after_times(view: memoryview, path: str) -> int:
+    """Return the number behind the two times in a header: a track's ID, or ticks in a second.
 
     Raises:
         StopIteration, struct.error: The header is missing, or too short.
     """
-    header = next(boxes_at(track, "tkhd"))
+    header = next(boxes_at(view, path))
     (number,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     return int(number)
 

@@ -439,12 +439,5 @@ def with_data(packet: AvPacket, data: bytes | memoryview) -> AvPacket:
     return copy
 
 
-def _unpickle(
-    cls: type[_Packets[Any]],
-    rows: Iterable[_Row],
-    codec: Codec,
-    metadata: PacketMetadata,
-    discarded: frozenset[int],
-) -> _Packets[Any]:
-    packets = [_from_row(row, codec.time_base) for row in rows]
-    return cls(packets, codec, metadata, discarded)
+def _unpickle(cls: type[_Packets[Any]], rows: Iterable[_Row], codec: Codec, *rest: Any) -> Any:
+    return cls([_from_row(row, codec.time_base) for row in rows], codec, *rest)

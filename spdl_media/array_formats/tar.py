@@ -14,7 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from spdl_media._remote import open_stream
 from spdl_media.errors import ArrayFormatError
@@ -88,26 +88,23 @@ class _ChecksumError(tarfile.HeaderError):
     """The checksum of a header is wrong: it is damaged, or not a header."""
 
 
-class _Opened(NamedTuple):
-    """The opened source of an archive. ``size`` is ``None`` if it is not known before reading."""
-
-    name: str
-    read: Callable[[int, int], Content]
-    size: int | None
-    close: Callable[[], None] | None = None
+# Name of an opened archive, how to read it, its size, if it is known before reading, and how to close it.
+_Opened: TypeAlias = tuple[
+    str, Callable[[int, int], Content], int | None, Callable[[], None] | None
+]
 
 
 def _open(src: Source | Input) -> _Opened:
     if isinstance(src, Input):
-        return _Opened(src.name, src.read_at, src.size())
+        return src.name, src.read_at, src.size(), None
     path = local_path(src)
     if path is None:
         stream = open_stream(src, forward=True)
         if isinstance(stream, FileReader):
-            return _Opened(stream.label, stream.peek, None, stream.detach)
+            return stream.label, stream.peek, None, stream.detach
         view = memoryview(stream)
         name = src if isinstance(src, str) else name_of(stream)
-        return _Opened(name, lambda start, size: view[start : start + size], len(view))
+        return name, lambda start, size: view[start : start + size], len(view), None
     try:
         file: Any = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with the archive
     except (OSError, ValueError) as error:
@@ -117,7 +114,7 @@ def _open(src: Source | Input) -> _Opened:
     if stat.S_ISREG(status.st_mode):
         file, size = io.BufferedReader(file, _BUFFER), status.st_size
     reader = FileReader(file, path, seekable=False, owned=True)
-    return _Opened(path, reader.peek, size, reader.detach)
+    return path, reader.peek, size, reader.detach
 
 
 class Archive:

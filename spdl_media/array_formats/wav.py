@@ -196,32 +196,21 @@ def _seconds(name: str, value: Seconds) -> Fraction | None:
     return seconds
 
 
-class _File(NamedTuple):
-    """Content of the chunks before the samples.
-
-    Attributes:
-        header: The public part.
-        bits: Valid bits of a sample; the others are padding.
-        mask: Bit mask of the speakers, 0 if unknown.
-        stated: Bytes of samples according to the chunk, which may be a stand-in for an unknown size.
-    """
-
-    header: WAVHeader
-    bits: int
-    mask: int
-    stated: int
-
-
 def _parse_header(content: Content) -> WAVHeader:
     try:
-        return parse_file(content).header
+        return parse_file(content)[0]
     except ArrayFormatError as error:
         error.source = name_of(content)
         raise
 
 
-def parse_file(content: Content) -> _File:
+def parse_file(content: Content) -> tuple[WAVHeader, int, int, int]:
     """Parse the chunks before the samples.
+
+    Returns:
+        The header; the valid bits of a sample, of which the others are padding; the bit mask of the speakers,
+        0 if unknown; and the bytes of samples according to the chunk, which may be a stand-in for an unknown
+        size.
 
     Raises:
         ArrayFormatError: As :func:`parse_wav`, without the name of the source.
@@ -262,7 +251,7 @@ def parse_file(content: Content) -> _File:
             f"has {size} bytes of samples, not a multiple of {block_align} for one of all channels",
             offset=offset,
         )
-    return _File(WAVHeader(*fields, size, offset, code), bits, mask, stated)
+    return WAVHeader(*fields, size, offset, code), bits, mask, stated
 
 
 def find_chunks(data: Content, offset: int) -> Iterator[tuple[bytes, int, int]]:

@@ -342,7 +342,8 @@ class _Chart:
             parts = [self.add_pipeline(pipeline) for pipeline in config.src.pipeline_configs]
             ends = self._node('{{"merge"}}', [end for part in parts for end in part])
         else:
-            ends = self._node(f'(["{_escaped(_source_text(config.src))}"])', [])
+            text = config.src.name + (", continuous" if config.src.continuous else "")
+            ends = self._node(f'(["{_escaped(text)}"])', [])
         ends = self._stages(config.pipes, ends)
         if config.sink is not None:
             ends = self._node(f'(["sink: buffer of {config.sink.buffer_size}"])', ends)
@@ -350,7 +351,7 @@ class _Chart:
 
     def _stages(self, stages: Sequence[StageConfig], ends: list[str]) -> list[str]:
         for stage in stages:
-            paths = _paths_of(stage)
+            paths = stage.paths if isinstance(stage, PathVariantsConfig) else ()
             opening, closing = "{}" if paths else "[]"
             label = "<br/>".join(map(_escaped, filter(None, (stage.name, _details(stage)))))
             ends = self._node(f'{opening}"{label}"{closing}', ends)
@@ -369,14 +370,6 @@ class _Chart:
         name = f"n{next(self._numbers)}"
         self.lines += [f"    {name}{shape}", *(f"    {end} --> {name}" for end in ends)]
         return [name]
-
-
-def _paths_of(stage: StageConfig) -> Sequence[Sequence[StageConfig]]:
-    return stage.paths if isinstance(stage, PathVariantsConfig) else ()
-
-
-def _source_text(source: SourceConfig) -> str:
-    return source.name + (", continuous" if source.continuous else "")
 
 
 def _details(stage: StageConfig) -> str:

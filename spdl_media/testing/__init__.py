@@ -134,7 +134,7 @@ def frame_index(array: NDArray[Any]) -> int:
             f"an image of uint8, (H, W) or (H, W, 3), at least 5 x 5, is needed; "
             f"got shape {array.shape}, dtype {array.dtype}"
         )
-    luma = array if array.ndim == 2 else _luma(array)
+    luma = array if array.ndim == 2 else array[..., :3] @ np.array([0.299, 0.587, 0.114])
     height, width = luma.shape
     rows, columns = _edges(height), _edges(width)
     light = {
@@ -205,7 +205,3 @@ def _cells(index: int, width: int, height: int) -> NDArray[np.int64]:
     grid = np.array([[light[y, x] for x in range(_GRID)] for y in range(_GRID)], np.int64)
     rows, columns = (np.diff(_edges(size)) for size in (height, width))
     return _DARK + (_LIGHT - _DARK) * grid.repeat(rows, axis=0).repeat(columns, axis=1)
-
-
-def _luma(rgb: NDArray[Any]) -> NDArray[np.float64]:
-    return np.asarray(rgb[..., :3] @ np.array([0.299, 0.587, 0.114]))
