@@ -50,6 +50,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# A star where the public names of a module need several lines; __all__ below has each of them.
 from spdl_media._collate import Padded, collate
 from spdl_media._ffmpeg import set_log_level
 from spdl_media._probe import AudioStreamInfo, MediaInfo, OtherStreamInfo, VideoStreamInfo, probe
@@ -57,78 +58,34 @@ from spdl_media.array_formats.npy import load_npy
 from spdl_media.array_formats.npz import NpzFile, load_npz
 from spdl_media.array_formats.tar import iter_tarfile
 from spdl_media.array_formats.wav import WAVHeader, load_wav, parse_wav
-from spdl_media.array_frames import (
-    create_reference_audio_frame,
-    create_reference_video_frame,
-    frames_from_array,
-)
+from spdl_media.array_frames import *
 from spdl_media.arrays import to_cupy, to_jax, to_numba, to_numpy, to_torch
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer, Failure
 from spdl_media.clips import Clip, async_load_clip, load_clip, sample_windows
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.config import (
-    CUDAConfig,
-    DecodeConfig,
-    DemuxConfig,
-    cuda_config,
-    decode_config,
-    demux_config,
-)
+from spdl_media.config import *
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
 from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
 from spdl_media.demux import apply_bsf, demux_audio, demux_image, demux_video
 from spdl_media.demuxer import Demuxer
-from spdl_media.encode import (
-    AudioEncodeConfig,
-    VideoEncodeConfig,
-    audio_encode_config,
-    video_encode_config,
-)
-from spdl_media.errors import (
-    ArrayFormatError,
-    ConvertError,
-    DecodeError,
-    DemuxError,
-    EncodeError,
-    FilterError,
-    MediaError,
-    MissingDependencyError,
-    PictureSizeError,
-    SourceError,
-    StorageTooSmallError,
-    TransferError,
-    WriteError,
-)
+from spdl_media.encode import *
+from spdl_media.errors import *
 from spdl_media.filter_desc import get_audio_filter_desc, get_filter_desc, get_video_filter_desc
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_files import encode_image, save_image
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.inputs import Source
-from spdl_media.load import (
-    async_load_audio,
-    async_load_image,
-    async_load_image_batch,
-    async_load_video,
-    load_audio,
-    load_image,
-    load_image_batch,
-    load_video,
-)
+from spdl_media.load import *
 from spdl_media.mux import Muxer
 from spdl_media.packets import AudioPackets, ImagePackets, Packets, VideoPackets
 from spdl_media.recipes import IMAGENET_MEAN, IMAGENET_STD, ImageRecipe
 from spdl_media.save import cut, save_audio, save_video
 from spdl_media.storage import CPUStorage, StorageInUseWarning, StoragePool, cpu_storage
 from spdl_media.timing import Timestamp, Window
-from spdl_media.transfer import (
-    transfer_buffer,
-    transfer_buffer_cpu,
-    transfer_tensor,
-    transfer_tensor_d2h,
-)
+from spdl_media.transfer import *
 from spdl_media.video_clips import VideoCache, VideoClips, sample_clips
 from spdl_media.video_file import VideoFile
 

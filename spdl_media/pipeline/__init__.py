@@ -8,43 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from spdl_media.pipeline.builder import PipelineBuilder
-from spdl_media.pipeline.executors import (
-    ExecutorConfig,
-    InterpreterPoolExecutorConfig,
-    ProcessPoolExecutorConfig,
-    TaskHook,
-    ThreadPoolExecutorConfig,
-)
-from spdl_media.pipeline.failures import (
-    FailureRecord,
-    MissingPackageError,
-    PipelineError,
-    PipelineFailure,
-    PipelineStopped,
-    PoolBroken,
-    WorkerDied,
-)
+from spdl_media.pipeline.executors import *
+from spdl_media.pipeline.failures import *
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.profile import PipelineProfile, StageProfile, profile_pipeline
-from spdl_media.pipeline.remote import (
-    SubprocessIterable,
-    cache_iterator,
-    iterate_in_subprocess,
-    run_pipeline_in_subprocess,
-)
-from spdl_media.pipeline.stages import (
-    AggregateConfig,
-    Aggregator,
-    DisaggregateConfig,
-    MergeConfig,
-    OutputOrder,
-    PathVariantsConfig,
-    PipeConfig,
-    PipelineConfig,
-    SinkConfig,
-    SourceConfig,
-    StageConfig,
-)
+from spdl_media.pipeline.remote import *
+from spdl_media.pipeline.stages import *
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageStatistics, Timing
 from spdl_media.ring import shared_empty
 
