@@ -25,7 +25,6 @@ from spdl_media._ffmpeg import (
     unheard_log,
 )
 from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
-from spdl_media.audio_edits import edits_go_back, find_edits, with_times
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -34,6 +33,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
+from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
 from spdl_media.parts import is_open_ended, missing_packets, reindexed, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias, TypeVar
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
-from spdl_media.audio_edits import Edits
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.coded_units import is_gradual
+from spdl_media.mp4_audio import Edits
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
