@@ -92,11 +92,7 @@ from spdl_media.video_file import VideoFile
 if TYPE_CHECKING:
     from spdl_media.cuda.capabilities import Capability, CUDACapabilities, cuda_capabilities
     from spdl_media.cuda.color import nv12_to_bgr, nv12_to_rgb
-    from spdl_media.cuda.images import (
-        CPUFallbackWarning,
-        decode_image_nvjpeg,
-        load_image_batch_nvjpeg,
-    )
+    from spdl_media.cuda.images import *
     from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
     from spdl_media.dataloader import DataLoader
     from spdl_media.datasets import ImageFolder, Mix

@@ -26,7 +26,7 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.filters import PictureFilter
 from spdl_media.geometry import matrix_orientation
-from spdl_media.operations import PictureOps
+from spdl_media.operations import Desc
 from spdl_media.packets import (
     FrameMetadata,
     PacketMetadata,
@@ -276,11 +276,7 @@ class PicturePath:
     """Turns packets into frames: decodes, cuts to the window, turns upright and filters, in this order."""
 
     def __init__(
-        self,
-        codec: VideoCodec,
-        metadata: PacketMetadata,
-        filter_desc: str | PictureOps | None,
-        config: DecodeConfig,
+        self, codec: VideoCodec, metadata: PacketMetadata, filter_desc: Desc, config: DecodeConfig
     ) -> None:
         self.decoder = PictureDecoder(codec, metadata, config)
         self._filter = PictureFilter(codec, filter_desc, config, metadata)
@@ -383,7 +379,7 @@ def check_start(packets: VideoPackets) -> None:
 def decode_into(
     sink: Sink,
     packets: VideoPackets,
-    filter_desc: str | PictureOps | None,
+    filter_desc: Desc,
     config: DecodeConfig,
     num_frames: int | None,
     make_path: Callable[..., PicturePath] = PicturePath,

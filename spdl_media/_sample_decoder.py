@@ -189,11 +189,7 @@ class SampleDecoder(OpenDecoder):
             sink.flush()
 
     def run(
-        self,
-        packets: Iterable[AvPacket],
-        sink: SampleChunks | SampleRows,
-        *,
-        in_memory: bool = True,
+        self, packets: Iterable[AvPacket], sink: SampleChunks | SampleRows, *, in_memory: bool
     ) -> None:
         """Read packets, put their samples into a sink, and close the decoder or keep it for reuse.
 

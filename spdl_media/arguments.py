@@ -7,17 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import fields
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    SupportsIndex,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    cast,
-    get_args,
-)
+from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, get_args
 
 from spdl_media._checks import check_choice, with_defaults
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
@@ -380,7 +370,7 @@ def declared(arguments: Any, **defaults: Any) -> Callable[[Function], Function]:
         vars(call)["__signature__"] = signature.replace(parameters=[*own, *keywords])
         explained = [name for name in names if name != "self"]
         call.__doc__ = _documented(function.__doc__, [*explained, *filled])
-        return cast("Function", call)
+        return call  # type: ignore[return-value]  # with the signature of the function
 
     return decorate
 

@@ -19,12 +19,7 @@ from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHea
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import (
-    NO_DECODERS,
-    DecodeConfig,
-    DemuxConfig,
-    as_demux_config,
-)
+from spdl_media.config import NO_DECODERS, DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError

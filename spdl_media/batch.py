@@ -29,7 +29,7 @@ from spdl_media.formats import is_yuv, pixel_layout
 from spdl_media.geometry import swaps_sides
 from spdl_media.image_decoder import decode_image, filtered
 from spdl_media.inputs import Source
-from spdl_media.operations import ColorMatrix, ColorRange, PictureOps
+from spdl_media.operations import ColorMatrix, ColorRange, Desc, PictureOps
 from spdl_media.packets import ImagePackets, metadata_of
 from spdl_media.rows import FrameRows, RowOptions, why_no_array
 from spdl_media.storage import new_array
@@ -55,7 +55,7 @@ class FrameRequest(RowOptions):
     """
 
     ops: PictureOps
-    desc: str | PictureOps | None
+    desc: Desc
     cuts: CropPlan | None = None
     is_plain: bool = True
     demux_config: DemuxConfig | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from numbers import Integral
-from typing import Any, Final, Literal, TypeAlias, cast, overload
+from typing import Any, Final, Literal, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ from spdl_media.timing import Window
 __all__ = ("convert_array", "convert_frames")
 
 Layout: TypeAlias = ArrayLayout | Literal["planes"]
-Pictures: TypeAlias = Sequence[VideoFrames | ImageFrames]
 
 NUMBER_KINDS: Final = "biufc"
 """NumPy's ``dtype.kind`` letters of the dtypes that a buffer may have."""
@@ -90,15 +89,13 @@ def convert_frames(
                 f"layout={layout!r} is for images; audio is (C, N) in planar and (N, C) in packed formats, "
                 "which get_audio_filter_desc(sample_fmt=) chooses"
             )
-        return _convert_audio(cast("list[AudioFrames]", items), storage, single=single, pad=pad)
+        return _convert_audio(items, storage, single=single, pad=pad)
     if pad:
         raise ValueError("pad= is for audio; frames of different sizes are scaled by a filter")
-    return _convert_pictures(
-        cast("list[VideoFrames | ImageFrames]", items), storage, layout, single=single
-    )
+    return _convert_pictures(items, storage, layout, single=single)
 
 
-def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Frames], bool]:
+def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Any], bool]:
     """Return the frames as a list of items of one kind, and whether the argument was a single item."""
     if isinstance(frames, _KINDS):
         return [frames], True
@@ -129,13 +126,13 @@ def _not_frames(found: str) -> str:
 
 
 def _convert_pictures(
-    items: Pictures, storage: Storage | None, layout: Layout | None, *, single: bool
+    items: list[Any], storage: Storage | None, layout: Layout | None, *, single: bool
 ) -> CPUBuffer | tuple[CPUBuffer, ...]:
     first = items[0]
     # A single item has no axis B, and an image has no axis N.
     front: Shape = () if single else (len(items),)
     if isinstance(first, VideoFrames):
-        _check_counts(cast("Sequence[VideoFrames]", items))
+        _check_counts(items)
         front = (*front, len(first))
     frames = [frame for item in items for frame in av_frames(item)]
     # Equal for all items; _check_counts has refused others.

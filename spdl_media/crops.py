@@ -17,7 +17,7 @@ import numpy.typing as npt
 from spdl_media._checks import as_int, check_int
 from spdl_media.errors import ConvertError
 from spdl_media.geometry import Box, ScaleMode, Size, fits, place
-from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.operations import Desc, PictureOps, picture_ops
 
 __all__ = ("RandomResizedCrop", "ResizeCenterCrop", "apply_crop")
 
@@ -311,9 +311,7 @@ class CropPlan:
         if is_random and not (count == 1 and isinstance(rng, np.random.Generator)):
             self._rngs = np.random.default_rng(rng).integers(1 << 63, size=count)
 
-    def filter(
-        self, position: int, size: Size, filter: str | PictureOps | None, source: str
-    ) -> PictureOps:
+    def filter(self, position: int, size: Size, filter: Desc, source: str) -> PictureOps:
         """Return the filters for the image at a position: its crop and flip, then those of all images.
 
         Args:

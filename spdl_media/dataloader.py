@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from spdl_media._checks import (
-    check_choice,
-    check_int,
-    outer_frame,
-    warn_caller,
-    with_argument_hints,
-)
+from spdl_media._checks import check_int, outer_frame, warn_caller, with_argument_hints
 from spdl_media._resume import Ledger, State, Tag, loaded_state
 from spdl_media.epochs import compare_ranks, iterator_in, order_of
-from spdl_media.loader_ends import CONVERTERS, AsyncEpoch, Epoch, SharedSource, checked_source
+from spdl_media.loader_ends import AsyncEpoch, Epoch, SharedSource, checked_source
 from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
 from spdl_media.loader_stages import LoaderStages, OnError, check_arguments
 from spdl_media.pipeline import (
@@ -175,10 +161,6 @@ class DataLoader:
         # `src` keeps the argument; a dataset is read through a MapIterator.
         self._source = SharedSource(checked_source(self.src))
         check_arguments(self, self._source.fetch)
-        if self.to is not None:
-            check_choice("to", self.to, tuple(CONVERTERS))
-            # Raises here if the package is missing, before anything is loaded.
-            CONVERTERS[self.to](())
         self.seed = check_int("seed", self.seed, at_least=0)
         # The cache belongs to the loader, so that later epochs find the samples of earlier ones.
         self._samples = None if self.cache is None else SampleCache(self.cache)
@@ -222,7 +204,7 @@ class DataLoader:
         # Round up in integers, because floats are not exact for large numbers.
         return length // size if self.drop_last else -(-length // size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Epoch:
         """Begin the next epoch, or continue that of :meth:`load_state_dict`.
 
         Raises:
@@ -235,7 +217,7 @@ class DataLoader:
         """
         return self._iterate(Epoch)
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncEpoch:
         """Begin the next epoch for an asynchronous consumer, in any asyncio event loop.
 
         If the task is cancelled while it waits for a batch, such as by ``asyncio.timeout``, no batch is lost:

@@ -17,7 +17,7 @@ from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.frames import AudioFrames, FrameList, Frames
 from spdl_media.image_decoder import decode_image
 from spdl_media.image_frames import ImageFrames, VideoFrames
-from spdl_media.operations import PictureOps, Quality
+from spdl_media.operations import Desc, PictureOps, Quality
 from spdl_media.packets import (
     AudioPackets,
     FrameMetadata,
@@ -45,7 +45,7 @@ DEFAULT_FILTER: Final = Default.FILTER
 
 def picture_filter(
     filter_desc: str | PictureOps | Default | None, quality: Quality = "auto"
-) -> str | PictureOps | None:
+) -> Desc:
     """Return the filters for images; the default converts to ``rgb24`` with this quality.
 
     Raises:
@@ -180,7 +180,7 @@ def decode_audio_into(
     decoder = SampleDecoder(packets.codec, metadata_of(packets), config, discarded_pts(packets))
     with naming(packets.source), ffmpeg_log():
         if coded:
-            decoder.run(coded, sink)
+            decoder.run(coded, sink, in_memory=True)
     # If the sink has enough samples, the missing end is not needed.
     if sink.count < (num_samples or 0):
         check_complete(packets, config)

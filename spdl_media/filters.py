@@ -40,13 +40,7 @@ from spdl_media.graph import (
     quote_option,
     wire_simple,
 )
-from spdl_media.operations import (
-    PictureOps,
-    conversion_filters,
-    cut_filters,
-    filter_text,
-    picture_ops,
-)
+from spdl_media.operations import Desc, filter_text, filters_of_part, picture_ops
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate, parse_rate
 
@@ -265,7 +259,7 @@ class PictureFilter:
     def __init__(
         self,
         codec: VideoCodec,
-        filter: str | PictureOps | None,
+        filter: Desc,
         config: DecodeConfig,
         metadata: PacketMetadata | None = None,
     ) -> None:
@@ -406,11 +400,8 @@ class PictureFilter:
         last = "" if ops.pix_fmt or not name.startswith(FLOAT_GRAY) else f"format={name}"
         if part is None:
             return _joined(first, turn, *filter_text(ops), last) or "null", None
-        outer, (x, y, w, h) = part
-        scaler, planar, *rest = conversion_filters(ops)
-        cut = cut_filters(ops.box if turn else None, mirror=ops.mirror)
-        middle = f"crop={w}:{h}:{x}:{y}:exact=1"
-        return _joined(first, scaler, planar, middle, turn, *cut, *rest), outer
+        outer, inner = part
+        return _joined(first, *filters_of_part(ops, inner, turn)), outer
 
     def _through_graph(
         self, graph: FrameFilter, frame: av.VideoFrame, *, is_alike: bool = False

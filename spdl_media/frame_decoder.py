@@ -25,7 +25,7 @@ from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
 from spdl_media.inputs import Source, open_input
-from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.operations import Desc, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
 from spdl_media.stills import pillow_video_reason
@@ -321,7 +321,7 @@ class FrameDecoder:
         error.__cause__ = cause
         return error
 
-    def frames(self, numbers: list[int], desc: str | PictureOps | None) -> VideoFrames:
+    def frames(self, numbers: list[int], desc: Desc) -> VideoFrames:
         """Decode frames by number, in any order, and filter them.
 
         Raises:
@@ -343,7 +343,7 @@ class FrameDecoder:
         )
         return VideoFrames([found[number] for number in numbers], metadata)
 
-    def filter(self, desc: str | PictureOps | None) -> PictureFilter:
+    def filter(self, desc: Desc) -> PictureFilter:
         """Return the filter of a description, kept from an earlier call if it can be reused.
 
         Raises:

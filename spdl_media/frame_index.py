@@ -236,7 +236,7 @@ def make_index(
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
     end = int(table.pts.max()) + (table.last_duration or usual_duration(codec))
-    return _with_keys(table, table.pts[packets], packets, end, is_exact=True)
+    return _with_keys(table, table.pts[packets], packets, end, is_exact=True, counted=False)
 
 
 def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
@@ -271,13 +271,7 @@ def _is_joined(table: PacketTable) -> bool:
 
 
 def _with_keys(
-    table: PacketTable,
-    pts: Ticks,
-    packets: Ticks,
-    end: int,
-    *,
-    is_exact: bool,
-    counted: bool = False,
+    table: PacketTable, pts: Ticks, packets: Ticks, end: int, *, is_exact: bool, counted: bool
 ) -> FrameIndex:
     keys = np.flatnonzero(table.is_key)
     # Decoding cannot begin at a key frame that is shown before an earlier key frame.
@@ -299,7 +293,7 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     has_times &= codec.pix_fmt != "pal8" and not _goes_back(table)
     if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
-        return _with_keys(table, pts, packets, end, is_exact=False)
+        return _with_keys(table, pts, packets, end, is_exact=False, counted=False)
     return _with_keys(table, pts, np.arange(len(pts)), end, is_exact=False, counted=True)
 
 

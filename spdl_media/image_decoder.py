@@ -25,7 +25,7 @@ from spdl_media.formats import has_limited_gray
 from spdl_media.frames import FrameList
 from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
-from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.operations import Desc, picture_ops
 from spdl_media.packets import (
     FrameMetadata,
     ImagePackets,
@@ -61,9 +61,7 @@ class DecodedImage(NamedTuple):
         return ImageFrames((self.frame,), metadata)
 
 
-def decode_image(
-    packets: ImagePackets, filter_desc: str | PictureOps | None, config: DecodeConfig
-) -> DecodedImage:
+def decode_image(packets: ImagePackets, filter_desc: Desc, config: DecodeConfig) -> DecodedImage:
     """Decode an image, turn it upright, and filter it.
 
     Args:
@@ -138,10 +136,7 @@ def _decode_by_pillow(packets: ImagePackets) -> DecodedImage:
 
 
 def filtered(
-    image: DecodedImage,
-    packets: ImagePackets,
-    filter_desc: str | PictureOps | None,
-    config: DecodeConfig,
+    image: DecodedImage, packets: ImagePackets, filter_desc: Desc, config: DecodeConfig
 ) -> DecodedImage:
     """Turn a decoded image upright, and filter it.
 
@@ -252,7 +247,7 @@ class _Part(NamedTuple):
 
 
 def _decode_downscaled(
-    packets: ImagePackets, filter: str | PictureOps | None, config: DecodeConfig
+    packets: ImagePackets, filter: Desc, config: DecodeConfig
 ) -> av.VideoFrame | None:
     """Decode a JPEG at a reduced size, turn it upright, and filter it.
 

@@ -196,7 +196,7 @@ def load_video(
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     index = arguments["stream_index"]
     if request.config is None:
-        return load_video_array(src, timestamp, request, index)
+        return load_video_array(src, parse_window(timestamp), request, index)
     # The device is opened first, so that nothing is read if there is none.
     decode, config, name = frame_steps(request), request.demux_config, request.name
     with Demuxer(src, demux_config=config, name=name) as demuxer:

@@ -14,6 +14,7 @@ from spdl_media._checks import check_callable, check_choice, check_int, check_se
 from spdl_media._collate import collate
 from spdl_media._resume import Ledger, State
 from spdl_media.epochs import place_maker
+from spdl_media.loader_ends import CONVERTERS
 from spdl_media.loader_items import (
     AsyncItemCall,
     ItemCall,
@@ -196,6 +197,10 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
             "executor= and num_processes= both say where calls run; leave one of them out"
         )
     _check_calls(loader, fetch)
+    if loader.to is not None:
+        check_choice("to", loader.to, tuple(CONVERTERS))
+        # Raises here if the package is missing, before anything is loaded.
+        CONVERTERS[loader.to](())
 
 
 def _check_function(name: str, fn: Callable[..., Any]) -> None:

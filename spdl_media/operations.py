@@ -210,6 +210,10 @@ class SoundOps:
             _check_own_filters(self, self.filter_desc)
 
 
+Desc: TypeAlias = str | PictureOps | None
+"""What filters frames: a description, or its operations. ``None`` keeps frames as the decoder gives them."""
+
+
 def picture_ops(desc: object) -> PictureOps | None:
     """Return the operations of a description; ``None``: it is a custom graph, or for audio."""
     # `desc` may also be operations, which are not written as text for single images of a batch.
@@ -284,18 +288,18 @@ def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     # tpad adds frames without end and trim drops the excess: the number of missing frames is not known.
     added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
     return [
-        *cut_filters(ops.box, mirror=ops.mirror),
+        *_cut(ops.box, mirror=ops.mirror),
         *([f"fps={ratio(parse_rate(ops.frame_rate))}:round=up"] if ops.frame_rate else []),
         *_trim("trim", ops.window),
         *_scale(ops, formats),
         *_crop(ops.crop_width, ops.crop_height, exact=not formats),
         *([f"tpad=stop=-1:stop_mode={added}", f"trim=end_frame={count}"] if count else []),
         *own,
-        *(_formats(ops.pix_fmt) if is_converted else conversion_filters(ops)),
+        *(_formats(ops.pix_fmt) if is_converted else _conversion(ops)),
     ]
 
 
-def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
+def _cut(box: Box | None, *, mirror: bool) -> list[str]:
     """Return the filters that crop a box and mirror it."""
     filters = []
     if box is not None:
@@ -306,7 +310,15 @@ def cut_filters(box: Box | None, *, mirror: bool) -> list[str]:
     return [*filters, "hflip"] if mirror else filters
 
 
-def conversion_filters(ops: PictureOps) -> list[str]:
+def filters_of_part(ops: PictureOps, part: Box, turn: str) -> list[str]:
+    """Return the filters that convert exactly, crop a part in the planar format, and turn that."""
+    x, y, w, h = part
+    scaler, planar, *rest = _conversion(ops)
+    cut = _cut(ops.box if turn else None, mirror=ops.mirror)
+    return [scaler, planar, f"crop={w}:{h}:{x}:{y}:exact=1", turn, *cut, *rest]
+
+
+def _conversion(ops: PictureOps) -> list[str]:
     """Return the filters that convert to the final format without scaling."""
     colors = _colors(ops)
     if not (ops.pix_fmt or colors) or ops.uses_default_conversion:

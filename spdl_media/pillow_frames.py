@@ -16,7 +16,7 @@ from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.fast_images import FULL_RANGE, GBR
 from spdl_media.filters import PictureFilter
-from spdl_media.operations import PictureOps
+from spdl_media.operations import Desc
 from spdl_media.packets import FrameMetadata, VideoPackets, av_packets, metadata_of
 from spdl_media.parts import Bytes
 from spdl_media.still_faults import is_avif
@@ -139,7 +139,7 @@ def _new_frame(pixels: np.ndarray[Any, Any], pix_fmt: str) -> av.VideoFrame:
 def decode_animation(
     put: Callable[[av.VideoFrame], bool],
     packets: VideoPackets,
-    filter_desc: str | PictureOps | None,
+    filter_desc: Desc,
     config: DecodeConfig,
 ) -> Callable[[], FrameMetadata]:
     """Do what :func:`decode_into` does for an animation that Pillow decodes.

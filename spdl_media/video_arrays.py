@@ -14,20 +14,16 @@ from spdl_media._ffmpeg import AvPacket, as_fraction, unheard_log
 from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.config import (
-    DecodeConfig,
-    DemuxConfig,
-    as_demux_config,
-)
+from spdl_media.config import DecodeConfig, as_demux_config
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
 from spdl_media.inputs import Input, Source, open_input
-from spdl_media.operations import PictureOps, picture_ops
+from spdl_media.operations import Desc, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import Window
 from spdl_media.window import read_video
 
 # load_video holds two parts of coded data of this size, however long the video is.
@@ -38,10 +34,7 @@ TimedFrames: TypeAlias = tuple[Buffer, Callable[[], tuple[float, ...]]]
 
 
 def load_video_array(
-    src: Source,
-    timestamp: Timestamp | Window | None,
-    request: FrameRequest,
-    stream_index: int | None,
+    src: Source, window: Window, request: FrameRequest, stream_index: int | None
 ) -> CPUBuffer:
     """Read and decode a video to one array in host memory. See :func:`~spdl_media.load_video`.
 
@@ -51,28 +44,23 @@ def load_video_array(
         DecodeError: The data is damaged.
         FilterError: The filters do not accept the frames.
         ConvertError: The window contains no frame, or the frames do not make an array.
-        ValueError: The window is empty.
     """
-    config, window = as_demux_config(request.demux_config), parse_window(timestamp)
-    with open_input(src, config, name=request.name) as input:
+    with open_input(src, as_demux_config(request.demux_config), name=request.name) as input:
         # FFmpeg logs a line for each slice of H.264, and while one thread collects lines, PyAV takes the GIL
         # for those of all threads. So they are collected only to say why a video cannot be loaded, and where
         # the log alone tells damage, as for Ogg.
         if input.seekable and bytes(input.head(4)) != b"OggS":
             with suppress(DemuxError, DecodeError, FilterError), unheard_log():
-                return _load_input(input, window, request, stream_index, config)
-        return _load_input(input, window, request, stream_index, config)
+                return _load_input(input, window, request, stream_index)
+        return _load_input(input, window, request, stream_index)
 
 
 def _load_input(
-    input: Input,
-    window: Window,
-    request: FrameRequest,
-    stream_index: int | None,
-    config: DemuxConfig,
+    input: Input, window: Window, request: FrameRequest, stream_index: int | None
 ) -> CPUBuffer:
     # The container is closed with the input.
-    container, count = Container(input, config, audio=False), request.num_frames
+    container = Container(input, as_demux_config(request.demux_config), audio=False)
+    count = request.num_frames
     parts = read_video(container, stream_index, window, _PART_BYTES, count)
     first = next(parts)
     if count is not None:
@@ -112,9 +100,7 @@ def load_frames(
     return buffer, rows.timestamps
 
 
-def cut_of_all(
-    packets: VideoPackets, request: FrameRequest, desc: str | PictureOps | None
-) -> str | PictureOps | None:
+def cut_of_all(packets: VideoPackets, request: FrameRequest, desc: Desc) -> Desc:
     """Return the filters, preceded by the crop and flip of all frames of a video.
 
     Raises:
@@ -170,12 +156,7 @@ class VideoRows:
     """
 
     def __init__(
-        self,
-        packets: VideoPackets,
-        filter_desc: str | PictureOps | None,
-        options: RowOptions,
-        *,
-        are_all: bool = True,
+        self, packets: VideoPackets, filter_desc: Desc, options: RowOptions, *, are_all: bool
     ) -> None:
         self._packets, self._options, self._storage = packets, options, options.storage
         self._source = packets.source
@@ -279,7 +260,7 @@ class VideoRows:
 
 
 def expected_frames(
-    packets: VideoPackets, filter_desc: str | PictureOps | None, limit: int | None
+    packets: VideoPackets, filter_desc: Desc, limit: int | None
 ) -> tuple[int, bool]:
     """Estimate the number of frames; the second result tells whether more are unlikely."""
     first, stop = metadata_of(packets).span(packets.time_base)

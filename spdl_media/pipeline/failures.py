@@ -325,12 +325,7 @@ class FailureLog:
         )
 
     def watch(
-        self,
-        name: str,
-        counters: StageCounters,
-        limit: FailureLimit | None = None,
-        *,
-        is_alone: bool = True,
+        self, name: str, counters: StageCounters, limit: FailureLimit | None, *, is_alone: bool
     ) -> None:
         """Add a stage, whose failures ``counters`` count.
 
@@ -380,9 +375,9 @@ class FailureLog:
         stage = self._stages[name]
         if stage.limit is None:
             stages = [stage for stage in self._stages.values() if stage.limit is None]
-            rule = _broken_rule(self.limit, stages, self._part_kept, min_calls)
+            rule = _broken_rule(self.limit, stages, self._part_kept(min_calls))
         else:
-            rule = _broken_rule(stage.limit, [stage], stage.part_kept, min_calls)
+            rule = _broken_rule(stage.limit, [stage], stage.part_kept(min_calls))
         if rule is None:
             return None
         last = self._last[name]
@@ -411,19 +406,14 @@ class FailureLog:
         return sorted((name for name, one in self._stages.items() if one.failures), key=part_kept)
 
 
-def _broken_rule(
-    limit: float,
-    stages: Sequence[_StageDropRate],
-    part_kept: Callable[[int], float],
-    min_calls: int,
-) -> str | None:
+def _broken_rule(limit: float, stages: Sequence[_StageDropRate], part_kept: float) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
         failures = sum(stage.counters.failures for stage in stages)
         if failures <= limit:
             return None
         return f"{failures} failed, and max_failures={limit} allows {limit}"
     # Rounded, so that floating-point error does not exceed a limit of exactly this rate.
-    if (lost := round(1 - part_kept(min_calls), 9)) <= limit:
+    if (lost := round(1 - part_kept, 9)) <= limit:
         return None
     failures = sum(stage.failures for stage in stages)
     found = f"{failures} failed, which lost {lost:.0%} of the items"

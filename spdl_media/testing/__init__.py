@@ -19,15 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spdl_media.testing.media import (
-    AudioTrack,
-    VideoTrack,
-    make_audio,
-    make_image,
-    make_media,
-    make_video,
-    plane_shapes,
-)
+from spdl_media.testing.media import *
+from spdl_media.testing.media import plane_shapes
 
 __all__ = (
     "AudioTrack",

@@ -80,11 +80,11 @@ class WorkerThreads:
         name: Prefix of the threads' names.
         size: Maximum number of threads.
         initializer: Called by each thread first. If it raises, the run ends.
-        at_end: Called by each thread last.
         stage: Name of the stage in errors, if the pool serves only one.
 
     Attributes:
         workers: The threads that have not ended.
+        at_end: Called by each thread last.
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class WorkerThreads:
         size: int = 0,
         initializer: Callable[[], object] | None = None,
         *,
-        at_end: Callable[[], object] = lambda: None,
         stage: str = "pipeline",
     ) -> None:
         self.workers: list[Worker] = []
         self.size = size
-        self.at_end = at_end
+        self.at_end: Callable[[], object] = lambda: None
         self._hub = hub
         self._name = name
         self._stage = stage
