@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from time import sleep
 from typing import NoReturn
 
-__all__ = ("OneThread", "in_threads", "interrupts_delayed", "when_dropped")
-
 
 def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
     """Call a function with each number below ``count``, in this thread and in ``num_threads - 1`` others.

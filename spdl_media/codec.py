@@ -207,8 +207,7 @@ def _tag_number(context: CodecContext) -> int:
         # PyAV expects four ASCII letters, but WAVE and AVI number their codecs (AAC is 0xFF). Decoders that
         # read the tag compare it with letters, so the number can be left out.
         return 0
-    number: int = struct.unpack("<i", tag.encode("ascii"))[0]
-    return number
+    return int(struct.unpack("<i", tag.encode("ascii"))[0])
 
 
 # Prefixes of codecs whose packets can be split into blocks only with the block size in the header.

@@ -152,8 +152,7 @@ class FrameIndex:
         """Return the numbers of the frames at which decoding can begin."""
         if self.is_counted:
             return [0] if len(self) else []
-        found: list[int] = np.flatnonzero(np.isin(self.packets, self.keys)).tolist()
-        return found
+        return np.flatnonzero(np.isin(self.packets, self.keys)).tolist()
 
     def runs(self, frames: list[int]) -> list[Run]:
         """Return the runs of packets to decode for these frame numbers, which are sorted and distinct.

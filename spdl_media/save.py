@@ -396,8 +396,7 @@ def _as_audio(waveform: Any) -> AudioFrames:
         raise TypeError("audio= must be AudioFrames, or a pair of a waveform and its sample rate")
     if isinstance(waveform[0], AudioFrames):
         raise TypeError(f"{waveform[0]!r} has a sample rate; pass it without {waveform[1]!r}")
-    frames: Any = frames_from_array(waveform[0], sample_rate=waveform[1])
-    return frames  # type: ignore[no-any-return]  # with a rate they are AudioFrames
+    return frames_from_array(waveform[0], sample_rate=waveform[1])  # type: ignore[return-value]
 
 
 def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> None:

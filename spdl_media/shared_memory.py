@@ -152,5 +152,4 @@ def _nameless_file() -> int:
 
 
 def _address(memory: Bytes) -> int:
-    address: int = memory.__array_interface__["data"][0]
-    return address
+    return int(memory.__array_interface__["data"][0])

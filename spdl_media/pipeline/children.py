@@ -33,8 +33,6 @@ from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded,
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
 from spdl_media.shared_memory import CAN_SHARE
 
-__all__ = ("Child", "RemoteTraceback", "draw_seeds", "end_soon", "failure")
-
 _GRACE_SECONDS: Final = 1.0
 """Seconds that a process has to end by itself before it is killed."""
 

@@ -35,8 +35,6 @@ from spdl_media.pipeline.failures import MissingPackageError, PipelineError, Poo
 from spdl_media.pipeline.stages import PipeConfig
 from spdl_media.ring import dumps, pack, unpack
 
-__all__ = ("AwaitedPool", "DaskPool", "WorkerProcesses", "is_dask")
-
 # The process that has imported this module, from which this one may be forked.
 _PID: Final = os.getpid()
 # The pool is broken when this many workers in a row died before they took an item. One may die by accident.

@@ -252,8 +252,7 @@ class PipelineStatistics(Shown):
         ]
         if not loaded:
             return "source"
-        slowest: int = max(loaded, key=lambda index: _load(self.stages[index]))
-        return slowest
+        return max(loaded, key=lambda index: _load(self.stages[index]))
 
     def _tables(self) -> tuple[Table, ...]:
         sink, found = self.sink, self._find_bottleneck()

@@ -21,8 +21,6 @@ from spdl_media.pipeline.failures import FailureRecord
 from spdl_media.pipeline.stages import ReadyItems, SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
-__all__ = ("END_OF_EPOCH", "Sink", "Source")
-
 #: What :meth:`Sink.take` returns at the end of an epoch.
 END_OF_EPOCH: Any = object()
 NOTHING: Any = object()

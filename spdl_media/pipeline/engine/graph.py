@@ -52,8 +52,6 @@ from spdl_media.pipeline.stages import (
 )
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
 
-__all__ = ("Graph", "RunOptions")
-
 LOG = logging.getLogger("spdl_media.pipeline")
 
 # The counts of all sources and stages at one moment, and those of the sink.

@@ -17,8 +17,6 @@ from spdl_media.pipeline.stats import StageCounters
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.run import Run
 
-__all__ = ("Hub", "Inlet", "Node", "Pace", "Slot", "new_loop", "wake")
-
 
 # Items are quick if they pass at more than one per QUICK_SECONDS. A turn per item takes about 7 us more than
 # a turn for many. Items that are made so quickly are not large: 64 of them are a few megabytes.

@@ -14,8 +14,6 @@ from spdl_media.pipeline.engine.workers import WorkerThreads
 from spdl_media.pipeline.failures import PipelineError, describe, short_repr
 from spdl_media.pipeline.stages import Aggregator
 
-__all__ = ("Aggregate", "CustomAggregate", "Disaggregate", "Join", "Switch", "routed")
-
 
 class Aggregate(Node):
     """Groups items into lists of ``size``. It works in turns, which is cheaper than waking a thread.

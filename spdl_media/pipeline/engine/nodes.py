@@ -24,8 +24,6 @@ from spdl_media.pipeline.engine.workers import (
 from spdl_media.pipeline.executors import refuse_coroutine
 from spdl_media.pipeline.failures import PoolBroken, describe
 
-__all__ = ("FanOut", "FanOutSlot", "Stage")
-
 LOG = logging.getLogger("spdl_media.pipeline")
 
 END: Any = object()

@@ -31,8 +31,6 @@ from spdl_media.pipeline.failures import (
 from spdl_media.pipeline.stages import PipelineConfig
 from spdl_media.pipeline.stats import PipelineStatistics
 
-__all__ = ("Run",)
-
 LOG = logging.getLogger("spdl_media.pipeline")
 
 Release = Callable[[Any], None]
