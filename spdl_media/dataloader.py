@@ -22,9 +22,9 @@ from spdl_media.pipeline import (
     PipelineBuilder,
     PipelineStatistics,
 )
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
 from spdl_media.pipeline.failures import FailureLimit
-from spdl_media.pipeline.stages import source_length
+from spdl_media.pipeline.stages import SourceConfig, source_length
 from spdl_media.source import MapIterator, SupportsGetItem
 
 __all__ = ("DataLoader", "MapIterator", "Pipeline", "PipelineBuilder", "Replaced", "sample_rng")
@@ -184,6 +184,14 @@ class DataLoader:
                 "one's state_dict() to go on in its epoch"
             )
         super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        batches = None if self.batch_size is None else f"batches of {self.batch_size}"
+        steps = [self.preprocessor, batches, self.aggregator, self.transfer_fn, self.to]
+        names = [
+            step if isinstance(step, str) else name_of(step) for step in steps if step is not None
+        ]
+        return f"<DataLoader: {' -> '.join([SourceConfig(self._source.source).name, *names])}>"
 
     def __len__(self) -> int:
         """Return the number of batches (or samples) of an epoch in which nothing fails or is dropped.

@@ -226,6 +226,9 @@ class Mix(MapIterator[Any]):
         order = _MixOrder(parts, counts, check_int("seed", seed, at_least=0), length)
         super().__init__(_Values([part.mapping for part in parts]), order)
 
+    def __repr__(self) -> str:
+        return f"Mix({len(self)} items, counts={self.counts})"
+
 
 def _by_position(position: int, source: Any) -> MapIterator[Any]:
     """Return the source as a ``MapIterator``, which has keys and values."""

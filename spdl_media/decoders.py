@@ -80,6 +80,9 @@ class _Decoder(Generic[P, F]):
         self._last: P | None = None  # without data
         self._start()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._codec.name}>"
+
     def decode(self, packets: Packets) -> Iterator[F]:
         """Return an iterator over the frames of these and earlier packets, in chunks of ``num_frames``.
 

@@ -146,6 +146,10 @@ class Mapped(Sequence[T_co]):
         self._fn = fn
         self._items = items
 
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:2]))
+        return f"<{len(self)} items: {shown}{', ...' if len(self) > 2 else ''}>"
+
     def __len__(self) -> int:
         return len(self._items)
 

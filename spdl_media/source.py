@@ -98,6 +98,10 @@ class MapIterator(Generic[V_co]):
         self.mapping = mapping
         self.sampler = sampler
 
+    def __repr__(self) -> str:
+        # By their classes: a list of keys may be long.
+        return f"MapIterator({type(self.mapping).__name__}, {type(self.sampler).__name__})"
+
     def __iter__(self) -> Iterator[V_co]:
         # Lazy: a value is read when the iteration reaches it.
         return map(self.mapping.__getitem__, self.keys)

@@ -367,6 +367,9 @@ class VideoCache:
         with self._lock:
             self._videos.clear()
 
+    def __repr__(self) -> str:
+        return f"<VideoCache: {len(self)} open, at most {self._max_videos}>"
+
     def __len__(self) -> int:
         """Return the number of cached videos."""
         return len(self._videos)

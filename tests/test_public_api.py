@@ -13,7 +13,12 @@ from types import ModuleType
 from effort import each
 
 import spdl_media
+import spdl_media as sm
 from spdl_media._optional import is_available
+from spdl_media.epochs import Mapped
+from spdl_media.pipeline import PipelineBuilder
+from spdl_media.source import MapIterator
+from spdl_media.testing import index_planes, make_video
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -180,3 +185,26 @@ def test_functions_and_classes_have_docstrings() -> None:
             if not doc or doc.startswith(f"{name}("):
                 without.append(name)
     assert not without
+
+
+def test_objects_show_what_they_hold() -> None:
+    """Python's own text, a class and an address, says nothing in a notebook or a log."""
+    data = make_video(index_planes(3, 64, 48), format="mp4", codec="libx264")
+    codec = sm.demux_video(data).codec
+    folders = sm.Mix([range(3), [1]], seed=1)
+    pairs = Mapped(lambda name: (name, 0), ["a", "b", "c"])
+    loader = sm.DataLoader(
+        range(10), preprocessor=sm.ImageRecipe(8), batch_size=4, aggregator=sm.collate, to="numpy"
+    )
+    shown = {
+        loader: "<DataLoader: range of 10 -> ImageRecipe -> batches of 4 -> collate -> numpy>",
+        sm.DataLoader([1]): "<DataLoader: list of 1>",
+        PipelineBuilder().add_source([1]).pipe(len).build(): "<Pipeline: list of 1 -> len>",
+        sm.VideoCache(4): "<VideoCache: 0 open, at most 4>",
+        sm.VideoDecoder(codec): "<VideoDecoder: h264>",
+        folders: "Mix(4 items, counts=[3, 1])",
+        MapIterator({}, range(10**6)): "MapIterator(dict, range)",
+        pairs: "<3 items: ('a', 0), ('b', 0), ...>",
+        pairs[:1]: "<1 items: ('a', 0)>",
+    }
+    assert [repr(one) for one in shown] == list(shown.values())

@@ -157,6 +157,10 @@ class Pipeline(Generic[T_co]):
     def __str__(self) -> str:
         return str(self._config)
 
+    def __repr__(self) -> str:
+        config = self._config
+        return f"<Pipeline: {' -> '.join(stage.name for stage in (config.src, *config.pipes))}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         raise PipelineError(
             "a Pipeline cannot be pickled or copied, because it has threads; pickle its definition, "
