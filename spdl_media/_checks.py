@@ -217,7 +217,13 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
 
 
 # Names of other libraries. By their letters, "fps" is most like "flips", and "sr" like "src".
-_OTHER_NAMES = {"fps": "frame_rate", "sr": "sample_rate", "size": "width", "start": "timestamp"}
+_OTHER_NAMES = {
+    "device": "cuda",
+    "fps": "frame_rate",
+    "size": "width",
+    "sr": "sample_rate",
+    "start": "timestamp",
+}
 
 
 def with_defaults(

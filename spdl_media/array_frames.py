@@ -341,7 +341,8 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
     if channels > _MAX_CHANNELS:
         order = "(C, N)" if planar else "(N, C)"
         raise ValueError(
-            f"audio of at most {_MAX_CHANNELS} channels is {order}, not {values.shape}"
+            f"audio of at most {_MAX_CHANNELS} channels is {order}, not {values.shape}; array.T swaps "
+            "the axes"
         )
     frame = new_frame(samples, sample_fmt, channel_layout(channels), sample_rate)
     frame.pts = pts

@@ -9,7 +9,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
-from spdl_media._checks import as_int, check_choice, check_int
+from spdl_media._checks import as_int, check_choice, check_int, with_argument_hints
 
 __all__ = (
     "CUDAConfig",
@@ -93,6 +93,7 @@ class DemuxConfig(_Config):
         )
 
 
+@with_argument_hints({"threads": "Use decoder_options={'threads': n}"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(_Config):
     """Options of decoding packets. ``decode_config`` is another name of this class.

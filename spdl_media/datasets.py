@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import abridged, check_int, check_weights, listed
+from spdl_media._checks import abridged, check_int, check_weights, listed, with_argument_hints
 from spdl_media.epochs import (
     Epochs,
     Mapped,
@@ -31,6 +31,7 @@ _FORMATS = "avif bmp gif heic heif jp2 jpeg jpg pgm png ppm tif tiff webp"
 _IMAGES = tuple(f".{name}" for name in _FORMATS.split())
 
 
+@with_argument_hints({"transform": "Use preprocessor= of the DataLoader"})
 class ImageFolder(MapIterator[tuple[str, int]]):
     """Pairs ``(path, class)`` of the files in a folder that has a subfolder for each class.
 

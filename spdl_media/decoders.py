@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from spdl_media._checks import check_int
+from spdl_media._checks import check_int, with_argument_hints
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log, naming
 from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
@@ -208,6 +208,7 @@ def _stream_key(codec: Codec) -> str:
 _HIDDEN_SHIFT = 1 << 41
 
 
+@with_argument_hints({})
 class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     """Decodes a video stream chunk by chunk, for streams that are too long for memory.
 
@@ -272,6 +273,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
         self._decoder.decoder.check_keyed()
 
 
+@with_argument_hints({"num_samples": "Use num_frames=, which counts samples"})
 class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     """Decodes an audio stream chunk by chunk, for streams that are too long for memory.
 

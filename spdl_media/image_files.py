@@ -94,7 +94,9 @@ def encode_image(
     """
     frames = image if isinstance(image, ImageFrames) else frames_from_array(image, layout=layout)
     if not isinstance(frames, ImageFrames):
-        raise ValueError(f"encode_image takes one image, not {frames!r}")
+        raise ValueError(
+            f"encode_image takes one image, not {len(frames)}; pass images[0], or each in turn"
+        )
     name, container, usual = _FORMATS.get(format, (format, None, None))
     encoder = find_encoder(name, "video")
     wanted = pix_fmt or usual or best_pix_fmt(encoder, frames.pix_fmt, exact=True)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import check_int
+from spdl_media._checks import check_int, with_argument_hints
 from spdl_media._remote import download, retried
 from spdl_media._threads import in_threads
 from spdl_media.array_formats.tar import Archive
@@ -199,6 +199,7 @@ def _by_sample(archive: Archive) -> Iterator[tuple[str, Iterator[tuple[str, str,
     return itertools.groupby(members, key=itemgetter(0))
 
 
+@with_argument_hints({})
 class Shards(MapIterator[dict[str, Any]]):
     """Samples of tar shards, as from :func:`~spdl_media.iter_samples`, in an order by seed and epoch.
 

@@ -226,7 +226,12 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (np.zeros((5, 6, 3), "u1"), {"colorspace": "bt70"}, ValueError, "Did you mean 'bt709'"),
     (np.zeros(5, "c8"), {"sample_rate": 8000}, TypeError, "host memory is needed"),
     (np.zeros(5, "f2"), {"sample_rate": 8000}, TypeError, "not float16"),
-    (np.zeros((65, 2), "f4"), {"sample_rate": 8000}, ValueError, r"64 channels.* \(C, N\)"),
+    (
+        np.zeros((65, 2), "f4"),
+        {"sample_rate": 8000},
+        ValueError,
+        r"64 channels.* \(C, N\), not \(65, 2\); array.T swaps",
+    ),
     (np.zeros((5, 0), "f4"), {"sample_rate": 8000}, ValueError, r"\(C, N\)"),
     (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": "fltq"}, ValueError, "not 'fltq'"),
     (np.zeros(5, "f4"), {"sample_rate": 8000, "sample_fmt": True}, ValueError, "not True"),

@@ -176,7 +176,7 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (drawing(), {"quality": 101}, ValueError, "1 to 100, not 101"),
     (drawing(), {"format": "png", "quality": 90}, ValueError, "quality= is for lossy"),
     (drawing(), {"lossless": True}, ValueError, "lossless=True is for 'webp', not 'jpeg'"),
-    (drawing()[None], {}, ValueError, "takes one image"),
+    (drawing()[None], {}, ValueError, r"takes one image, not 1; pass images\[0\]"),
     (drawing().astype(float), {}, TypeError, "not float64"),
     (np.zeros((9, 9, 4), "u1"), {}, sm.EncodeError, "alpha channel, which jpeg"),
     (drawing(), {"format": "pgm"}, sm.EncodeError, "colours, which pgm .* pix_fmt='gray'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from typing import Any
 
 import av
@@ -37,6 +38,21 @@ def test_numbers_of_more_than_31_bits_are_refused_and_not_cut(movie: bytes) -> N
             sm.load_video(movie, width=width, height=8)
     with pytest.raises(ValueError, match=r"^num_channels must be below 2\*\*31, not 4294967297"):
         sm.load_audio(movie, num_channels=2**32 + 1)
+
+
+def test_names_of_other_libraries_are_answered_with_ours(movie: bytes) -> None:
+    codec = sm.demux_audio(movie).codec
+    cases: list[tuple[Any, str]] = [
+        (lambda: sm.load_image(b"", device="cuda"), "'device'. Did you mean 'cuda'"),
+        (lambda: sm.decode_config(threads=4), "'threads'. Use decoder_options={'threads': n}"),
+        (lambda: sm.ImageFolder(".", transform=len), "'transform'. Use preprocessor= of the"),
+        (lambda: sm.Shards("a.tar", shuffle=True), "'shuffle'. Did you mean 'shuffle_shards'"),
+        (lambda: sm.AudioDecoder(codec, num_samples=9), "'num_samples'. Use num_frames="),
+        (lambda: sm.VideoDecoder(codec, num_frame=9), "'num_frame'. Did you mean 'num_frames'"),
+    ]
+    for call, message in cases:
+        with pytest.raises(TypeError, match=re.escape(message)):
+            call()
 
 
 @pytest.mark.parametrize("config", ["mp4", {"format": "mp4"}, sm.decode_config()])
