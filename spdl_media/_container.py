@@ -21,7 +21,7 @@ from spdl_media._ffmpeg import (
     as_fraction,
     describe,
     ffmpeg_log,
-    says_checksum_failed,
+    says_damaged,
     unheard_log,
 )
 from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
@@ -242,7 +242,7 @@ class Container:
             except av.FFmpegError as error:
                 said = describe(error, self._log[self._log_start :])
                 raise self.error(f"the container is damaged: {said}") from error
-            self._checksum_failed |= says_checksum_failed(self._log[self._log_start :])
+            self._checksum_failed |= says_damaged(self._log[self._log_start :])
 
     def packets(
         self, indices: Sequence[int], *, keep: bool = True, mend: bool = True

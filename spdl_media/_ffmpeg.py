@@ -267,9 +267,10 @@ def is_native_layout(name: str) -> bool:
     return names == [one for one in order if one in names]
 
 
-def says_checksum_failed(lines: list[LogLine]) -> bool:
-    """Whether FFmpeg logged a failed checksum. For some formats it reports that only in the log."""
-    return any("CRC mismatch" in line or "mismatching checksum" in line for _, _, line in lines)
+def says_damaged(lines: list[LogLine]) -> bool:
+    """Whether FFmpeg logged damage that it does not report: wrong checksums, black parts of TIFF and EXR."""
+    stills = r"Uncompressing failed|Decoded only|(Read|Copy|Run) went|Incorrect (code|mode)|decode_block\("
+    return any(re.search(f"CRC mismatch|mismatching checksum|{stills}", said) for *_, said in lines)
 
 
 @lru_cache(maxsize=256)
@@ -416,8 +417,7 @@ def as_fraction(value: Any) -> Any:
     return Fraction(value.numerator, value.denominator) if value else None
 
 
-_BLOCK = 4 << 20
-_NUM_BLOCKS = 8
+_BLOCK, _NUM_BLOCKS = 4 << 20, 8
 
 
 @cache

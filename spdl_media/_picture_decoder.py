@@ -18,7 +18,7 @@ from spdl_media._ffmpeg import (
     ffmpeg_log,
     frame_matrix,
     naming,
-    says_checksum_failed,
+    says_damaged,
 )
 from spdl_media.codec import STILL_CODECS, OpenDecoder, VideoCodec, usual_duration
 from spdl_media.coded_units import has_checksum, is_sliceless, needs_newer_pyav, states_orientation
@@ -78,7 +78,7 @@ class PictureDecoder(OpenDecoder):
             self._remedy = _KEEPS_FRAMES
         elif codec.name in _PARTLY_DECODED:
             self._remedy = ". decode_config(on_corrupt='keep') decodes what can be decoded"
-        self.needs_log = codec.name in _LOGGED_CHECKSUMS
+        self.needs_log = codec.name in _LOGGED_DAMAGE
         self.needs_key, self.gives_lead_in = True, False
         self.orientation, self.num_skipped = 1, 0
         self.corrupt_pts: frozenset[int | None] = frozenset()
@@ -187,7 +187,7 @@ class PictureDecoder(OpenDecoder):
         except av.FFmpegError as error:
             self._failed(packet, error, log[start:])
             return []
-        if len(log) > start and packet is not None and says_checksum_failed(log[start:]):
+        if len(log) > start and packet is not None and says_damaged(log[start:]):
             self.corrupt_pts |= {packet.pts}
         return frames
 
@@ -266,7 +266,7 @@ class PictureDecoder(OpenDecoder):
 
 # Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
-_LOGGED_CHECKSUMS = frozenset({"av1", "ffv1", "hevc", "vvc"})  # FFmpeg only logs a wrong one
+_LOGGED_DAMAGE = frozenset({"av1", "exr", "ffv1", "hevc", "tiff", "vvc"})  # see says_damaged
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
 _PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})

@@ -399,7 +399,7 @@ class Input:
             # FFmpeg reports a failed read of the source as invalid data.
             self._raise_better(error, config)
             raise
-        self.checksum_failed = _ffmpeg.says_checksum_failed(lines[mark:])
+        self.checksum_failed = _ffmpeg.says_damaged(lines[mark:])
         # A read may have failed without an error from FFmpeg.
         if self._reader is not None and self._reader.failure is not None:
             container.close()

@@ -79,6 +79,8 @@ STILLS: dict[str, Callable[[], bytes]] = {
     "gif": _image("gif"),
     "bmp": _image("bmp"),
     "tiff": _image("tiff"),
+    "tiff deflate": _image("tiff", options={"compression_algo": "deflate"}),
+    "exr": _image("exr", pix_fmt="gbrpf32le", options={"compression": "zip16"}),
     "jp2": _image("jpeg2000", pix_fmt="rgb24"),
     "avif": lambda: make_image(
         picture(width=320, height=240), codec="libsvtav1", pix_fmt="yuv420p"

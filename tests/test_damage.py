@@ -206,8 +206,9 @@ def test_damaged_audio_is_dropped_and_counted(name: str) -> None:
     assert 0 < len(dropped) < len(whole)
 
 
-def test_keep_gives_a_damaged_still_marked() -> None:
-    name = "jpeg"  # FFmpeg decodes nothing of a PNG with a wrong checksum
+@pytest.mark.parametrize("name", ["jpeg", "tiff deflate", "exr"])
+def test_keep_gives_a_damaged_still_marked(name: str) -> None:
+    # FFmpeg decodes nothing of a PNG with a wrong checksum.
     damaged = next(data for data in overwritten(name) if is_noticed(name, data))
     whole = decode_still(made(name))
     kept = decode_still(damaged, on_corrupt="keep")
