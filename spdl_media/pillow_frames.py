@@ -87,7 +87,7 @@ def read_with_pillow(
         raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
 
 
-_TIFF_BITS = 258
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
 def _mend_tiles(image: Any) -> None:
@@ -108,14 +108,20 @@ def _as_frame(image: Any) -> av.VideoFrame:
         _mend_tiles(image)
     mode = image.mode
     if mode.startswith("I;16"):
-        pixels = np.asarray(image).astype(np.uint16)
-        # Pillow does not scale the 12 bits that a TIFF may have.
-        is_short = image.format == "TIFF" and image.tag_v2.get(_TIFF_BITS) == (12,)
-        return _new_frame(pixels << 4 | pixels >> 8 if is_short else pixels, "gray16le")
+        pixels: np.ndarray[Any, Any] = np.asarray(image).astype(np.uint16)
+        tags: Any = image.tag_v2 if image.format == "TIFF" else {}
+        # Pillow does not scale the 12 bits that a TIFF may have, and where white is 0 it inverts only 8 bits.
+        if tags.get(_TIFF_BITS) == (12,):
+            pixels = pixels << 4 | pixels >> 8
+        if tags.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            pixels = ~pixels
+        return _new_frame(pixels, "gray16le")
     if mode == "F":
         return _new_frame(np.asarray(image), "grayf32le")
     if mode == "I":
         raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
+    if mode == "La":
+        image = image.convert("LA")  # the only mode to which Pillow converts it
     if mode == "LAB":
         # Pillow's convert() cannot convert Lab to RGB.
         cms: Any = require("pillow-cms", "a Lab image")

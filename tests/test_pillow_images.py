@@ -50,6 +50,8 @@ def by_pillow(data: bytes) -> Array:
             return np.asarray(
                 ImageCms.profileToProfile(image, *profiles, outputMode="RGB").convert("RGBA")
             )
+        if image.mode == "La":  # Pillow has no conversion from this mode to RGBA
+            return np.asarray(image.convert("LA").convert("RGBA"))
         return np.asarray(image.convert("RGBA"))
 
 
@@ -171,6 +173,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "TIFF, predictor without LZW": lambda: saved("RGB", "TIFF", tiffinfo={317: 2}),
     "TIFF, one plane": lambda: tiff({262: 1, 284: 2}, (8,), NUMBERS[:8]),
     "TIFF, associated alpha": lambda: tiff({262: 2, 338: 1}, (8,) * 4, b"\x10\x20\x30\x40" * 8),
+    "TIFF, gray and associated alpha": lambda: tiff({262: 1, 338: 1}, (8,) * 2, b"\x10\x40" * 8),
     "DDS, red first": lambda: dds(4, 0, (0,) * 4, NUMBERS[:64], dxgi=28),
     "DDS, 16 bits": lambda: dds(0x40, 16, (0x7C00, 0x3E0, 0x1F, 0), b"\xff\x7f" * 16),
     "DDS, palette": lambda: dds(0x20, 24, (0,) * 4, NUMBERS * 8 + NUMBERS[:16]),
@@ -221,6 +224,15 @@ def test_a_tiff_of_12_bits_has_its_brightness() -> None:
     packed = bytes.fromhex("".join(f"{value:03x}" for value in values.flat))
     (found,) = sm.load_image(tiff({262: 1, 317: 2}, (12,), packed), pix_fmt="gray16le").array
     np.testing.assert_array_equal(found, values * 16 + values // 256)
+
+
+def test_zero_is_white_in_a_tiff_of_16_bits_that_says_so() -> None:
+    values = np.arange(0, 65536, 9000, dtype=np.uint16).reshape(2, 4)
+    # Pillow reads it, because it does not state the rows of a strip, but does not invert it.
+    data = tiff({262: 1, 278: 0}, (16,), values.tobytes())
+    data = data.replace(struct.pack("<HHII", 262, 4, 1, 1), struct.pack("<HHII", 262, 4, 1, 0))
+    (found,) = sm.load_image(data, pix_fmt="gray16le").array
+    np.testing.assert_array_equal(found, 65535 - values)
 
 
 def test_ffmpeg_reads_a_tiff_of_floats_with_a_predictor() -> None:
