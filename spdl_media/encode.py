@@ -306,10 +306,12 @@ class VideoEncoder:
         if self._config.time_base is not None:
             if frame.pts is None:
                 raise EncodeError(f"frame {ticks} has no time; give frame_rate= alone")
-            ticks = round((frame.pts * (as_fraction(frame.time_base) or 1) - zero) / self.time_base)
-            shown = frame.duration * (as_fraction(frame.time_base) or 1) / self.time_base
+            unit = (as_fraction(frame.time_base) or 1) / self.time_base
+            ticks = (
+                frame.pts * unit - zero / self.time_base + Fraction(1, 2)
+            ) // 1  # not half to even
             # At least 1: players do not show the last frame of an MP4 if its duration is 0.
-            self._duration = max(1, round(shown) or ticks - self._last)
+            self._duration = max(1, round(frame.duration * unit) or ticks - self._last)
         if ticks <= self._last and self._count:
             raise EncodeError(
                 f"frame {self._count} is not after the frame before it, but "

@@ -25,6 +25,7 @@ from spdl_media.encode import (
     video_encode_config,
 )
 from spdl_media.errors import DemuxError
+from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.formats import is_yuv
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
@@ -179,8 +180,9 @@ def cut(
 
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
-    window; to PCM in WAV and similar formats, unless its codec is lossless. In AVI, FLV and MPEG-TS, which do
-    not state what encoders add, AAC begins 1024 samples late and MP3 1105. ``start`` becomes second 0.
+    window; to PCM in WAV and similar formats, unless its codec is lossless. Rates that an encoder does not
+    take are resampled: 44.1 kHz to 48 kHz for Opus. In AVI, FLV and MPEG-TS, which do not state what encoders
+    add, AAC begins 1024 samples late and MP3 1105. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -218,7 +220,9 @@ def cut(
         copied = video is not None and not asked and _can_be_copied(video, muxer)
         runs: Iterable[Any] = [] if video is None else [video] if copied else _decoded(video)
         first, runs = _peek(runs)
-        heard, sounds = _peek([] if audio is None else _decoded(audio))
+        sound_encoder = None if audio is None else _own_encoder(muxer, audio.codec)
+        found = [] if audio is None else _decoded(audio, _rate_taken(muxer, sound_encoder, audio))
+        heard, sounds = _peek(found)
         if first is None and heard is None:
             name = next((one.source for one in (video, audio) if one is not None), None)
             raise DemuxError(f"there is no frame and no sample in {window}", source=name)
@@ -233,14 +237,13 @@ def cut(
                 name,
                 encoder_options,
                 frame_rate=video.frame_rate,
-                time_base=_unit(name, video.codec, first.time_base),
+                time_base=_unit(muxer, name, video.codec, first.time_base),
                 sample_aspect_ratio=video.codec.sample_aspect_ratio,
             )
         if audio is not None and heard is not None:
-            name = _own_encoder(muxer, audio.codec)
             # Encoders refuse many rates of other codecs. The rate is 0 if the source does not state it.
-            rate = audio.codec.bit_rate if name else 0
-            track = _add_audio(muxer, heard, encoder=name, bit_rate=rate or None)
+            rate = audio.codec.bit_rate if sound_encoder else 0
+            track = _add_audio(muxer, heard, encoder=sound_encoder, bit_rate=rate or None)
             for sound in sounds:
                 muxer.write(track, sound)
         clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
@@ -279,16 +282,26 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     )
 
 
-def _decoded(packets: VideoPackets | AudioPackets) -> Iterator[Any]:
-    """Decode packets in pieces: upright frames in the coded format, or audio with gaps filled."""
+def _rate_taken(muxer: Muxer, encoder: str | None, audio: AudioPackets) -> int:
+    """Return the sample rate of an encoder: that of the audio, the next higher one, or its highest."""
+    found, rate = find_encoder(encoder or muxer.default_codec("audio"), "audio"), audio.sample_rate
+    rates = found.audio_rates or [rate]
+    return min((one for one in rates if one >= rate), default=max(rates))
+
+
+def _decoded(packets: VideoPackets | AudioPackets, rate: int = 0) -> Iterator[Any]:
+    """Decode packets in pieces: upright frames in the coded format, or audio at a rate with gaps filled."""
     decoder: Any
     if isinstance(packets, VideoPackets):
         decoder = VideoDecoder(packets.codec, filter_desc="null", num_frames=_SLICE)
     else:
         config = decode_config(gaps="fill")
-        rate = packets.sample_rate
+        desc = get_audio_filter_desc(sample_rate=rate, sample_fmt=None)
         decoder = AudioDecoder(
-            packets.codec, filter_desc=None, decode_config=config, num_frames=rate
+            packets.codec,
+            filter_desc=None if rate == packets.sample_rate else desc,
+            decode_config=config,
+            num_frames=rate,
         )
     yield from decoder.decode(packets)
     yield from decoder.flush()
@@ -344,12 +357,16 @@ def _add_video(
     )
 
 
-def _unit(encoder: str | None, codec: VideoCodec, time_base: Fraction) -> Fraction:
+def _unit(muxer: Muxer, encoder: str, codec: VideoCodec, time_base: Fraction) -> Fraction:
     """Return the time base of frames that are re-encoded."""
-    # The time base of MPEG-4 is limited to 16 bits; MPEG-1 and 2 count frames.
     if encoder in ("mpeg1video", "mpeg2video") and codec.frame_rate:
-        return 1 / codec.frame_rate
-    return max(time_base, Fraction(1, 60000)) if encoder == "mpeg4" else time_base
+        return 1 / codec.frame_rate  # they count frames
+    # AVI and MXF count frames, too, and the window may begin between two.
+    if time_base > Fraction(1, 1000) and muxer.has_times():
+        time_base /= 100
+    # The time base of MPEG-4 is limited to 16 bits.
+    is_long = encoder == "mpeg4" and time_base.denominator >> 16
+    return Fraction(1, 60000) if is_long else time_base
 
 
 def _add_audio(

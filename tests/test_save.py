@@ -405,6 +405,26 @@ def test_a_cut_of_fields_as_packets_has_the_times_of_frames(source: str, format:
     assert frames.timestamps == sm.decode_packets(sm.demux_video(data), None).timestamps
 
 
+@pytest.mark.parametrize(
+    ("codec", "source", "format"),
+    [("mpeg4", "avi", "mp4"), ("mpeg2video", "mpegts", "mpegts")],
+)
+def test_a_cut_between_frames_that_are_counted_keeps_all(
+    codec: str, source: str, format: str
+) -> None:
+    """AVI and this encoder count frames. Half a frame was rounded to even, so two had one time."""
+    data = make_video(index_planes(20, 64, 48), codec=codec, frame_rate=25, format=source)
+    file = io.BytesIO()
+    assert not sm.cut(data, file, 0.1, 0.7, format=format)
+    packets = sm.demux_video(file.getvalue())
+    frames = sm.decode_packets(packets, None)
+    assert [frame_index(frame.planes[0]) for frame in frames] == list(range(3, 18))
+    assert np.diff(frames.timestamps) == pytest.approx(1 / 25)
+    assert packets.frame_rate == 25
+    if format == "mp4":  # the first frame is shown 0.02 s after the start of the window
+        assert frames.pts[0] * frames.time_base == Fraction(1, 50)
+
+
 def test_b_frames_across_an_end_are_not_lost() -> None:
     frames = index_planes(60, 64, 48)
     for options in ({"max_b_frames": 3}, {"max_b_frames": 3, "open_gop": True}):
@@ -487,6 +507,17 @@ def test_a_cut_to_another_codec_of_audio_does_not_take_the_bit_rate_of_the_sourc
     sm.save_audio(source, np.zeros((1, 16000), np.float32), 16000, format="wav")
     sm.cut(source.getvalue(), file, 0.5, 1, format="webm")
     assert sm.probe(file.getvalue()).streams[0].codec == "opus"
+
+
+def test_a_cut_resamples_audio_whose_rate_the_encoder_does_not_take() -> None:
+    source, file = io.BytesIO(), io.BytesIO()
+    tone = np.sin(np.arange(44100) / 9).astype(np.float32)[None]
+    sm.save_audio(source, tone, 44100, format="mp4")
+    sm.cut(source.getvalue(), file, 0.25, 0.75, format="webm")
+    found = sm.load_audio(file.getvalue(), sample_rate=44100).array
+    wanted = sm.load_audio(source.getvalue(), timestamp=(0.25, 0.75)).array
+    assert found.shape == wanted.shape
+    assert np.corrcoef(found[0], wanted[0])[0, 1] > 0.99
 
 
 def test_mp3_of_a_rate_that_mp4_does_not_take_is_cut_to_aac() -> None:
