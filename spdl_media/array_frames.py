@@ -284,7 +284,10 @@ def _frame(planes: Sequence[npt.NDArray[Any]], like: av.VideoFrame) -> av.VideoF
         if len(planes) == 1 and name in _SHARED_PACKED:
             return av.VideoFrame.from_numpy_buffer(planes[0], name)
         is_even = all(side % step == 0 for side, step in zip(size, chroma_steps(name), strict=True))
-        single = all(plane.ndim == 2 and plane.dtype.kind == "u" for plane in planes)
+        # PyAV shares no palette.
+        single = name != "pal8" and all(
+            plane.ndim == 2 and plane.dtype.kind == "u" for plane in planes
+        )
         writable = all(plane.flags.writeable for plane in planes)  # NumPy's DLPack export needs it
         if len(planes) > 1 and is_even and writable and (single or name in _SHARED_PAIRS):
             return av.VideoFrame.from_dlpack(tuple(planes), name)

@@ -91,6 +91,21 @@ def test_planes_of_an_odd_size(rng: np.random.Generator) -> None:
     assert (image.color_range, image.colorspace) == ("pc", "bt709")
 
 
+def test_planes_of_a_palette_are_copied_wherever_numpy_put_them(rng: np.random.Generator) -> None:
+    """PyAV shares no memory of a palette, and raised where there were enough bytes behind both planes."""
+    memory = np.frombuffer(bytearray(3 * mmap.PAGESIZE), np.uint8)
+    pages = memory[-memory.__array_interface__["data"][0] % mmap.PAGESIZE :]
+    numbers = pages[: 48 * 64].reshape(48, 64)
+    palette = pages[mmap.PAGESIZE :][:1024].view(np.uint32).reshape(1, 256)
+    numbers[:], palette[:] = (
+        rng.integers(0, 256, (48, 64)),
+        rng.integers(0xFF000000, 2**32, (1, 256)),
+    )
+    mask = sm.encode_image(sm.frames_from_array((numbers, palette), "pal8"), "png")
+    planes = sm.decode_packets(sm.demux_image(mask), filter_desc=None).planes
+    assert all(map(np.array_equal, planes, (numbers, palette)))
+
+
 def test_frames_keep_the_array_alive(rng: np.random.Generator) -> None:
     # With 46 rows, one frame at most ends at the end of a memory page, wherever NumPy puts them.
     array = rng.integers(0, 256, (2, 46, 64, 3), np.uint8)
