@@ -39,14 +39,14 @@ def test_stop_returns_while_a_stage_blocks(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     (record,) = [one for one in caplog.records if one.name == "spdl_media.pipeline"]
     assert "block has run for" in record.getMessage()
     assert "on 'the input' in thread spdl_media worker-1" in record.getMessage()
     (thread,) = [one for one in threading.enumerate() if one.name == "spdl_media worker-1"]
     assert thread.daemon
     gate.set()
-    thread.join(5)
+    thread.join(15)
     assert not thread.is_alive()
 
 
@@ -67,7 +67,7 @@ def test_stop_returns_while_the_source_blocks(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert "source has run for" in caplog.text
     assert "in thread spdl_media source source" in caplog.text
 
@@ -89,7 +89,7 @@ def test_stop_returns_while_a_coroutine_blocks_the_loop(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert "block has run for" in caplog.text
 
 
@@ -111,7 +111,7 @@ def test_stop_returns_while_a_coroutine_ignores_that_it_is_cancelled(
     begin = time.monotonic()
     pipeline.stop()
 
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     assert "ignore has run for" in caplog.text
     assert "on 5. Threads spdl_media pipeline" in caplog.text
 
@@ -154,6 +154,8 @@ def test_the_log_says_what_runs_when_nothing_is_delivered(
             with pytest.raises(TimeoutError):
                 pipeline.get_item(timeout=0.3)
         assert told.wait(10)
+        # On a busy machine, what follows may take as long as the silence.
+        monkeypatch.setattr(graph, "SILENCE", 60.0)
         gate.set()
         assert list(pipeline) == ["slow one"]
 
@@ -177,17 +179,25 @@ def test_the_log_says_nothing_of_a_consumer_that_takes_its_time(
         looked.release()
         return result
 
+    def look_three_times() -> None:
+        # Without earlier looks. The first of these may have begun before, while the consumer waited.
+        while looked.acquire(blocking=False):
+            pass
+        assert looked.acquire(timeout=10)
+        caplog.clear()
+        for _ in range(3):
+            assert looked.acquire(timeout=10)
+        assert [one for one in caplog.records if one.name == "spdl_media.pipeline"] == []
+
     monkeypatch.setattr(graph.Graph, "look_out", counted)
     pipeline = PipelineBuilder().add_source(range(3)).build()
     with pipeline.auto_stop():
         pipeline.get_item()
-        for _ in range(3):
+        while pipeline.statistics().sink.number < 2:
             assert looked.acquire(timeout=10)
+        look_three_times()
         assert len(list(pipeline)) == 2
-        for _ in range(3):
-            assert looked.acquire(timeout=10)
-
-    assert [one for one in caplog.records if one.name == "spdl_media.pipeline"] == []
+        look_three_times()
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -279,9 +289,9 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
     stopping.start()
     loop_threads = [one for one in threading.enumerate() if "spdl_media pipeline" in one.name]
     for thread in loop_threads:
-        thread.join(5)
+        thread.join(15)
     gate.set()
-    stopping.join(5)
+    stopping.join(15)
 
     assert closed.is_set()
     assert lines_of(caplog) == []

@@ -572,7 +572,7 @@ def test_a_stage_whose_first_items_are_quick_uses_all_of_its_threads(num_quick: 
 
     def call(item: int) -> int:
         if item >= num_quick:
-            together.wait(5)
+            together.wait(WAIT)
         return item
 
     items = range(num_quick + 64)

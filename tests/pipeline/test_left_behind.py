@@ -45,7 +45,7 @@ def test_a_worker_that_resists_in_a_call_holds_nobody(tmp_path: Path) -> None:
         time.sleep(0.01)
     start = time.monotonic()
     pipeline.stop()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     with pytest.raises(PipelineStopped):
         pipeline.get_item(timeout=WAIT)
 
@@ -68,7 +68,7 @@ def test_an_iterable_that_resists_ends_with_its_iterator(end: int) -> None:
         iterator = iter(numbers)
         assert [next(iterator) for _ in range(3)] == [0, 1, 2]
         start = time.monotonic()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
 
 
 def of_loader() -> Any:

@@ -148,19 +148,20 @@ def test_reports_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     reports = threading.Semaphore(0)
     caplog.handler.addFilter(lambda _: reports.release() or True)
     builder = PipelineBuilder().add_source(range(10)).pipe(lambda i: i, name="same")
-    with builder.build(report_stats_interval=0.5).auto_stop() as pipeline:
+    with builder.build(report_stats_interval=0.1).auto_stop() as pipeline:
         list(pipeline)
+        while reports.acquire(blocking=False):
+            pass
+        # The first of these may have begun before the end of the epoch.
         for _ in range(2):
             assert reports.acquire(timeout=WAIT)
 
-    first, second, *_ = [
-        one.getMessage() for one in caplog.records if one.name == "spdl_media.pipeline"
-    ]
-    assert "10 items from the source, 10 delivered" in first
-    assert re.search(r"^same +1 +10 ", first, re.MULTILINE)
+    pattern = r"(\d+) items from the source, (\d+) delivered.*?^same +1 +(\d+) "
+    found = re.findall(pattern, caplog.text, re.DOTALL | re.MULTILINE)
+    counts = [[int(number) for number in report] for report in found]
     # Each report covers the time since the last one.
-    assert "0 items from the source, 0 delivered" in second
-    assert re.search(r"^same +1 +0 ", second, re.MULTILINE)
+    assert [sum(column) for column in zip(*counts, strict=True)] == [10, 10, 10]
+    assert counts[-1] == [0, 0, 0]
 
 
 class Recorder(TaskHook):

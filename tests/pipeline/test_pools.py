@@ -255,7 +255,7 @@ def test_shutdown_ends_a_worker_in_a_call_without_waiting(
     wait_until_made(tmp_path / "runs")
     start = time.monotonic()
     pool.shutdown()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     with pytest.raises(WorkerDied, match="SIGTERM"):
         futures[0].result(WAIT)
     with pytest.raises(PoolBroken, match="processes of stage 'work' were shut down"):
