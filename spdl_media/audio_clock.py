@@ -64,9 +64,11 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
 
 
 def _ticks_are_fine(codec: AudioCodec) -> bool:
-    """Whether a tick of the time base is not longer than a sample."""
-    # Integers take a tenth of the time of fractions.
-    return codec.time_base.numerator * codec.sample_rate <= codec.time_base.denominator
+    """Whether a tick of the time base is a sample, or so short that rounding to ticks moves no sample."""
+    # Integers take a tenth of the time of fractions. In Matroska without video, mkvmerge's tick is nearly a
+    # sample, and timestamps are wrong by up to two.
+    unit, tick = codec.time_base.denominator, codec.time_base.numerator * codec.sample_rate
+    return tick == unit or 3 * tick <= 2 * unit
 
 
 def tells_each_sample(codec: AudioCodec) -> bool:
@@ -75,14 +77,13 @@ def tells_each_sample(codec: AudioCodec) -> bool:
     Otherwise :func:`tells_sample` tells it for a single packet.
     """
     step = _packet_samples(codec)
-    if not step and _ticks_are_fine(codec):
-        return True
-    tick = _samples_per_tick(codec)
-    fine = tick <= 1 or tick == 2  # HE-AAC: ticks of the half-rate core
     # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations, and some
     # writers take timestamps from a clock. Such timestamps drift or jitter, so they are not multiples of the
     # packet size.
-    return fine and codec.name not in _EVEN_CODECS and (not step or (step / tick).denominator == 1)
+    has_multiples = (
+        codec.name not in _EVEN_CODECS and (step / _samples_per_tick(codec)).denominator == 1
+    )
+    return _ticks_are_fine(codec) and (not step or has_multiples)
 
 
 def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:

@@ -191,6 +191,39 @@ def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
     assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
 
 
+def _laced(codec: str, format: str) -> bytes:
+    """Write Matroska with a tick of nearly a sample, and the timestamps of eight packets in each block."""
+    ticks, written = Fraction(10**9, 20832 * 48000), io.BytesIO()
+    made = io.BytesIO(clip(codec, format, 48000, 8))
+    with av.open(made) as source, av.open(written, "w", format="matroska") as target:
+        copy, length = target.add_stream_from_template(source.streams.audio[0]), Fraction(0)
+        for number, packet in enumerate(source.demux(source.streams.audio[0])):
+            if packet.size:
+                if number % 8 == 0:
+                    block = Fraction(round(packet.pts * ticks))
+                # FFmpeg rounds down the duration of a block, then each timestamp in it.
+                packet.pts = packet.dts = math.floor(block)
+                block += Fraction(math.floor(8 * packet.duration * ticks), 8)
+                packet.stream, packet.time_base = copy, Fraction(1, 1000)
+                target.mux(packet)
+    key = b"\x2a\xd7\xb1\x83"  # TimestampScale, of three bytes
+    return written.getvalue().replace(key + b"\x0f\x42\x40", key + (20832).to_bytes(3, "big"))
+
+
+@pytest.mark.parametrize(
+    "case", [("flac", "flac"), ("libopus", "ogg"), ("pcm_s16le", "wav"), ("vorbis", "ogg")]
+)
+def test_ticks_of_nearly_a_sample(case: tuple[str, str]) -> None:
+    """mkvmerge writes them unless there is video."""
+    data = _laced(*case)
+    whole, codec = _decode(data, None), sm.demux_audio(data).codec
+    assert codec.time_base == Fraction(20832, 10**9)
+    for first in range(max(whole.first_sample, 0), len(whole) - 2000, 9973):
+        frames = _decode(data, (Fraction(first, 48000), Fraction(first + 2000, 48000)))
+        begin = first - whole.first_sample
+        assert_same(samples_of(frames), samples_of(whole)[:, begin : begin + 2000], codec)
+
+
 def test_a_packet_of_wma_may_state_the_time_of_its_third_frame(rng: np.random.Generator) -> None:
     # Those of WMA Pro do: the first frames that they give began in the packet before.
     written = io.BytesIO()
