@@ -196,7 +196,7 @@ def _laced(codec: str, format: str) -> bytes:
     ticks, written = Fraction(10**9, 20832 * 48000), io.BytesIO()
     made = io.BytesIO(clip(codec, format, 48000, 8))
     with av.open(made) as source, av.open(written, "w", format="matroska") as target:
-        copy, length = target.add_stream_from_template(source.streams.audio[0]), Fraction(0)
+        copy = target.add_stream_from_template(source.streams.audio[0])
         for number, packet in enumerate(source.demux(source.streams.audio[0])):
             if packet.size:
                 if number % 8 == 0:
