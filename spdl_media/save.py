@@ -215,7 +215,9 @@ def cut(
     _check_other_file(src, dst)
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
         video = demuxer.demux_video(window) if demuxer.video_stream_index is not None else None
-        audio = demuxer.demux_audio(window) if demuxer.audio_stream_index is not None else None
+        # Audio from second 0 on, so that silence is written where it begins after the video.
+        audible = parse_window((start or 0, end))
+        audio = demuxer.demux_audio(audible) if demuxer.audio_stream_index is not None else None
         asked = encoder is not None or encoder_options is not None
         copied = video is not None and not asked and _can_be_copied(video, muxer)
         runs: Iterable[Any] = [] if video is None else [video] if copied else _decoded(video)

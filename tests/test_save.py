@@ -340,6 +340,16 @@ def test_a_cut_holds_exactly_the_window(
     assert times[0] == pytest.approx(first / 10 - (start or 0))
 
 
+def test_a_cut_from_the_start_has_silence_where_audio_begins_after_the_video() -> None:
+    audio = AudioTrack(samples=index_samples(8000), sample_rate=8000, start=4000)
+    video = VideoTrack(frames=index_planes(20, 64, 48), codec="libx264")
+    file = io.BytesIO()
+    sm.cut(make_media([video, audio], format="mov"), file, None, 1, format="mov")
+    wanted = np.concatenate([np.zeros((4000, 1), np.int16), audio.samples[:4000]])
+    found = sm.decode_packets(sm.demux_audio(file.getvalue()), filter_desc=None)
+    assert np.array_equal(sm.convert_frames(found).array, wanted)
+
+
 def test_a_cut_is_exact_in_a_lossless_mode(long: bytes) -> None:
     file = io.BytesIO()
     assert not sm.cut(long, file, 2.35, 5.05, format="matroska", encoder="ffv1")
