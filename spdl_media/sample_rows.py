@@ -408,15 +408,19 @@ class SampleRows:
         if self._rows is None or end > len(self._rows):
             channels = len(planes) if planes[0].ndim == 1 else planes[0].shape[1]
             self._rows = self._reserve(channels, begin, end)
-        part = self._rows[begin:end]
-        if planes[0].ndim == 2 and not self.sample_fmt.endswith("p"):
-            _copy_numbers(planes[0], part)
-            return
-        # Channel by channel: it takes a quarter of the time of a transposed copy.
-        for source, target in zip(
-            planes[0].T if planes[0].ndim == 2 else planes, part.T, strict=True
-        ):
-            _copy_numbers(source, target)
+        part, dtype = self._rows[begin:end], planes[0].dtype
+        with np.errstate(over="ignore"):  # doubles beyond the range of floats become infinite
+            if planes[0].ndim == 2:
+                part[...] = planes[0]
+            else:
+                for source, target in zip(planes, part.T, strict=True):
+                    target[...] = source
+        if dtype.kind != part.dtype.kind:
+            # Integers that become floats are scaled to -1 to 1, as FFmpeg does.
+            if dtype == np.uint8:
+                part -= 128  # unsigned samples are centred there
+            # A power of two is exact, so values are rounded only once, in the conversion to float.
+            part *= part.dtype.type(2.0 ** (1 - 8 * dtype.itemsize))
 
     def _reserve(self, channels: int, filled: int, needed: int) -> npt.NDArray[Any]:
         """Allocate memory for the expected samples, or later for twice the current number."""
@@ -433,15 +437,3 @@ class SampleRows:
         if self._rows is not None:
             rows[:filled] = self._rows[:filled]
         return rows
-
-
-def _copy_numbers(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy samples. Integers that become floats are scaled to -1 to 1, as FFmpeg does."""
-    with np.errstate(over="ignore"):  # doubles beyond the range of floats become infinite
-        target[...] = source
-    if source.dtype.kind != target.dtype.kind:
-        if source.dtype == np.uint8:
-            # Unsigned samples are centred at 128.
-            target -= 128
-        # A power of two is exact, so values are rounded only once, in the conversion to float.
-        target *= target.dtype.type(2.0 ** (1 - 8 * source.itemsize))
