@@ -206,8 +206,9 @@ class Container:
     def _check_untiled(self) -> None:
         """Raise for a tiled HEIF image, whose tiles FFmpeg shows as separate streams."""
         # In a movie, which has a duration, a dependent stream is an optional layer of the main stream.
-        tiles = [s for s in self.av.streams.video if s.disposition & Disposition.dependent]
-        if tiles and self.av.duration is None:
+        if self.av.duration is not None:
+            return
+        if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 f"again without tiles, or take one: demux_video(src, stream_index={tiles[0].index})"

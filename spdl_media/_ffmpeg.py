@@ -326,6 +326,7 @@ def format_has_option(format: str, option: str) -> bool:
     return False
 
 
+@lru_cache(maxsize=64)
 def check_format(format: str) -> None:
     """Raise for the name of a format that FFmpeg cannot read. PyAV ignores some unknown names.
 

@@ -84,7 +84,7 @@ def own_filter(
         ValueError: ``filter_desc`` is given together with options that differ from the default.
     """
     # Compared by value, so a default may also be passed explicitly.
-    for name in (field.name for field in fields(default)):
+    for name in (field.name for field in fields(default) if ops is not default):
         if getattr(ops, name) != getattr(default, name):
             raise ValueError(
                 f"filter_desc= is the whole filter graph, so {name}={getattr(ops, name)!r} would have no "

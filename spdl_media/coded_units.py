@@ -94,13 +94,11 @@ def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview
 
 
 def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
-    """Yield the NAL units of a packet, which follow start codes, as in MPEG-TS, or lengths, as in MP4."""
-    if extradata[:1] != b"\1":  # not MP4's decoder configuration, whose version is 1
-        starts = [match.end() for match in _START_CODE.finditer(data)]
-        for start, end in pairwise([*starts, len(data)]):
-            yield data[start:end]
-        return
-    yield from length_units(data)
+    """Return the NAL units of a packet, which follow start codes, as in MPEG-TS, or lengths, as in MP4."""
+    if extradata[:1] == b"\1":  # MP4's decoder configuration, whose version is 1
+        return length_units(data)
+    starts = [match.end() for match in _START_CODE.finditer(data)]
+    return (data[start:end] for start, end in pairwise([*starts, len(data)]))
 
 
 def length_units(data: memoryview) -> Iterator[memoryview]:

@@ -81,8 +81,8 @@ class PixelLayout:
             ValueError: The planes do not fill a rectangle; see :meth:`tiles`.
         """
         if self.kind == "tiled":
-            ends = list(accumulate(map(prod, planes)))
-            tiles = np.split(frames.reshape(len(frames), -1), ends[:-1], axis=1)
+            flat, ends = frames.reshape(len(frames), -1), accumulate(map(prod, planes))
+            tiles = (flat[:, end - prod(one) : end] for end, one in zip(ends, planes, strict=True))
             return [tile.reshape(-1, *shape) for tile, shape in zip(tiles, planes, strict=True)]
         last = np.moveaxis(frames, 1, -1) if self._channels_first(layout) else frames
         if self.kind == "packed":
