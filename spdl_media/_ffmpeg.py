@@ -418,9 +418,6 @@ def as_fraction(value: Any) -> Any:
     return Fraction(value.numerator, value.denominator) if value else None
 
 
-_BLOCK, _NUM_BLOCKS = 4 << 20, 8
-
-
 @cache
 def keep_freed_memory() -> None:
     """Make glibc's allocator keep some megabytes of freed memory. Runs once in a process.
@@ -434,7 +431,7 @@ def keep_freed_memory() -> None:
         mallopt(3), ``M_MMAP_THRESHOLD`` and its dynamic adjustment
     """
     # Only a block with its own mapping raises the threshold. The first blocks may fill holes in the heap.
-    blocks = [np.empty(_BLOCK, np.uint8) for _ in range(_NUM_BLOCKS)]
+    blocks = [np.empty(4 << 20, np.uint8) for _ in range(8)]
     del blocks
 
 
