@@ -381,12 +381,10 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
     entries = list(crops)
     if entries and isinstance(entries[0], Real):
         return [_checked_box(entries, "crops")] * count
-    return [
-        one
-        if one is None or callable(one)
-        else _checked_box(one, f"crops[{position}]", ", a function or None")
-        for position, one in enumerate(entries)
-    ]
+    for position, one in enumerate(entries):
+        if one is not None and not callable(one):
+            entries[position] = _checked_box(one, f"crops[{position}]", ", a function or None")
+    return entries
 
 
 def _flip_list(flips: Any, count: int) -> list[Any]:

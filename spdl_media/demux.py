@@ -151,12 +151,9 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two
     # bytes.
     is_whole = head is not None and data[-2:] == b"\xff\xd9"
-    metadata = PacketMetadata(
-        input.name,
-        orientation=exif_orientation(data) if head is None else head.orientation,
-        incomplete=None if is_whole else check_complete(decoder, data),
-        jpeg=head,
-    )
+    turn = exif_orientation(data) if head is None else head.orientation
+    missing = None if is_whole else check_complete(decoder, data)
+    metadata = PacketMetadata(input.name, orientation=turn, incomplete=missing, jpeg=head)
     # The packet refers to the caller's memory. Decoding copies it, because decoders need padding behind it.
     return ImagePackets([make_packet(data, codec.time_base)], codec, metadata, frozenset())
 

@@ -323,10 +323,8 @@ def _conversion(ops: PictureOps) -> list[str]:
     colors = _colors(ops)
     if not (ops.pix_fmt or colors) or ops.uses_default_conversion:
         return _formats(ops.pix_fmt)
-    return [
-        f"scale=flags=bilinear+{ACCURATE}{colors}",
-        *_formats(PLANAR.get(ops.pix_fmt or ""), ops.pix_fmt),
-    ]
+    formats = _formats(PLANAR.get(ops.pix_fmt or ""), ops.pix_fmt)
+    return [f"scale=flags=bilinear+{ACCURATE}{colors}", *formats]
 
 
 def _formats(*names: str | None) -> list[str]:

@@ -191,11 +191,8 @@ def record_failure(
     try:
         text = where + "".join(traceback.format_exception(error))
         # Not by file names: a dataclass makes its __init__ in the file "<string>".
-        frames = zip(
-            traceback.walk_tb(error.__traceback__),
-            traceback.extract_tb(error.__traceback__),
-            strict=False,
-        )
+        steps = error.__traceback__
+        frames = zip(traceback.walk_tb(steps), traceback.extract_tb(steps), strict=False)
         own = [line for (frame, _), line in frames if not _is_ours(frame)]
         raised_at = "".join(traceback.format_list(own))
     except BaseException:  # noqa: BLE001  # such as an exception class whose notes raise

@@ -153,12 +153,8 @@ class PipelineProfile(Shown):
         return figure
 
     def _tables(self) -> tuple[Table, ...]:
-        stages = Table(
-            _COLUMNS,
-            self.stages,
-            marked=self.stages.index(self._slowest()),
-            after=("* as configured", "", *self._verdict()),
-        )
+        after = ("* as configured", "", *self._verdict())
+        stages = Table(_COLUMNS, self.stages, self.stages.index(self._slowest()), after=after)
         (overall,) = self.overall._tables()
         # Show only the bottleneck that was measured, not the estimated one of the statistics.
         before = (f"The whole pipeline: {overall.before[0]}",)
@@ -334,13 +330,12 @@ class _Profiler:
         if first_failure is not None and not any(taken):
             raise _all_failed(stage, first_failure) from first_failure
         # A path without items cannot be measured.
-        return _Inputs.joined(
-            [
-                self._stages(path, _Inputs(items, inputs.number * len(items) / len(inputs.items)))
-                for path, items in zip(stage.paths, taken, strict=True)
-                if items
-            ]
-        )
+        parts = [
+            self._stages(path, _Inputs(items, inputs.number * len(items) / len(inputs.items)))
+            for path, items in zip(stage.paths, taken, strict=True)
+            if items
+        ]
+        return _Inputs.joined(parts)
 
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
         if not isinstance(stage, PipeConfig):

@@ -314,26 +314,15 @@ class StageCounters:
         number = self.calls - before.calls
         busy = self.busy - before.busy
         queued = self.queued - before.queued
-        # A long call counts in each interval in which it ran, not only in the one in which it ended.
-        in_use = busy + self.running - before.running
-        return StageStatistics(
-            name=name,
-            concurrency=self.concurrency,
-            # For a moment, a call that has just ended is neither running nor counted: the sum may be
-            # negative.
-            calls=timing(
-                number,
-                busy,
-                self.durations,
-                elapsed,
-                min(max(in_use, 0.0) / self.concurrency, elapsed),
-            ),
-            # A queue has no concurrency, so its occupancy is the mean number of items in it.
-            queue=timing(number, queued, self.waits, elapsed, queued),
-            failures=self.failures - before.failures,
-            dropped=self.dropped - before.dropped,
-            outputs=self.outputs - before.outputs,
-        )
+        # A long call counts in each interval in which it ran, not only in the one in which it ended. For a
+        # moment, a call that has just ended is neither running nor counted: the sum may be negative.
+        in_use = max(busy + self.running - before.running, 0.0) / self.concurrency
+        calls = timing(number, busy, self.durations, elapsed, min(in_use, elapsed))
+        # A queue has no concurrency, so its occupancy is the mean number of items in it.
+        queue = timing(number, queued, self.waits, elapsed, queued)
+        failures, dropped = self.failures - before.failures, self.dropped - before.dropped
+        outputs = self.outputs - before.outputs
+        return StageStatistics(name, self.concurrency, calls, queue, failures, dropped, outputs)
 
     def copy(self) -> StageCounters:
         """Return a copy of the current counts, without the durations of single calls."""
@@ -358,11 +347,6 @@ def timing(
     durations = durations or [0.0]
     # By nearest rank, so a quantile is always a measured value.
     p90, p99 = (durations[math.ceil(part * len(durations)) - 1] for part in (0.90, 0.99))
-    return Timing(
-        number=number,
-        average=total / number if number else 0.0,
-        p90=p90,
-        p99=p99,
-        occupancy=in_use / elapsed if elapsed else 0.0,
-        rate=number / elapsed if elapsed else 0.0,
-    )
+    average = total / number if number else 0.0
+    occupancy, rate = (one / elapsed if elapsed else 0.0 for one in (in_use, number))
+    return Timing(number, average, p90, p99, occupancy, rate)

@@ -212,12 +212,9 @@ class Sink:
         occupied = self._occupied - round(before.occupancy * before.number)
         now = perf_counter()
         waited = self._waited + sum(now - since for since in self._waiting_since.copy())
-        return SinkStatistics(
-            number=number,
-            rate=number / elapsed if elapsed else 0.0,
-            occupancy=occupied / number if number else 0.0,
-            waited=waited - before.waited,
-        )
+        rate = number / elapsed if elapsed else 0.0
+        occupancy = occupied / number if number else 0.0
+        return SinkStatistics(number, rate, occupancy, waited - before.waited)
 
     def take(self, timeout: float | None = None) -> Any:
         """Take an item, or ``END_OF_EPOCH``. Blocks until there is one.

@@ -212,12 +212,9 @@ class Graph:
         for node, one in zip(nodes, counters, strict=True):
             node.counters.running = node.running_seconds(now)
             found.append(node.counters.statistics(node.name, elapsed, one))
-        return PipelineStatistics(
-            elapsed=elapsed,
-            source_items=sum(source.outputs for source in found[:number]),
-            stages=tuple(found[number:]),
-            sink=self.sink.statistics(elapsed, sink),
-        )
+        source_items = sum(source.outputs for source in found[:number])
+        delivered = self.sink.statistics(elapsed, sink)
+        return PipelineStatistics(elapsed, source_items, tuple(found[number:]), delivered)
 
     def close_generators(self) -> None:
         """Close the open synchronous generators of stages. Sources close theirs in their own threads."""
