@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from fractions import Fraction
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
@@ -206,7 +206,8 @@ class SampleDecoder(OpenDecoder):
         """
         # Without the lock for a filter graph, which may run long without the GIL.
         is_filtered = isinstance(sink, SampleChunks) and sink.filters
-        lock = nullcontext() if is_filtered else short_frame_lock(self._codec)
+        needs_lock = self._codec.name in _SHORT_FRAMES and not is_filtered
+        lock: Any = _short_locks[0] if needs_lock else nullcontext()
         # None flushes the decoder.
         left = chain(packets, (None,))
         # A slow source is read outside of the lock.
@@ -347,11 +348,6 @@ class _ThreadLock(threading.local):
 
 
 _thread_lock = _ThreadLock()
-
-
-def short_frame_lock(codec: AudioCodec) -> AbstractContextManager[object]:
-    """Return the lock under which packets in memory are decoded if frames of the codec are short."""
-    return _short_locks[0] if codec.name in _SHORT_FRAMES else nullcontext()
 
 
 _SMALL = 4096  # samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
@@ -23,7 +22,7 @@ from spdl_media.pipeline.engine.joints import (
     routed,
 )
 from spdl_media.pipeline.engine.nodes import FanOut, Stage
-from spdl_media.pipeline.engine.workers import TaskRunner, WorkerThreads
+from spdl_media.pipeline.engine.workers import LOG, TaskRunner, WorkerThreads
 from spdl_media.pipeline.executors import (
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
@@ -51,8 +50,6 @@ from spdl_media.pipeline.stages import (
     StageConfig,
 )
 from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageCounters
-
-LOG = logging.getLogger("spdl_media.pipeline")
 
 # The counts of all sources and stages at one moment, and those of the sink.
 Totals: TypeAlias = tuple[list[StageCounters], SinkStatistics]

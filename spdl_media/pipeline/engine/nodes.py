@@ -6,7 +6,6 @@ A stage defines how to make a call and how to handle its outcome; a runner (:mod
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from time import perf_counter
@@ -15,6 +14,7 @@ from typing import Any
 
 from spdl_media.pipeline.engine.hub import Hub, Node, Slot, wake
 from spdl_media.pipeline.engine.workers import (
+    LOG,
     TaskRunner,
     ThreadRunner,
     TurnRunner,
@@ -23,8 +23,6 @@ from spdl_media.pipeline.engine.workers import (
 )
 from spdl_media.pipeline.executors import refuse_coroutine
 from spdl_media.pipeline.failures import PoolBroken, describe
-
-LOG = logging.getLogger("spdl_media.pipeline")
 
 END: Any = object()
 MIN_AHEAD = 2
@@ -123,10 +121,7 @@ class Stage(Node):
     def settle(self, slot: Any) -> None:
         """Handle the outcome of a call that has ended or was given up."""
         self.counters.count_call(slot.queued_at, slot.started_at, slot.ended_at)
-        if slot.record is None:
-            self.release(slot)
-        else:
-            self.report(slot)
+        self.report(slot)
 
     def report(self, slot: Any) -> None:
         """Release a slot, after its failure, if any, has been reported."""
