@@ -268,8 +268,10 @@ def is_native_layout(name: str) -> bool:
 
 
 def says_damaged(lines: list[LogLine]) -> bool:
-    """Whether FFmpeg logged damage that it does not report: wrong checksums, black parts of TIFF and EXR."""
-    stills = r"Uncompressing failed|Decoded only|(Read|Copy|Run) went|Incorrect (code|mode)|decode_block\("
+    """Whether FFmpeg logged damage that it does not report: checksums, missing parts of TIFF, EXR and GIF."""
+    stills = (
+        "(LZW decode|Uncompressing|block..) failed|Decoded only|(Read|Copy|Run) went|Incorrect .ode"
+    )
     return any(re.search(f"CRC mismatch|mismatching checksum|{stills}", said) for *_, said in lines)
 
 
