@@ -320,6 +320,10 @@ def test_sentences_of_refusal(
         refusal(capfd, "check", empty, "-o", missing),
     )
     assert "does not exist. See: spdl-media check --help" in refusal(capfd, "check", missing)
+    for command in ("check", "bench"):
+        assert "labels.csv is a file; give the folder that it is in. See: " in refusal(
+            capfd, command, empty / "labels.csv"
+        )
     assert f"argument ({missing}). See: " in refusal(capfd, "contact-sheet", missing, missing)
     assert "No such command 'chek'" in refusal(capfd, "chek")
     assert "No such file" in refusal(capfd, "probe", missing, status=1)
