@@ -85,7 +85,7 @@ class AudioStreamInfo:
         sample_rate: Samples per second and channel, in Hz.
         num_channels: Number of channels.
         channel_layout: FFmpeg's name of the channel layout.
-        sample_fmt: FFmpeg's name of the sample format that the decoder gives.
+        sample_fmt: FFmpeg's name of the sample format that the decoder gives; ``None``: not known.
         duration: Duration in seconds that the container's header states; ``None``: not stated.
     """
 

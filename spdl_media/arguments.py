@@ -150,10 +150,11 @@ class ImageOptions(TypedDict, total=False):
             black border, ``"crop"`` scales it to cover the size and crops the rest, ``None`` stretches.
         scale_algo: FFmpeg's scaling algorithm, such as ``"bicubic"``, ``"bilinear"`` or ``"area"``.
         quality: Accuracy of scaling and conversion; see :func:`~spdl_media.get_video_filter_desc`.
-        layout: ``"NCHW"`` or ``"NHWC"`` for RGB and gray.
+        layout: Order of the axes of RGB and gray: ``"NCHW"``, which is ``(C, H, W)`` for one image, or
+            ``"NHWC"``. ``None``: that of the format, for ``rgb24`` ``"NHWC"``.
         dtype: ``"float32"`` or ``"float16"`` converts RGB and gray to ``(value / 255 - mean) / std``, as
             torchvision does (16-bit formats to ``value / 65535``); ``"uint8"`` refuses formats of other
-            types.
+            types. ``None``: the type of the format.
         mean: One number for each channel of the result, or one for all channels. The default is 0.
         std: One number for each channel of the result, or one for all channels. The default is 1.
     """

@@ -112,12 +112,20 @@ class _Buffer:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """Number of dimensions.
+
+        Raises:
+            ValueError: The buffer is one in host memory and was released.
+        """
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size in bytes.
+
+        Raises:
+            ValueError: The buffer is one in host memory and was released.
+        """
         # int64, because NumPy 1 computes in 32 bits on Windows.
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 

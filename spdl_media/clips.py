@@ -90,6 +90,7 @@ def load_clip(
         SourceError: The source cannot be opened or read.
         DemuxError: The source is not a media file, or one of the streams is missing.
         DecodeError: The data is damaged.
+        FilterError: A gap is too long for ``frame_rate``.
         ConvertError: The interval contains no frame (with any ``on_short``), no sample (unless ``on_short``
             is ``"zeros"``) or too few of them, the crop is not inside the frames, or a storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or it is out of memory.

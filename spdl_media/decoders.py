@@ -224,6 +224,7 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec, or Pillow decodes the animation.
         ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
+        TypeError: ``codec`` is that of another kind of stream, or an argument has the wrong type.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
 
@@ -289,6 +290,7 @@ class AudioDecoder(_Decoder[AudioPackets, AudioFrames]):
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
         ValueError: A decoder or option of ``decode_config`` does not exist, or ``num_frames`` is below 1.
+        TypeError: ``codec`` is that of another kind of stream, or an argument has the wrong type.
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
     """

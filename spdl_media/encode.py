@@ -441,5 +441,9 @@ class AudioEncoder:
                 )
 
     def flush(self) -> Iterator[AvPacket]:
-        """Yield the packets that the encoder has delayed."""
+        """Yield the packets that the encoder has delayed.
+
+        Raises:
+            FFmpegError: The encoder fails.
+        """
         yield from self._stream.encode(None)

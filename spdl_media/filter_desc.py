@@ -151,9 +151,11 @@ def get_audio_filter_desc(
     """Build the filters for audio, in this order: channels, rate, window, count, custom, format.
 
     Args:
-        sample_rate: Samples per second and channel.
+        sample_rate: Samples per second and channel. ``None`` keeps the rate.
         num_channels: Number of channels, mixed up or down to FFmpeg's default layout for that number.
-        sample_fmt: FFmpeg's name of the sample format; a final ``p`` means one plane per channel.
+            ``None`` keeps the channels.
+        sample_fmt: FFmpeg's name of the sample format; a final ``p`` means one plane per channel. ``None``
+            keeps the format.
         timestamp: Window ``(start, end)`` in seconds on the stream's own clock. Not needed for packets
             that were demuxed with a window, which is applied before the graph.
         num_frames: Exact number of samples per channel: later ones are dropped, silence is added.

@@ -91,11 +91,13 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
         SourceError: The source cannot be opened or read.
         DemuxError: The source is not an image.
         DecodeError: The image is damaged.
+        MissingDependencyError: fsspec for a URL, or Pillow or simplejpeg for the image, is not installed.
         FilterError: The image cannot be scaled to the size, or ``filter_desc`` cannot be used.
         ConvertError: The pixel format has no array layout, the crop exceeds the image, or the storage is too
             small.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: An option is invalid, or is given with a ``filter_desc`` that replaces it.
+        TypeError: ``src`` is not a source, or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
@@ -143,6 +145,7 @@ def load_image_batch(
         SourceError: An input cannot be opened or read, with ``on_error="raise"``.
         DemuxError: An input is not an image, with ``on_error="raise"``.
         DecodeError: An input is damaged, with ``on_error="raise"``.
+        MissingDependencyError: fsspec, Pillow or simplejpeg is needed, with ``on_error="raise"``.
         FilterError: An image cannot be scaled to the size, or ``filter_desc`` cannot be used.
         ConvertError: There are no inputs, none could be loaded, they differ in size, format, matrix or range,
             the format has no array layout, a crop exceeds its image, or the storage is too small.
@@ -186,10 +189,13 @@ def load_video(
         SourceError: The source cannot be opened or read.
         DemuxError: The source is not media, or has no such stream.
         DecodeError: The video is damaged.
+        MissingDependencyError: fsspec for a URL, or Pillow for an animation, is not installed.
+        FilterError: ``filter_desc`` cannot be used, or a gap is too long for ``frame_rate``.
         ConvertError: No frame lies in the window (whatever ``on_short`` is), or too few, the crop exceeds the
             frame, the format has no array layout, or the storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: The window is empty, or an option is invalid.
+        TypeError: ``src`` is not a source, or ``timestamp`` or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
@@ -227,16 +233,20 @@ def load_audio(
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(channels, samples)``
-        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for packed formats.
+        float32 for ``fltp``, -1 to 1; ``(samples, channels)`` for packed formats. ``buffer.sample_rate`` is
+        its rate.
 
     Raises:
         SourceError: The source cannot be opened or read.
         DemuxError: The source is not media, or has no such stream.
         DecodeError: The audio is damaged.
+        MissingDependencyError: The source is a URL, and fsspec is not installed.
+        FilterError: ``filter_desc`` cannot be used.
         ConvertError: No sample lies in the window (and ``on_short`` is not ``"zeros"``), or too few, or the
             storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: The window is empty, or an option is invalid.
+        TypeError: ``src`` is not a source, or ``timestamp`` or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """

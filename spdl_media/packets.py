@@ -359,7 +359,11 @@ def metadata_of(packets: Packets) -> PacketMetadata:
 
 
 def check_complete(packets: Packets, config: DecodeConfig) -> None:
-    """Raise DecodeError for packets of a truncated or damaged file, unless ``config`` asks to keep those."""
+    """Check that packets are all of their file or window, unless ``config`` asks to keep truncated ones.
+
+    Raises:
+        DecodeError: The file is truncated or damaged.
+    """
     clause = packets._metadata.incomplete
     if clause is None or config.on_corrupt != "raise":
         return

@@ -168,6 +168,9 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
         format: FFmpeg's name of the format.
         read: Reads bytes of the file.
         size: Returns the size of the file.
+
+    Raises:
+        SourceError: The file cannot be read.
     """
     if format != "mxf":
         return format in _SEEKS_ASTRAY or format.endswith("_pipe")

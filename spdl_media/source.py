@@ -122,7 +122,11 @@ class MapIterator(Generic[V_co]):
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the next iteration, if the sampler has epochs."""
+        """The epoch of the next iteration, if the sampler has epochs.
+
+        Raises:
+            Exception: The sampler's ``epoch`` raises.
+        """
         return getattr(self.sampler, "epoch", None)
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,7 +140,11 @@ class MapIterator(Generic[V_co]):
 
     @property
     def keys(self) -> Iterable[Any]:
-        """The keys, in the order of the next epoch."""
+        """The keys, in the order of the next epoch.
+
+        Raises:
+            Exception: The mapping's ``keys()`` or ``__len__`` raises.
+        """
         if self.sampler is not None:
             return self.sampler
         # A dictionary is read by key, a list or dataset by position.

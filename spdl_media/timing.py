@@ -309,7 +309,11 @@ class ConstantRate(Generic[T]):
         self._shown, self._end = frame, pts + max(duration, 1)
 
     def flush(self, *, goes_on: bool) -> Iterator[tuple[T, int]]:
-        """Yield the output of the last frame; ``goes_on``: more frames follow after the end of the window."""
+        """Yield the output of the last frame; ``goes_on``: more frames follow after the end of the window.
+
+        Raises:
+            FilterError: There is a gap, which too many copies of the frame would fill.
+        """
         if self._shown is not None:
             yield from self._until(self._stop if goes_on else self._number(self._end))
 

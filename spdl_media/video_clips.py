@@ -113,7 +113,7 @@ def sample_clips(
         ConvertError: The video is too short for a clip or for the number of regular clips, or has no frames;
             or :meth:`VideoFile.load` raises it.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
-        ValueError: An option is invalid.
+        ValueError: An option is invalid, or the video is closed.
         TypeError: ``video`` is not a :class:`VideoFile`.
 
     Thread safety: safe, if no other thread uses the ``rng``; calls with one ``video`` wait for each other.

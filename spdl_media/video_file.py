@@ -193,7 +193,8 @@ class VideoFile:
 
         Raises:
             TypeError: ``times`` is not a sequence.
-            ValueError: A time lies before the first frame or after the end, or is not a number.
+            ValueError: A time lies before the first frame or after the end, or is not a number; or the video
+                is closed.
             DemuxError: The timestamps in the file decrease, or there are none.
             DecodeError: A frame is damaged, or missing from the file.
         """
@@ -252,7 +253,7 @@ class VideoFile:
             ConvertError: ``indices`` are empty, the format has no array layout, a crop exceeds the frame, or
                 the storage is too small.
             TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
-            ValueError: An option is invalid.
+            ValueError: An option is invalid, or the video is closed.
 
         Thread safety: safe, if no other thread uses the ``rng``; calls wait for each other.
         """

@@ -137,7 +137,11 @@ class Run:
             self._loop.close()
 
     def request_epoch(self) -> None:
-        """Begin another epoch."""
+        """Begin another epoch.
+
+        Raises:
+            KeyboardInterrupt: A Ctrl-C in the user's thread. The epoch has begun.
+        """
         epoch = object()
         self.graph.sink.begin_epoch()
         try:
@@ -148,7 +152,11 @@ class Run:
             raise
 
     def request_stop(self) -> None:
-        """Ask the run to end, without waiting. From any thread, any number of times."""
+        """Ask the run to end, without waiting. From any thread, any number of times.
+
+        Raises:
+            KeyboardInterrupt: A Ctrl-C in the user's thread. Ask again.
+        """
         self.was_stopped = True
         # Threads see this after their current call, even if the loop is blocked.
         self._hub.closed = True
