@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.coded_headers import may_have_fields
+from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig
 from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
@@ -229,9 +231,14 @@ def make_index(
             return _decoded_index(table, codec, decoded())
     leading = (table.pts < start) & ~table.is_key
     leading[:first_key] = True
-    if (leading & shown).any():
-        # Frames shown before the first key frame may refer to missing frames; only decoding tells.
-        shown &= ~leading | np.isin(table.pts, np.array(decoded(start), np.int64))
+    first = (
+        next(filter(attrgetter("is_keyframe"), restart()), None) if codec.name == "h264" else None
+    )
+    if (leading & shown).any() or (first is not None and is_gradual(first, codec)):
+        # Frames shown before the first key frame, or until a first refresh is complete, may refer to
+        # missing frames; only decoding tells.
+        found = decoded(start)
+        shown &= np.isin(table.pts, found) | (table.pts >= max([start, *found]))
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
     end = int(table.pts.max()) + (table.last_duration or usual_duration(codec))

@@ -344,6 +344,7 @@ OTHERS = {
     "edited": edited,
     "of a phone": of_a_phone,
     "MPEG-1 in AVI": mpeg1_in_avi,
+    "recording that began within a refresh": lambda: clip("mpegts/libx264/2/refresh")[188 * 40 :],
     "raw H.263": raw_h263,
     "raw MPEG-1": lambda: raw_mpeg1(0),
     "raw MPEG-1 with B-frames": lambda: raw_mpeg1(2),
