@@ -42,6 +42,9 @@ class Window:
     """A half-open interval of time, ``start <= t < end``, in exact seconds. ``None`` is an open side.
 
     A time less than 1e-10 s before a bound counts as equal to it, so that bounds may be computed in floats.
+
+    Raises:
+        ValueError: ``start`` is not less than ``end``.
     """
 
     start: Fraction | None = None

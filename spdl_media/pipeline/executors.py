@@ -185,6 +185,10 @@ class ThreadPoolExecutorConfig:
         max_workers: Number of threads; the default is the stage's concurrency.
         initializer: Called with ``initargs`` by each thread before its first item.
         initargs: Arguments of ``initializer``.
+
+    Raises:
+        TypeError: ``max_workers`` is not an integer, or ``initializer`` not callable.
+        ValueError: ``max_workers`` is below 1.
     """
 
     max_workers: int | None = None
@@ -213,6 +217,10 @@ class ProcessPoolExecutorConfig:
         initargs: Arguments of ``initializer``.
         num_threads: Threads of each process, and so the number of items that it works on at a time. When the
             process dies, all of them fail.
+
+    Raises:
+        TypeError: A number is not an integer, or ``initializer`` not callable.
+        ValueError: A number is below 1, or this system does not have the start method.
     """
 
     max_workers: int | None = None
@@ -243,6 +251,8 @@ class InterpreterPoolExecutorConfig:
         initargs: Arguments of ``initializer``.
 
     Raises:
+        TypeError: ``max_workers`` is not an integer, or ``initializer`` not callable.
+        ValueError: ``max_workers`` is below 1.
         RuntimeError: This Python has no sub-interpreters.
     """
 

@@ -81,6 +81,9 @@ class SourceConfig:
     Args:
         source: Iterable or async iterable. Each epoch iterates over it again.
         continuous: Whether the next epoch starts as soon as one ends, instead of when the consumer begins it.
+
+    Raises:
+        TypeError: ``source`` is not iterable, or is a single string.
     """
 
     source: Iterable[Any] | AsyncIterable[Any]
@@ -176,6 +179,10 @@ class AggregateConfig:
         aggregator: Number of items per list, or an object with ``accumulate`` and ``flush``.
         name: Name of the stage in statistics and errors.
         drop_last: Whether to drop an incomplete group at the end of an epoch.
+
+    Raises:
+        TypeError: ``aggregator`` is neither a whole number nor an aggregator.
+        ValueError: The number is below 1.
     """
 
     aggregator: int | Aggregator
@@ -217,6 +224,10 @@ class PathVariantsConfig:
         router: A quick synchronous function that returns the index of an item's path.
         paths: Stages of each path; a path without stages passes items on unchanged.
         name: Name of the router in statistics and errors.
+
+    Raises:
+        TypeError: The router is not callable, or a path has something else than stages.
+        ValueError: The router is asynchronous or a generator, or there is no path.
     """
 
     router: Callable[[Any], SupportsIndex]
@@ -242,7 +253,15 @@ class PathVariantsConfig:
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """A source that merges the items of several pipelines, in order of completion."""
+    """A source that merges the items of several pipelines, in order of completion.
+
+    Args:
+        pipeline_configs: The pipelines. Their sinks are not used.
+
+    Raises:
+        TypeError: One of them is not a :class:`PipelineConfig`.
+        ValueError: There is none, or one has a continuous source.
+    """
 
     pipeline_configs: Sequence[PipelineConfig]
 
@@ -270,7 +289,12 @@ class MergeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SinkConfig:
-    """The buffer at the end, which holds at most ``buffer_size`` items for the consumer."""
+    """The buffer at the end, which holds at most ``buffer_size`` items for the consumer.
+
+    Raises:
+        TypeError: ``buffer_size`` is not an integer.
+        ValueError: ``buffer_size`` is below 1.
+    """
 
     buffer_size: int = 3
 
@@ -290,6 +314,9 @@ class PipelineConfig:
         pipes: The stages, in order.
         sink: The buffer at the end. A pipeline that is merged into another needs none, and its sink is not
             used.
+
+    Raises:
+        TypeError: The source, a stage or the sink is something else.
     """
 
     src: SourceConfig | MergeConfig
