@@ -255,8 +255,7 @@ def _given_planes(
     count, height, width = (*planes[0].shape, 0, 0, 0)[:3]
     like = _checked_frame(count, width, height, pix_fmt)
     shapes = [(count, *view.shape) for view in plane_views(like)]
-    if [plane.shape for plane in planes] != shapes:
-        given = [plane.shape for plane in planes]
+    if (given := [plane.shape for plane in planes]) != shapes:
         raise ValueError(
             f"planes of {width}x{height} {pix_fmt} have the shapes {shapes}, not {given}"
         )
@@ -336,13 +335,12 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
     _check_dtype(values, np.dtype(SAMPLE_DTYPES[base]), sample_fmt)
     if values.ndim == 1:
         values = values[None] if planar else values[:, None]
+    order = "(C, N)" if planar else "(N, C)"
     if values.ndim != 2 or 0 in values.shape:
-        order = "(C, N)" if planar else "(N, C)"
         raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
     samples = values.T if planar else values
     count, channels = samples.shape
     if channels > _MAX_CHANNELS:
-        order = "(C, N)" if planar else "(N, C)"
         raise ValueError(
             f"audio of at most {_MAX_CHANNELS} channels is {order}, not {values.shape}; array.T swaps "
             "the axes"

@@ -116,11 +116,10 @@ def begin_by_position(source: object, epoch: int, before: Pairs = ()) -> Sequenc
         ValueError: The source refuses the epoch.
     """
     # A private method of the library's sources, and therefore not a public protocol.
-    begin = getattr(source, "begin_by_position", None)
+    begin: Callable[..., Sequence[Any] | None] | None = getattr(source, "begin_by_position", None)
     if begin is not None:
         # Sources that cannot leave items out take one argument. For them, `before` was refused already.
-        items: Sequence[Any] | None = begin(epoch, before) if before else begin(epoch)
-        return items
+        return begin(epoch, before) if before else begin(epoch)
     if not is_indexed(source):
         return None
     if isinstance(source, HasEpochs):
@@ -317,9 +316,8 @@ class ShuffledSource(Epochs, Iterable[T]):
         Raises:
             ValueError: The source's ``shuffle`` refuses the epoch as a seed.
         """
-        if not isinstance(self._source, Sequence):
-            return None
-        return cast("Sequence[T]", self._begin(epoch))
+        is_sequence = isinstance(self._source, Sequence)
+        return cast("Sequence[T]", self._begin(epoch)) if is_sequence else None
 
     def _begin(self, epoch: int) -> Iterable[T]:
         self._source.shuffle(seed=epoch)

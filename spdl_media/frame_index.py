@@ -257,10 +257,9 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False  # ASF states only decode timestamps
     if format in _WITHOUT_PACKETS and may_have_fields(codec):
         return False  # FFmpeg's parser may make each field of a frame a packet
-    is_unique = len(np.unique(table.pts)) == len(table)
     if _goes_back(table) or _is_joined(table):
         return False
-    return is_unique and bool((table.pts != NO_TIME).all())
+    return len(np.unique(table.pts)) == len(table) and bool((table.pts != NO_TIME).all())
 
 
 def _goes_back(table: PacketTable) -> bool:

@@ -333,12 +333,10 @@ def _read_24_bits(content: Content, offset: int, shape: tuple[int, int]) -> Arra
     """Return samples of 24 bits as int32, in the upper 24 bits."""
     # Read four bytes from the byte before each sample on, and clear the lowest: this is one pass, whereas
     # copying three bytes takes six times as long. The byte before the first sample belongs to the header.
-    size = shape[0] * shape[1]
-    if not size:
-        return np.empty(shape, np.int32)
-    wide = np.ndarray((size,), "<i4", content, offset - 1, (3,))
     out = np.empty(shape, np.int32)
-    np.bitwise_and(wide, -256, out=out.reshape(-1))
+    if out.size:
+        wide = np.ndarray((out.size,), "<i4", content, offset - 1, (3,))
+        np.bitwise_and(wide, -256, out=out.reshape(-1))
     return out
 
 
@@ -346,9 +344,8 @@ def _read_by_table(
     make_table: Callable[[], Array], content: Content, offset: int, shape: tuple[int, int]
 ) -> Array:
     """Decode bytes by a table, two at a time, which is twice as fast as one by one."""
-    size = shape[0] * shape[1]
     out = np.empty(shape, np.int16)
-    table = _pairs_of(make_table)
+    table, size = _pairs_of(make_table), out.size
     codes = np.ndarray((size // 2,), "<u2", content, offset)
     pairs = out.reshape(-1)[: size // 2 * 2].view(np.uint32)
     for start in range(0, len(codes), _BLOCK):
