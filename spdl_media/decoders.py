@@ -53,6 +53,12 @@ class _Decoder(Generic[P, F]):
     _packets_type: type[P]
     _frames_type: type[F]
     _filter: Callable[[str | Default | None], Any]
+    # Uses the metadata of the next packets.
+    _accept: Callable[[Any], None]
+    # Opens a decoder and filters for a stream.
+    _start: Callable[[], None]
+    # Opens another decoder and filters. Frames that are ready remain.
+    _reopen: Callable[[], None]
     _flushed = False
     # The decoder of one stream. It is closed and replaced at the end of the stream.
     _decoder: Any
@@ -158,10 +164,6 @@ class _Decoder(Generic[P, F]):
             else:
                 return
 
-    def _accept(self, packets: P) -> None:
-        """Use the metadata of the next packets."""
-        raise NotImplementedError
-
     def _push(self, packet: AvPacket | None) -> None:
         self._decoder.push(packet, self._ready)
 
@@ -173,14 +175,6 @@ class _Decoder(Generic[P, F]):
 
     def _cut(self, size: int) -> F:
         return self._frames_type(self._ready.take(size), self._decoder.take_metadata())
-
-    def _start(self) -> None:
-        """Open a decoder and filters for a stream."""
-        raise NotImplementedError
-
-    def _reopen(self) -> None:
-        """Open another decoder and filters. Frames that are ready remain."""
-        raise NotImplementedError
 
     def _restart(self) -> None:
         # Flushed filters accept no more frames, so make new ones for the next stream.

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from html import escape
@@ -42,9 +42,8 @@ class DecodedFrames:
 
     __slots__ = ("_metadata",)
     _metadata: FrameMetadata
-
-    def _first(self) -> Any:
-        raise NotImplementedError
+    # Returns the first of FFmpeg's frames.
+    _first: Callable[[], Any]
 
     def _no_first(self, noun: str) -> ValueError:
         return ValueError(

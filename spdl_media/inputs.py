@@ -245,8 +245,7 @@ class Input:
 
     def close(self) -> None:
         """Close what this input opened, and restore the position of the caller's file object."""
-        if self._container is not None or self._memory_reader is not None:
-            self._close_container()
+        self._close_container()
         if isinstance(self._content, memoryview):
             # A packet may still use the memory through this view, which is then released with the packet.
             with suppress(BufferError):

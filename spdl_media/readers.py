@@ -138,15 +138,9 @@ class Readable(Protocol):
 class Positioned:
     """Base of readers with a known size: keeps the read position."""
 
+    # Returns the size of the file in bytes.
+    size: Callable[[], int]
     _position = 0
-
-    def size(self) -> int:
-        """Return the size of the file in bytes.
-
-        Raises:
-            NotImplementedError: The class does not define it.
-        """
-        raise NotImplementedError
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position, as in ``io``, and return it."""

@@ -100,9 +100,7 @@ class Shown:
     """Base of classes that are displayed as tables, in a log, a terminal or a notebook."""
 
     __slots__ = ()
-
-    def _tables(self) -> tuple[Table, ...]:
-        raise NotImplementedError
+    _tables: Callable[[], tuple[Table, ...]]
 
     def show(self) -> None:
         """Print the tables: in colour if rich is installed and stdout is a terminal, else as plain text.
