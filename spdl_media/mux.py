@@ -362,7 +362,8 @@ class Muxer:
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        if name == "ac3" and self._format == "matroska":  # AC-3 takes only three sample rates
+        # AC-3 takes only three sample rates, and MP2 six, and at most two channels.
+        if (self._format, name) in (("matroska", "ac3"), ("mpegts", "mp2")):
             name = "aac"
         if name == "none":
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)

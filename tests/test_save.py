@@ -261,6 +261,15 @@ def test_sound_that_a_format_does_not_take(
         sm.save_audio(io.BytesIO(), samples, sample_rate, format=format)
 
 
+@each("sample_rate,num_channels", [(8000, 1), (48000, 6)])
+def test_mpegts_takes_audio_that_mp2_does_not_take(sample_rate: int, num_channels: int) -> None:
+    file = io.BytesIO()
+    silence = np.zeros((num_channels, sample_rate), np.float32)
+    sm.save_audio(file, silence, sample_rate, format="mpegts")
+    codec = sm.demux_audio(file.getvalue()).codec
+    assert (codec.name, codec.sample_rate, codec.num_channels) == ("aac", sample_rate, num_channels)
+
+
 def test_a_file_of_ac3_holds_ac3() -> None:
     file = io.BytesIO()
     sm.save_audio(file, np.zeros((2, 4800), np.float32), 48000, format="ac3")
