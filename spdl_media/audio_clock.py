@@ -394,7 +394,7 @@ def is_aac_lc(codec: AudioCodec) -> bool:
 def preroll(codec: AudioCodec) -> Fraction:
     """Return the seconds that must be decoded before a window for the same samples as from the start."""
     if codec.name in _WITHOUT_PREROLL:
-        return Fraction(0)
+        return 2 * codec.time_base  # rounding may state a packet too early
     if codec.name == "opus":
         # Wherever the decoder starts, it drops as many samples as the header states.
         return AUDIO_PREROLL + Fraction(codec.delay, 48000)

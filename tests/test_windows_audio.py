@@ -191,6 +191,15 @@ def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
     assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
 
 
+def test_windows_that_begin_shortly_before_a_packet() -> None:
+    """In Matroska, the timestamp of the packet may be rounded down to before the window."""
+    data, rate = clip("flac", "matroska", 88200), 88200
+    (frame, *_) = _decode(data, None).chunks
+    for number in range(1, 20):
+        start = Fraction(number * len(frame) - 30, rate)
+        _check(data, start, Fraction(40, rate), rate)
+
+
 def _laced(codec: str, format: str) -> bytes:
     """Write Matroska with a tick of nearly a sample, and the timestamps of eight packets in each block."""
     ticks, written = Fraction(10**9, 20832 * 48000), io.BytesIO()
