@@ -98,6 +98,7 @@ class SampleDecoder(OpenDecoder):
         self._filled_to: int | None = None
         self._tail: DecodeError | None = None
         self._late = 2 * vorbis_pts_error(codec)
+        self._is_flac_file = codec.name == "flac" and not codec.codec_tag
         self._even, self._most_ahead = even_samples(codec), _MOST_AHEAD.get(codec.name, 1)
         self._gaps, self._origin = GapDetector(0), 0
         self._expected = 0
@@ -145,6 +146,10 @@ class SampleDecoder(OpenDecoder):
             except av.FFmpegError as error:
                 self._judge(packet, error, describe(error, lines[said:]))
                 continue
+            if len(frames) > 1 and self._position is None and self._is_flac_file:
+                # If the third or fourth frame of a file is damaged, FFmpeg gives it and those before it as
+                # one packet, at the timestamp of the last one, and second 0 is there.
+                self._lose(self._error("FFmpeg takes several frames for one", frames[0].pts))
             if self._tail is not None and frames:
                 # Frames follow the bytes without a frame. So those are damage, not a tag at the end.
                 tail, self._tail = self._tail, None
@@ -310,8 +315,7 @@ class SampleDecoder(OpenDecoder):
         Their frames are numbered. FFmpeg's parser appends a damaged frame to the one before it, and the
         decoder silently ignores it.
         """
-        codec = self._codec
-        if codec.name != "flac" or codec.codec_tag or codec.time_base != Fraction(1, self._rate):
+        if not self._is_flac_file or self._codec.time_base != Fraction(1, self._rate):
             return  # other containers may have real gaps
         if stated <= max(self._first, 0) or position >= self._stop:
             return

@@ -14,6 +14,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from audio_oracle import clip
 from damage import (
     AUDIO,
     NUM_VARIANTS,
@@ -204,6 +205,19 @@ def test_damaged_audio_is_dropped_and_counted(name: str) -> None:
     whole, dropped = decode_audio(made(name)), decode_audio(damaged, on_corrupt="drop")
     assert dropped.num_dropped == 1
     assert 0 < len(dropped) < len(whole)
+
+
+def test_each_damaged_frame_of_flac_is_an_error() -> None:
+    """FFmpeg makes one packet of the third or fourth frame and those before, and counts from the last."""
+    data = clip("flac", "flac", seconds=2)
+    with av.open(io.BytesIO(data)) as container:
+        places = [packet.pos for packet in container.demux() if packet.size and packet.pos]
+    assert len(places) > 8
+    for place in places:
+        damaged = bytearray(data)
+        damaged[place + 30] ^= 1
+        with pytest.raises(sm.DecodeError, match="flac data"):
+            decode_audio(bytes(damaged))
 
 
 @pytest.mark.parametrize("name", ["jpeg", "tiff deflate", "exr"])
