@@ -8,6 +8,8 @@ See:
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -21,7 +23,7 @@ from spdl_media.coded_units import CLUSTER, MATROSKA, length_units
 from spdl_media.config import NO_DECODERS, format_config
 from spdl_media.formats import COLOR_TABLES
 from spdl_media.inputs import Input
-from spdl_media.parts import LONGEST_INDEX, ebml_size, read_moov
+from spdl_media.parts import LONGEST_INDEX, Part, boxes, ebml_size, read_moov
 from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
@@ -48,6 +50,7 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
     header: _H264 | _VP9 | None = None
     if input.is_local and input.head(8)[4:] == b"ftyp":
         _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+        moov = moov if len(moov) < _LONG else _without_tables(moov)
         header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
     elif input.head(4) == MATROSKA:
         # Not H.264: FFmpeg has to decode it to state the start and the decode timestamps of B-frames.
@@ -59,6 +62,29 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
     codecs = [stream.codec_context for stream in container.streams.audio]
     is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
     return container if is_heard and header.complete(container, input) else None
+
+
+# From here on, all searches together take longer than to walk the boxes of some tracks.
+_LONG = 1 << 15
+
+
+def _without_tables(moov: bytes) -> bytes:
+    """Return the index of an MP4 with only the headers of the tables of samples, as a search takes long."""
+    view, kept, place = memoryview(moov), list[memoryview](), 0
+    with suppress(struct.error):  # the file may be truncated
+        for kind, start, end in _table_boxes(view, 0, len(view)):
+            if kind != b"stsd":
+                kept.append(view[place:start])
+                place = end
+    return b"".join([*kept, view[place:]])
+
+
+def _table_boxes(view: memoryview, start: int, stop: int) -> Iterator[Part]:
+    for kind, begin, end in boxes(view, start, stop):
+        if kind in (b"trak", b"mdia", b"minf"):
+            yield from _table_boxes(view, begin, end)
+        elif kind == b"stbl":
+            yield from boxes(view, begin, end)
 
 
 _HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spdl_media as sm
+from spdl_media import coded_headers
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 COLORS = [np.zeros((48, 64, 3), "u1")] * 9
@@ -113,6 +114,31 @@ def test_the_header_states_what_ffmpeg_finds_by_decoding(
     plain = PLAIN if data[4:8] == b"ftyp" else sm.demux_config(format="matroska")
     assert found.codec == sm.demux_video(data, demux_config=plain).codec
     assert sm.probe(data).streams == sm.probe(data, demux_config=plain).streams
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (movie(sound="aac", max_b_frames=2), ["aac"]),
+        (vp9("mp4", "aac"), [VP9_AUDIO]),
+        (movie()[: movie().index(b"stts") + 9], ["none"]),
+    ],
+    ids=["h264", "vp9", "cut"],
+)
+def test_the_tables_of_a_long_index_are_left_out(
+    data: bytes, expected: list[str | None], tried: list[str | None]
+) -> None:
+    def outcome() -> object:
+        try:
+            return sm.probe(data)
+        except sm.DemuxError as error:
+            return str(error)
+
+    wanted = outcome()
+    tried.clear()
+    with mock.patch.object(coded_headers, "_LONG", 0):
+        assert outcome() == wanted
+    assert tried[:1] == expected
 
 
 @pytest.mark.parametrize(
