@@ -12,6 +12,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._ffmpeg import unheard_log
 from spdl_media.codec import AudioCodec
 from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter, frame_key
@@ -311,6 +312,8 @@ class SampleRows:
     ) -> None:
         """Add all samples as an array. It is the result itself, without a copy, if nothing is converted.
 
+        Filters end with it. If one fails, the reason is not known: FFmpeg's log is not read.
+
         Args:
             samples: The samples ``(samples, channels)``, in a packed format.
             format: Sample format, channel layout and sample rate.
@@ -327,8 +330,10 @@ class SampleRows:
             self._copy([samples])
         else:
             size = _BLOCK if self._channels > 2 else 2 * _BLOCK  # without those of a decoder
-            for start in range(0, len(samples), size):
-                self._take(new_frame(samples[start : start + size], name, layout, rate))
+            with unheard_log():
+                for start in range(0, len(samples), size):
+                    self._take(new_frame(samples[start : start + size], name, layout, rate))
+                self.flush()
 
     def flush(self) -> None:
         """Take the samples that are still in the FIFO and in the filters.
