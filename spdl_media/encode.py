@@ -283,9 +283,8 @@ class VideoEncoder:
         for frame in av_frames(frames):
             if (frame.width, frame.height) != (config.width, config.height):
                 raise EncodeError(
-                    f"frame {self._count} is {frame.width}x{frame.height}, but the stream is "
-                    f"{config.width}x{config.height}. Scale it: scale_width= and scale_height= of "
-                    "get_video_filter_desc"
+                    f"frame {self._count} is {frame.width}x{frame.height}, but the stream is {config.width}x"
+                    f"{config.height}. Scale it: scale_width= and scale_height= of get_video_filter_desc"
                 )
             yield from self._target.encode(self._prepared(frame, self._ticks(frame, zero)))
 
@@ -307,9 +306,9 @@ class VideoEncoder:
             if frame.pts is None:
                 raise EncodeError(f"frame {ticks} has no time; give frame_rate= alone")
             unit = (as_fraction(frame.time_base) or 1) / self.time_base
-            ticks = (
-                frame.pts * unit - zero / self.time_base + Fraction(1, 2)
-            ) // 1  # not half to even
+            exact = frame.pts * unit - zero / self.time_base
+            # The nearest, or if that is the last frame's, the one above: times near a half are inexact.
+            ticks = max((exact + Fraction(1, 2)) // 1, min(self._last + 1, -(-exact // 1)))
             # At least 1: players do not show the last frame of an MP4 if its duration is 0.
             self._duration = max(1, round(frame.duration * unit) or ticks - self._last)
         if ticks <= self._last and self._count:

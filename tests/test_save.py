@@ -349,6 +349,16 @@ def test_a_cut_holds_exactly_the_window(
     assert times[0] == pytest.approx(first / 10 - (start or 0))
 
 
+def test_a_cut_of_rounded_times_between_two_ticks_of_the_encoder_keeps_all_frames() -> None:
+    """Matroska states milliseconds: of 3.5 ticks it makes 3.495, and of 2.5 2.505."""
+    data = make_video(
+        index_planes(30, 64, 48), codec="mpeg2video", frame_rate=15, format="matroska"
+    )
+    file = io.BytesIO()
+    assert not sm.cut(data, file, 0.5, 1.5, format="matroska")
+    assert indices(file.getvalue()) == list(range(8, 23))
+
+
 def test_a_cut_from_the_start_has_silence_where_audio_begins_after_the_video() -> None:
     audio = AudioTrack(samples=index_samples(8000), sample_rate=8000, start=4000)
     video = VideoTrack(frames=index_planes(20, 64, 48), codec="libx264")
