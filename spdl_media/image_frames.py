@@ -77,6 +77,12 @@ class DecodedFrames:
             "to the other process and decode there, or convert the frames to an array first"
         )
 
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} are no array: convert_frames(frames) makes one, and the planes of each "
+            "frame are views"
+        )
+
 
 class _Pictures(DecodedFrames):
     """Base of one image and of many frames. Size and format are those of the first frame."""

@@ -40,6 +40,17 @@ def test_numbers_of_more_than_31_bits_are_refused_and_not_cut(movie: bytes) -> N
         sm.load_audio(movie, num_channels=2**32 + 1)
 
 
+def test_frames_are_no_array_by_themselves(movie: bytes) -> None:
+    """NumPy would make an array of Python objects of them, or take the samples one by one."""
+    video = sm.decode_packets(sm.demux_video(movie))
+    for frames in (video, video[0], sm.decode_packets(sm.demux_audio(movie))):
+        for convert in (np.asarray, sm.convert_array, lambda one: np.stack([one, one])):
+            with pytest.raises(
+                TypeError, match=r"Frames are no array: convert_frames\(frames\) makes"
+            ):
+                convert(frames)
+
+
 def test_names_of_other_libraries_are_answered_with_ours(movie: bytes) -> None:
     codec = sm.demux_audio(movie).codec
     cases: list[tuple[Any, str]] = [

@@ -57,6 +57,13 @@ def kind_of(fn: Callable[..., Any]) -> FunctionKind:
     return "generator" if inspect.isgeneratorfunction(fn) else "function"
 
 
+WHERE_TO_WRITE_IT = (
+    'A script that starts processes keeps its own work below if __name__ == "__main__" and their functions '
+    "above; a function of a notebook belongs in a module."
+)
+"""The remedy if a process ends before it has answered, mostly because it cannot import the function."""
+
+
 def name_of(fn: Callable[..., Any]) -> str:
     """Return the name of a function, or the class name of another callable.
 

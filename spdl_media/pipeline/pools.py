@@ -26,6 +26,7 @@ from spdl_media._optional import require
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, end_soon, failure
 from spdl_media.pipeline.engine.hub import Hub, wake
 from spdl_media.pipeline.executors import (
+    WHERE_TO_WRITE_IT,
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
     name_of,
@@ -173,9 +174,7 @@ class WorkerProcesses:
         if is_exiting or self._failed_starts >= _MAX_FAILED_STARTS:
             self._broken = PoolBroken(
                 f"{self._failed_starts} worker processes of stage {self._stage.name!r} ended before "
-                f"they took an item. A script that starts processes keeps its own work below "
-                'if __name__ == "__main__" and their functions above; a function of a notebook belongs in a '
-                f"module. The last one: {error}"
+                f"they took an item. {WHERE_TO_WRITE_IT} The last one: {error}"
             )
             raise self._broken from error
 

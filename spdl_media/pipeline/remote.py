@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar, Unpack
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
-from spdl_media.pipeline.executors import name_of
+from spdl_media.pipeline.executors import WHERE_TO_WRITE_IT, name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
@@ -293,8 +293,7 @@ class SubprocessIterable(Generic[T]):
             if self._has_answered:
                 raise
             raise WorkerDied(
-                f"{error} This one ended before its first item. A script that starts processes keeps its own "
-                'work below if __name__ == "__main__".'
+                f"{error} This one ended before its first item. {WHERE_TO_WRITE_IT}"
             ) from error
         except TimeoutError:
             self._end()

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -374,7 +375,9 @@ def test_a_script_without_a_guard_is_told_how_to_write_it(tmp_path: Path) -> Non
         check=False,
     )
     assert found.returncode == 1
-    assert "keeps its own work below if __name__" in found.stderr
+    assert re.search(
+        "keeps its own work below if __name__ .* and their functions above", found.stderr
+    )
 
 
 @pytest.mark.parametrize("name", ["iterate_in_subinterpreter", "run_pipeline_in_subinterpreter"])
