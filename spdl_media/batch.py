@@ -276,11 +276,7 @@ def decode_each(
         else:
             add(position, decoded)
 
-    if num_threads > 1:
-        in_threads(decode_one, len(srcs), num_threads)
-        return
-    for position in range(len(srcs)):
-        decode_one(position)
+    in_threads(decode_one, len(srcs), num_threads)
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:
