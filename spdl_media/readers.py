@@ -114,8 +114,11 @@ def path_error(name: str, error: OSError | ValueError) -> SourceError:
     if not isinstance(error, OSError):
         return SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL)
     reason = error.strerror or str(error)
+    start = f"a relative one starts at {str(Path.cwd())!r}"
+    if name.startswith("~"):
+        start = "'~' is not expanded: os.path.expanduser does that"
     remedy = {
-        errno.ENOENT: f"Check the path; a relative one starts at {str(Path.cwd())!r}",
+        errno.ENOENT: f"Check the path; {start}",
         errno.EISDIR: "Give one of the files in it",
         errno.EACCES: "Check the owner and mode of the file and of the folders above it",
         errno.EPERM: "Check the owner and mode of the file and of the folders above it",

@@ -544,6 +544,17 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
+def test_a_path_from_the_home_folder_needs_its_name() -> None:
+    """As for open(). The shell expands it, so the same path works there."""
+    with (
+        open_input("~/no/such/clip.mp4") as source,
+        pytest.raises(
+            SourceError, match=r"Check the path; '~' is not expanded: os.path.expanduser"
+        ),
+    ):
+        source.read_all()
+
+
 def test_missing_path() -> None:
     begin = time.perf_counter()
     message = "/no/such/clip.mp4: cannot be read: No such file.*Check the path; a relative one"
