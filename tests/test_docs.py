@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,10 @@ BLOCK = re.compile(
 )
 # A print on its own line, followed by the printed text as a comment.
 PRINTED = re.compile(r"^ *print\(.*\)  # (?P<text>.+)$", re.MULTILINE)
+# A command whose output depends on its files alone, and the lines that it prints.
+COMMAND = re.compile(
+    r"^    \$ spdl-media ((?:probe|contact-sheet) .+)\n((?:    .+\n)+)", re.MULTILINE
+)
 LINK = re.compile(r"\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -163,6 +168,21 @@ def test_every_fence_is_seen(page: Path) -> None:
     marks = re.findall(r"<!-- (?:no-run|needs)\b", text)
     marked = [match for match in BLOCK.finditer(text) if match["reason"] or match["packages"]]
     assert len(marks) == len(marked)
+
+
+def test_commands_print_what_stands_below_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The others of the page depend on the machine, or on files that the clone does not have."""
+    main = pytest.importorskip("spdl_media.cli").main
+    for name in ("nasa_13013.mp4", "technician_turned.jpg"):
+        shutil.copy(MEDIA / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shown = COMMAND.findall((DOCS / "cli.md").read_text(encoding="utf-8"))
+    assert [command.split()[0] for command, _ in shown] == ["probe", "contact-sheet"]
+    for command, output in shown:
+        assert main(command.split()) == 0
+        assert capfd.readouterr().out == textwrap.dedent(output)
 
 
 def test_a_wrong_output_is_noticed() -> None:
