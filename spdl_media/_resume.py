@@ -309,14 +309,16 @@ class Ledger:
     An item that is still being processed is not done, so a resumed loader processes it again.
 
     Attributes:
+        start: The state in which the iteration began.
         is_closed: Whether the consumer has stopped, so that later results do not count.
+        has_given: Whether the consumer has got a batch.
         source_length: Number of items of the epoch, if the source knows it.
 
     Thread safety: safe.
     """
 
     def __init__(self, start: State) -> None:
-        self._start, self.source_length = start, start.source_length
+        self.start, self.source_length = start, start.source_length
         # Reentrant, because a signal handler may ask for the state while this thread settles a batch.
         self._lock = threading.RLock()
         self._done = Positions(start.done)
@@ -325,11 +327,11 @@ class Ledger:
         self._counts: dict[int, int] = {}
         # A snapshot is needed until all items before the next snapshot's position are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
-        self.is_closed = False
+        self.is_closed = self.has_given = False
 
     def done_offsets(self, position: int) -> Positions:
         """Return the offsets of an item's samples that were done when the ledger was made."""
-        return Positions(dict(self._start.partly_done).get(position, ()))
+        return Positions(dict(self.start.partly_done).get(position, ()))
 
     def settle(self, tags: Iterable[Tag]) -> None:
         """Mark samples as done: handed out, dropped, or failed."""
@@ -366,7 +368,7 @@ class Ledger:
             self._drop_snapshots()
             first = self._snapshots[0] if self._snapshots else None
             return replace(
-                self._start,
+                self.start,
                 source_length=self.source_length,
                 done=self._done.pairs(),
                 partly_done=tuple((at, self._offsets[at].pairs()) for at in sorted(self._offsets)),

@@ -62,9 +62,10 @@ class DataLoader:
         src -> preprocessor -> batches -> aggregator -> transfer_fn -> buffer -> iteration
                (num_threads)              (num_threads) (one thread)   (buffer_size)
 
-    Each iteration is an *epoch*. Loading begins when ``iter()`` is called. The threads end when the epoch is
-    complete, stopped early, or garbage-collected. If a preprocessor, aggregator or transfer returns ``None``,
-    the item is dropped. An item that fails is dropped and recorded in :attr:`failures`; see ``max_failures``.
+    Each iteration is an *epoch*, unless its iterator is dropped before the first batch. Loading begins when
+    ``iter()`` is called. The threads end when the epoch is complete, stopped early, or garbage-collected. If
+    a preprocessor, aggregator or transfer returns ``None``, the item is dropped. An item that fails is
+    dropped and recorded in :attr:`failures`; see ``max_failures``.
 
     Args:
         src: The items: an iterable, which is iterated in a thread of its own, an async iterable, or a

@@ -279,7 +279,7 @@ class _Iteration:
         self._convert = None if loader.to is None else CONVERTERS[loader.to]
         self._is_over = False
         # A loop left by "break" drops its iterator without closing it.
-        self._end = when_dropped(_close, ledger, pipeline)
+        self._end = when_dropped(_close, ledger, pipeline, loader, loader._pinned)
 
     def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
@@ -289,6 +289,7 @@ class _Iteration:
         # After the conversion, because a batch that could not be converted is not done.
         self._loader._tags = tags = tags_of(tagged)
         self._ledger.settle(tags)
+        self._ledger.has_given = True
         return value
 
     def _complete(self) -> None:
@@ -306,8 +307,11 @@ class _Iteration:
         self._ledger.close()
 
 
-def _close(ledger: Ledger, pipeline: Pipeline[Any]) -> None:
+def _close(ledger: Ledger, pipeline: Pipeline[Any], loader: Any, pinned: State | None) -> None:
     if not ledger.is_closed:
+        # Lightning makes an iterator to check a loader, and drops it unused.
+        if loader._ledger is ledger and not ledger.has_given:
+            loader._pinned, loader._next_epoch = pinned, ledger.start.epoch
         ledger.close()
         pipeline.stop()
 

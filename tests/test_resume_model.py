@@ -138,7 +138,7 @@ class Model:
         is_complete = len(batches) < count
         if self.goes_on:
             self.next = self.state
-        else:
+        elif count:
             self.next = (epoch + 1, 0)
             if is_complete:
                 self.state = self.next

@@ -295,3 +295,35 @@ def test_epochs_may_differ_in_length(stop: int, on_error: Any) -> None:
     for resumed in (make_loader(), loader):
         resumed.load_state_dict(state)
         assert first + list(resumed) == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [range, sampler, Counting, lambda n: Anew(Counting(n)), Deals, TorchSampler, Growing],
+)
+def test_an_iterator_of_which_nothing_was_taken_is_no_epoch(make: Any) -> None:
+    """Lightning makes one to check a loader; the rest of the epoch of a loaded state was lost to it."""
+
+    def loader_of_90() -> DataLoader:
+        return DataLoader(make(90), batch_size=5, output_order="input")
+
+    loader, checked = loader_of_90(), loader_of_90()
+    iter(checked)
+    first = list(itertools.islice(loader, 3))
+    assert list(itertools.islice(checked, 3)) == first
+    resumed = loader_of_90()
+    resumed.load_state_dict(through_pickle(loader.state_dict()))
+    for _ in range(2):
+        iter(resumed)
+    assert [*first, *resumed] == list(loader_of_90())
+    assert resumed.epoch == 1
+
+
+def test_an_epoch_chosen_by_the_sampler_outlasts_an_unused_iterator() -> None:
+    order = sampler(9)
+    loader = DataLoader(order, output_order="input")
+    order.set_epoch(5)
+    iter(loader)
+    expected = sampler(9)
+    expected.set_epoch(5)
+    assert list(loader) == list(expected)
