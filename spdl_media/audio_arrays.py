@@ -318,7 +318,7 @@ def _load_found(
                 return None
         else:
             format = codec.sample_fmt or "", codec.channel_layout, rate
-            rows.put_array(found.array, format, found.window[0])
+            rows.put_range(found.read, found.window, format)
         rows.flush()
     except (DecodeError, FilterError):  # the former: a decoder cannot be opened
         return None
@@ -357,16 +357,16 @@ _SYNC_WORDS = tuple(
 
 class _WAVSamples(NamedTuple):
     codec: AudioCodec
-    # All samples of the window, and the number of samples before second 0, as in CodedFrames.
-    array: Array
+    read: Callable[[int, int], Array]  # from a position to another
+    # Positions of the window, and the number of samples before second 0, as in CodedFrames.
     window: tuple[int, int]
     delay: int = 0
 
 
-def _read_wav(
+def _find_wav(
     input: Input, head: bytes, window: Window, num_samples: int | None
 ) -> _WAVSamples | None:
-    """Read the samples of a window of a WAV file, and no more of the file.
+    """Find the samples of a window of a WAV file.
 
     Args:
         input: The opened file.
@@ -383,21 +383,22 @@ def _read_wav(
     header, codec = info
     start, stop = window.sample_range(header.sample_rate, num_samples)
     stop = min(stop, header.num_samples)
-    size = (stop - start) * header.block_align
-    sample_size = header.block_align // header.num_channels
-    before = int(sample_size == 3)  # the reader of 24-bit samples needs the byte before each
-    offset = header.data_offset + start * header.block_align - before
-    content = input.read_at(offset, size + before) if size > 0 else b""
-    if size <= 0 or len(content) < size + before:
-        return None
-    read = KINDS[header.sample_format, sample_size].read
-    array = read(content, before, (stop - start, header.num_channels))
-    return _WAVSamples(codec, array, (start, stop))
+    kind = KINDS[header.sample_format, header.block_align // header.num_channels]
+    before = int(kind.codec == "pcm_s24le")  # its reader needs the byte before each sample
+
+    def read(start: int, stop: int) -> Array:
+        size = (stop - start) * header.block_align + before
+        content = input.read_at(header.data_offset + start * header.block_align - before, size)
+        if len(content) < size:
+            raise DecodeError("the file became shorter", source=input.name)
+        return kind.read(content, before, (stop - start, header.num_channels))
+
+    return _WAVSamples(codec, read, (start, stop)) if start < stop else None
 
 
 # By the first byte: that of RIFF, fLaC, OggS, ID3 and of an MP3 frame.
 _FINDERS: dict[bytes, Callable[..., CodedFrames | OggAudio | _WAVSamples | None]] = {
-    b"R": _read_wav,
+    b"R": _find_wav,
     b"f": find_flac,
     b"O": find_ogg,
     b"I": find_mp3,

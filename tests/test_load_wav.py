@@ -162,6 +162,15 @@ def test_a_window_of_a_long_file_reads_little(tmp_path: Path) -> None:
     assert sum(reads) < 200_000
 
 
+@pytest.mark.parametrize(("bits", "channels"), [(24, 2), (16, 5)])
+def test_long_files_are_read_in_pieces(bits: int, channels: int, tmp_path: Path) -> None:
+    samples = np.random.default_rng(0).bytes(600_001 * channels * bits // 8)
+    (path := tmp_path / "long.wav").write_bytes(make_wav(1, bits, channels, samples=samples))
+    for options in ({}, {"timestamp": (1, 20)}, {"sample_fmt": "s16p"}, {"sample_rate": 8000}):
+        found = sm.load_audio(path, **options).array
+        assert np.array_equal(found, by_ffmpeg(path.read_bytes(), options)), options
+
+
 def test_storage_and_writable_memory() -> None:
     data = make_wav(3, 32, 2)
     pool = sm.cpu_storage(20_000, pin_memory=False)
