@@ -9,6 +9,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Self, TypeAlias, overload
 
+from av.stream import Disposition
+
 from spdl_media._checks import check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
@@ -414,6 +416,13 @@ class _Clock:
         # A packet without timestamps follows the one before it.
         self._next = ticks + (packet.duration or 0)
         return ticks * self._step - self._zero
+
+
+def has_video(demuxer: Demuxer) -> bool:
+    """Whether a file has a video, and not only the cover of its audio. Used within this package."""
+    with demuxer._opened() as container:
+        index, streams = container.best_index("video"), container.av.streams
+        return index is not None and not streams[index].disposition & Disposition.attached_pic
 
 
 def first_image(container: Container) -> ImagePackets:

@@ -228,7 +228,9 @@ class Muxer:
         kind = "video" if isinstance(codec, VideoCodec) else "audio"
         # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
         # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
-        model = av.open(io.BytesIO(), "w", format="nut").add_stream(self.default_codec(kind))
+        model = av.open(io.BytesIO(), "w", format="nut").add_stream(
+            self.default_codec(kind, covers=True)
+        )
         stream: Any = self._container.add_stream_from_template(model, opaque=True)
         BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
         context, stream.time_base = stream.codec_context, codec.time_base
@@ -355,8 +357,12 @@ class Muxer:
     def __repr__(self) -> str:
         return f"<Muxer: {self._name}{', closed' if self._container is None else ''}>"
 
-    def default_codec(self, kind: str) -> str:
+    def default_codec(self, kind: str, *, covers: bool = False) -> str:
         """Return the default codec of the file format. Used within this package.
+
+        Args:
+            kind: ``"video"`` or ``"audio"``.
+            covers: Whether covers, such as those of MP3 and FLAC, count as video.
 
         Raises:
             EncodeError: The format holds no streams of the kind.
@@ -365,7 +371,7 @@ class Muxer:
         # AC-3 takes only three sample rates, and MP2 six, and at most two channels.
         if (self._format, name) in (("matroska", "ac3"), ("mpegts", "mp2")):
             name = "aac"
-        if name == "none":
+        if name == "none" or (name == "png" and not covers):
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
 

@@ -15,7 +15,7 @@ from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
 from spdl_media.decoders import AudioDecoder, VideoDecoder
-from spdl_media.demuxer import Demuxer
+from spdl_media.demuxer import Demuxer, has_video
 from spdl_media.destination import Target
 from spdl_media.encode import (
     audio_encode_config,
@@ -182,7 +182,7 @@ def cut(
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window; to PCM in WAV and similar formats, unless its codec is lossless. Rates that an encoder does not
     take are resampled: 44.1 kHz to 48 kHz for Opus. In AVI, FLV and MPEG-TS, which do not state what encoders
-    add, AAC begins 1024 samples late and MP3 1105. ``start`` becomes second 0.
+    add, AAC begins 1024 samples late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -214,7 +214,7 @@ def cut(
     window = parse_window((start, end))
     _check_other_file(src, dst)
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
-        video = demuxer.demux_video(window) if demuxer.video_stream_index is not None else None
+        video = demuxer.demux_video(window) if has_video(demuxer) else None
         # Audio from second 0 on, so that silence is written where it begins after the video.
         audible = parse_window((start or 0, end))
         audio = demuxer.demux_audio(audible) if demuxer.audio_stream_index is not None else None

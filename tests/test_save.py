@@ -509,6 +509,29 @@ def test_a_window_without_anything_leaves_nothing(long: bytes, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("format", ["mp3", "flac", "wav"])
+def test_a_cut_of_audio_leaves_its_cover_out(format: str) -> None:
+    source, file = io.BytesIO(), io.BytesIO()
+    with sm.Muxer(source, format="mp3") as muxer:
+        config = sm.video_encode_config(width=64, height=48, encoder="png", pix_fmt="rgb24")
+        cover = muxer.add_encode_stream(config)
+        audio = muxer.add_encode_stream(sm.audio_encode_config(sample_rate=16000, num_channels=1))
+        muxer.write(cover, sm.frames_from_array(np.zeros((1, 48, 64, 3), np.uint8)))
+        tone = make_tone(32000, 16000).T / np.float32(2**15)
+        muxer.write(audio, sm.frames_from_array(tone.astype(np.float32), sample_rate=16000))
+    assert [stream.codec for stream in sm.probe(source.getvalue()).streams] == ["mp3", "png"]
+    assert not sm.cut(source.getvalue(), file, None, 1, format=format)
+    assert len(sm.probe(file.getvalue()).streams) == 1
+    assert sm.load_audio(file.getvalue()).shape[1] >= 16000
+
+
+@pytest.mark.parametrize("format", ["mp3", "flac", "wav"])
+def test_video_is_not_cut_to_a_file_of_audio(format: str, long: bytes, tmp_path: Path) -> None:
+    """MP3 got the first frame as its cover, and FLAC none."""
+    with pytest.raises(sm.EncodeError, match=f"format '{format}' holds no video"):
+        sm.cut(long, tmp_path / f"cut.{format}", 2, 3)
+
+
 def test_only_audio_is_cut_of_audio(tmp_path: Path) -> None:
     samples = index_samples(16000, 2)
     sm.save_audio(tmp_path / "a.flac", samples.T, 8000)
