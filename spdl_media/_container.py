@@ -36,9 +36,8 @@ from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
 from spdl_media.parts import is_open_ended, missing_packets, reindexed, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
-from spdl_media.still_headers import exif_orientation
+from spdl_media.still_headers import exif_orientation, may_be_image
 from spdl_media.stills import (
-    AVIF_BRANDS,
     HEAD_SIZE,
     WITHOUT_SIGNATURE,
     container_still,
@@ -111,9 +110,8 @@ class Container:
         known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
         if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             name, names = known
-            # Only an ISO file may hold a movie or an image, which has a list of its items.
-            is_image = bytes(head[8:12]) in AVIF_BRANDS or b"iinf" in bytes(head)
-            self._may_be_still = name == "mov" and is_image
+            # Only an ISO file may hold a movie or an image.
+            self._may_be_still = name == "mov" and may_be_image(head)
             self.tried = self.tried if name in _COMPLETE_HEADERS else None
             # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
             with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
