@@ -274,10 +274,14 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, which starts at the epoch's beginning.
 
+        A loaded state of that epoch stays, so that a training loop may set each epoch.
+
         Raises:
             ValueError: ``epoch`` is negative.
         """
-        self._pin(self._fresh(check_int("epoch", epoch, at_least=0)))
+        epoch = check_int("epoch", epoch, at_least=0)
+        if self._pinned is None or self._pinned.epoch != epoch:
+            self._pin(self._fresh(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, from which a loader made with equal arguments can resume, in any process.

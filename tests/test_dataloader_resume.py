@@ -266,6 +266,18 @@ def test_setting_an_epoch_forgets_where_it_was() -> None:
     assert loader.state_dict()["epoch"] == 5
 
 
+def test_a_loop_that_sets_each_epoch_goes_on_from_a_loaded_state() -> None:
+    loader = DataLoader(range(6), output_order="input")
+    list(itertools.islice(loader, 2))
+    resumed = DataLoader(range(6), output_order="input")
+    resumed.load_state_dict(loader.state_dict())
+    given = []
+    for epoch in (resumed.epoch, 1, 1):
+        resumed.set_epoch(epoch)
+        given.append(list(resumed))
+    assert given == [[2, 3, 4, 5], list(range(6)), list(range(6))]
+
+
 def test_an_item_in_the_middle_of_its_samples() -> None:
     made: list[int] = []
 
