@@ -180,9 +180,9 @@ def cut(
 
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
-    window; to PCM in WAV and similar formats, unless its codec is lossless. Rates that an encoder does not
-    take are resampled: 44.1 kHz to 48 kHz for Opus. In AVI, FLV and MPEG-TS, which do not state what encoders
-    add, AAC begins 1024 samples late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
+    window; to PCM in WAV and similar formats. Rates that an encoder does not take are resampled: 44.1 kHz to
+    48 kHz for Opus. In AVI, FLV and MPEG-TS, which do not state what encoders add, AAC begins 1024 samples
+    late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -323,9 +323,9 @@ def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
         encoder = find_encoder(codec.name, kind)
     except ValueError:
         return None
-    # WAV and other formats of PCM do not state how many samples an encoder adds at start and end.
-    adds = kind == "audio" and encoder.lossy and not encoder.name.startswith("pcm_")
-    if adds and muxer.default_codec("audio").startswith("pcm_"):
+    # WAV does not state how many samples other encoders add at start and end, and few readers decode them.
+    is_coded = kind == "audio" and not encoder.name.startswith("pcm_")
+    if is_coded and muxer.default_codec("audio").startswith("pcm_"):
         return None
     return encoder.name if muxer.takes(codec) and not encoder.experimental else None
 

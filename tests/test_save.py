@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -551,6 +552,15 @@ def test_a_cut_of_compressed_audio_to_wav_holds_the_samples_of_the_window(
     sm.cut(file.getvalue(), tmp_path / "piece.wav", 0.5, 1)
     wanted = sm.load_audio(file.getvalue(), timestamp=(0.5, 1)).array
     assert np.array_equal(sm.load_audio(tmp_path / "piece.wav").array, wanted)
+
+
+def test_a_cut_of_flac_to_wav_is_pcm(tmp_path: Path) -> None:
+    """FFmpeg writes FLAC into WAV, too, but other readers take PCM alone."""
+    samples = index_samples(16000, 2)
+    sm.save_audio(tmp_path / "a.flac", samples.T, 8000)
+    sm.cut(tmp_path / "a.flac", tmp_path / "b.wav", 0.5, 1)
+    with wave.open(str(tmp_path / "b.wav")) as file:
+        assert file.readframes(4000) == samples[4000:8000].astype("<i2").tobytes()
 
 
 def test_a_cut_to_another_codec_of_audio_does_not_take_the_bit_rate_of_the_source() -> None:
