@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 import time
@@ -480,7 +481,9 @@ def pipeline_threads() -> list[str]:
     # On a busy machine, killing a process may take this long.
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
-        names = [one.name for one in threading.enumerate() if one.name.startswith("spdl_media")]
+        # Without those that free the memory of devices, "spdl_media (device, stream)", which stay.
+        found = [one.name for one in threading.enumerate()]
+        names = [name for name in found if re.match(r"spdl_media(?! \()", name)]
         if not names:
             break
         time.sleep(0.001)

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def build(source: Any = range(10), **options: Any) -> Pipeline[int]:
 
 
 def pipeline_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("spdl_media")]
+    # Without those that free the memory of devices, "spdl_media (device, stream)", which stay.
+    return [one.name for one in threading.enumerate() if re.match(r"spdl_media(?! \()", one.name)]
 
 
 def endless() -> Iterator[int]:
