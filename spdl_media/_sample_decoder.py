@@ -358,13 +358,14 @@ _SMALL = 4096  # samples
 
 
 def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, source: str) -> bool:
-    """Decode consecutive frames, many per packet, and put the samples of their window into rows.
+    """Decode consecutive frames, many per packet, put the samples of their window into rows, and flush those.
 
     Returns:
         False if the frames give another number of samples than expected, or differ in format.
 
     Raises:
         DecodeError: This FFmpeg has no decoder for the codec.
+        FilterError: The filters do not take the samples.
     """
     # The decoder of AAC keeps the state of its noise generator when it is flushed.
     is_reusable = found.codec.name != "aac"
@@ -389,6 +390,7 @@ def decode_frames(found: CodedFrames, config: DecodeConfig, rows: SampleRows, so
             # decoders drop bad frames.
             if not rows.put_frames(frames, end - position, part, first):
                 return False
+        rows.flush()
     # Kept for reuse only here: after an error, flushing might not fully reset the decoder.
     if is_reusable:
         decoder.flush_buffers()

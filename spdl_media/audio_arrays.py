@@ -319,7 +319,6 @@ def _load_found(
         else:
             format = codec.sample_fmt or "", codec.channel_layout, rate
             rows.put_range(found.read, found.window, format)
-        rows.flush()
     except (DecodeError, FilterError):  # the former: a decoder cannot be opened
         return None
     # Without a sample, the sample format is unknown here. FFmpeg's demuxer states it.

@@ -262,7 +262,7 @@ def _joined(packets: list[bytes], positions: list[int]) -> tuple[list[bytes], li
 
 
 def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
-    """Decode a file and put its samples into rows.
+    """Decode a file, put its samples into rows, and flush those.
 
     Returns:
         False if FFmpeg fails, or gives another number of samples than the file states: a page or a packet is
@@ -282,6 +282,7 @@ def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
                 elif not rows.put_frames((frame,), frame.samples, (0, frame.samples), 0):
                     return False
                 count += frame.samples
+            rows.flush()
     except (av.FFmpegError, OSError):  # the latter: no more files can be opened
         return False
     rate, into = codec.sample_rate, rows.sample_rate
