@@ -269,7 +269,7 @@ _RESERVED, _UNSPECIFIED = (0, 3), 2
 _LOGGED_DAMAGE = frozenset({"av1", "exr", "ffv1", "gif", "hevc", "tiff", "vvc"})  # see says_damaged
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
-_PARTLY_DECODED = frozenset({"mjpeg", "gif", "qoi"})
+_PARTLY_DECODED = frozenset({"exr", "gif", "mjpeg", "qoi", "tiff"})
 
 
 class PicturePath:

@@ -84,7 +84,7 @@ def same_or_error(
         assert error.source == (str(source) if is_path else f"bytes of length {size}")
         return
     # The last bytes of a TIFF and the footer of a TGA contain no pixels.
-    assert name in ("tiff", "tga"), f"{size} of {len(made(name))} bytes pass"
+    assert name in ("tiff", "tiff deflate", "tga"), f"{size} of {len(made(name))} bytes pass"
     assert size > len(made(name)) - 30
     assert got == whole
 
@@ -100,7 +100,10 @@ def pixels(frame: sm.ImageFrames) -> bytes:
     return b"".join(np.ascontiguousarray(plane).tobytes() for plane in frame.planes)
 
 
-@pytest.mark.parametrize("name", ["jpeg", "gif", "qoi"])
+PARTLY_DECODED = ("jpeg", "gif", "qoi", "exr")
+
+
+@pytest.mark.parametrize("name", PARTLY_DECODED)
 def test_still_cut_short_can_be_kept(name: str) -> None:
     data = made(name)
     cut = data[: len(data) * 2 // 3]
@@ -111,7 +114,7 @@ def test_still_cut_short_can_be_kept(name: str) -> None:
     assert len(pixels(kept)) == len(pixels(decode_still(data)))
 
 
-@pytest.mark.parametrize("name", [name for name in STILLS if name not in ("jpeg", "gif", "qoi")])
+@pytest.mark.parametrize("name", [name for name in STILLS if name not in PARTLY_DECODED])
 def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: str) -> None:
     data = made(name)[: len(made(name)) // 2]
     with pytest.raises(sm.DecodeError) as caught:

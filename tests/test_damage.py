@@ -225,6 +225,8 @@ def test_keep_gives_a_damaged_still_marked(name: str) -> None:
     # FFmpeg decodes nothing of a PNG with a wrong checksum.
     damaged = next(data for data in overwritten(name) if is_noticed(name, data))
     whole = decode_still(made(name))
+    with pytest.raises(sm.DecodeError, match=r"on_corrupt='keep'.*decodes what"):
+        decode_still(damaged)
     kept = decode_still(damaged, on_corrupt="keep")
     assert kept.is_corrupt
     assert (kept.width, kept.height) == (whole.width, whole.height)
