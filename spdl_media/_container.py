@@ -14,6 +14,7 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
+from spdl_media import parts
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import (
     AvPacket,
@@ -34,10 +35,10 @@ from spdl_media.frame_scan import is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
-from spdl_media.parts import is_open_ended, missing_packets, reindexed, seeks_astray, signed_format
 from spdl_media.still_faults import check_complete
-from spdl_media.still_headers import exif_orientation, may_be_image
+from spdl_media.still_headers import exif_orientation
 from spdl_media.stills import (
+    AVIF_BRANDS,
     HEAD_SIZE,
     WITHOUT_SIGNATURE,
     container_still,
@@ -107,11 +108,12 @@ class Container:
         # opening fails, they are opened a second time.
         self._may_be_still = self._input.seekable
         head = self._input.head(HEAD_SIZE)
-        known = signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
+        known = parts.signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
         if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             name, names = known
-            # Only an ISO file may hold a movie or an image.
-            self._may_be_still = name == "mov" and may_be_image(head)
+            # Only an ISO file may hold a movie or an image, which its box meta describes.
+            is_image = bytes(head[8:12]) in AVIF_BRANDS or parts.has_box(head, b"meta")
+            self._may_be_still = name == "mov" and is_image
             self.tried = self.tried if name in _COMPLETE_HEADERS else None
             # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
             with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
@@ -263,7 +265,7 @@ class Container:
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
         if self.format == "avi" and not from_start:
-            found = reindexed(found, self.av.streams)
+            found = parts.reindexed(found, self.av.streams)
         if not mend:
             return found
         # Of audio, FFmpeg states only packets of these formats wrongly.
@@ -330,14 +332,14 @@ class Container:
             return check_complete(kind, self._input.read_all())
         missing = self._input.missing_end()
         if missing is None and self.format.startswith("mov") and self._input.seekable:
-            missing = missing_packets(self.av.streams, self._input.size())
+            missing = parts.missing_packets(self.av.streams, self._input.size())
         return missing or (self._short_packet(packets[-1]) if packets else None)
 
     def _short_packet(self, last: AvPacket) -> str | None:
         # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states, or than were read at
         # once. In ADX it marks the last packets of all files, and in MPEG-TS and -PS transmission errors.
         marked = last.is_corrupt and not self.format.startswith(("adx", "mpeg"))
-        if marked and is_open_ended(self._input.head(HEAD_SIZE)):
+        if marked and parts.is_open_ended(self._input.head(HEAD_SIZE)):
             marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
         frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if self.format == "mp3" else None
         if marked or (frame_size or 0) > last.size:  # an MP3 frame states its size
@@ -390,7 +392,7 @@ class Container:
         source = self._input
         if self.av.streams[index].disposition & Disposition.attached_pic:
             return False  # in an Ogg file, FFmpeg would end the process
-        if not source.seekable or seeks_astray(self.format, source.read_at, source.size):
+        if not source.seekable or parts.seeks_astray(self.format, source.read_at, source.size):
             return False
         if self.format == "ogg":
             self.rewind()  # once FFmpeg has read the end, it states wrong times of Vorbis after a seek

@@ -276,7 +276,11 @@ def decode_each(
         else:
             add(position, decoded)
 
-    in_threads(decode_one, len(srcs), num_threads)
+    if num_threads > 1:
+        in_threads(decode_one, len(srcs), num_threads)
+        return
+    for position in range(len(srcs)):
+        decode_one(position)
 
 
 def _placed(error: Exception, position: int, count: int) -> Exception:

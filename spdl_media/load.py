@@ -30,7 +30,7 @@ from spdl_media.arguments import (
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
 from spdl_media.batch import PICTURE_COLORS, FrameRequest, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import as_decode_config, one_cuda_config
+from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer
@@ -202,7 +202,7 @@ def load_video(
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     index = arguments["stream_index"]
     if request.config is None:
-        return load_video_array(src, parse_window(timestamp), request, index)
+        return load_video_array(src, timestamp, request, index)
     # The device is opened first, so that nothing is read if there is none.
     decode, config, name = frame_steps(request), request.demux_config, request.name
     with Demuxer(src, demux_config=config, name=name) as demuxer:
@@ -253,16 +253,20 @@ def load_audio(
     desc: Any = audio_options(arguments)
     if not isinstance(arguments["filter_desc"], Default):
         desc = own_filter(arguments["filter_desc"], desc, SOUND_OPS)
-    config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-    # The device is opened first, so that nothing is read if there is none.
-    finish, memory = on_its_way(config, arguments["storage"], "load_audio(cuda=)")
-    on_short = arguments["on_short"]
-    count = check_length("num_samples", arguments["num_samples"], on_short)
-    decoding, opening = as_decode_config(arguments["decode_config"]), arguments["demux_config"]
+    finish, memory = None, arguments["storage"]
+    if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
+        config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+        # The device is opened first, so that nothing is read if there is none.
+        finish, memory = on_its_way(config, memory, "load_audio(cuda=)")
+    count, on_short = arguments["num_samples"], arguments["on_short"]
+    if count is not None or on_short is not None:
+        count = check_length("num_samples", count, on_short)
+    given, opening = arguments["decode_config"], arguments["demux_config"]
+    decoding = DEFAULT_DECODE_CONFIG if given is None else as_decode_config(given)
     request = AudioRequest(desc, memory, decoding, count, on_short)
     window, stream, name = parse_window(timestamp), arguments["stream_index"], arguments["name"]
     audio = load_audio_array(src, window, request, stream, opening, name)
-    return finish(audio.buffer)
+    return audio.buffer if finish is None else finish(audio.buffer)
 
 
 @declared(BatchArguments)
@@ -364,14 +368,17 @@ def frame_request(
     given = {name: value for name, value in arguments.items() if name in _NAMES}
     if arguments["layout"] is not None:
         check_array_layout(arguments["layout"])
-    given["num_frames"] = check_length("num_frames", given.get("num_frames"), given.get("on_short"))
+    count_asked, on_short = given.get("num_frames"), given.get("on_short")
+    if count_asked is not None or on_short is not None:
+        given["num_frames"] = check_length("num_frames", count_asked, on_short)
     chosen = {name: arguments[name] for name in _PICTURE_OPS if name in arguments}
     changed = [name for name in chosen if chosen[name] is not getattr(defaults, name)]
     ops = PictureOps(**chosen) if changed else defaults
-    given["config"] = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
+    if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
+        given["config"] = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
     decoder = given.get("decoder", "auto")
     check_choice("decoder", decoder, decoders)
-    if given["config"] is None and decoder not in ("auto", "cpu"):
+    if "config" not in given and decoder not in ("auto", "cpu"):
         raise ValueError(
             f"decoder={decoder!r} decodes on a CUDA device, so it needs one: cuda=0. FFmpeg's decoders for "
             "the CPU are chosen by decode_config(decoder=)"
@@ -388,7 +395,8 @@ def frame_request(
         given["cuts"] = CropPlan(count, crops, flips, rng)
     elif rng is not None:
         check_rng(rng)
-    given["decode_config"] = as_decode_config(given.get("decode_config"))
+    if (decoding := given.pop("decode_config", None)) is not None:
+        given["decode_config"] = as_decode_config(decoding)
     return FrameRequest(ops=ops, desc=desc, is_plain=is_plain, purpose=purpose, **given, **others)
 
 

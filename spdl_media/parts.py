@@ -21,10 +21,8 @@ Part: TypeAlias = tuple[bytes, int, int]
 # ``read(position, size)`` returns up to ``size`` bytes of the file from a position.
 Read: TypeAlias = Callable[[int, int], Bytes]
 
-
 # Limit of parts, so that a file made of empty parts takes milliseconds, not minutes.
 MAX_PARTS = 1 << 16
-
 
 # Offset, signature, name for opening, and FFmpeg's list of names of formats with a unique signature. Naming
 # the format saves FFmpeg's probing of all demuxers: 0.1 ms, or 0.3 ms for MP3.
@@ -114,6 +112,13 @@ def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator
     """
     stop = len(view) if stop is None else min(stop, len(view))
     return read_boxes(lambda position, size: view[position : position + size], start, stop)
+
+
+def has_box(head: Bytes, kind: bytes) -> bool:
+    """Whether a box of some kind, in no other box, begins in the first bytes of a file."""
+    with suppress(struct.error):
+        return any(found == kind for found, _, _ in boxes(memoryview(head)))
+    return False
 
 
 def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
@@ -281,12 +286,10 @@ def short_of(size: int, needed: int, what: str) -> str | None:
 
 # Limit of steps, each a small read. A fragmented MP4 of many hours takes some thousand.
 _MAX_STEPS = 1 << 14
-
 # Writers that cannot seek back put placeholders for sizes: FFmpeg 2**32 - 1, SoX numbers from 0x7ffff000 up,
 # others 0.
 _UNKNOWN_SIZE = 0x7FFFF000
 _UNKNOWN_CAF_SIZE = 1 << 62  # FFmpeg writes -1
-
 _TS_PACKET = 188
 
 

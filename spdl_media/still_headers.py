@@ -25,16 +25,6 @@ _UNKNOWN: _Color = (0, 2, 2, 2)
 _FULL, _LIMITED, _BT470BG, _RGB, _BT709, _SRGB = 2, 1, 5, 0, 1, 13
 
 
-def may_be_image(head: Bytes) -> bool:
-    """Whether an ISO base media file may be an image, which its box meta describes, from its first bytes."""
-    if bytes(head[8:12]) in stills.AVIF_BRANDS:
-        return True
-    with suppress(struct.error):
-        # Not a search for the items of an image in all of head, which would take longer.
-        return any(kind == b"meta" for kind, _, _ in parts.boxes(memoryview(head)))
-    return False
-
-
 class StillHeader(NamedTuple):
     """Contents of a header.
 

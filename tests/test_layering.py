@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from effort import each
+
+import spdl_media as sm
+from spdl_media.testing import index_frames, index_planes, make_audio, make_image, make_video
 
 PACKAGE = Path(__file__).resolve().parent.parent / "spdl_media"
 
@@ -199,3 +205,39 @@ def test_reader_sees_every_form_of_import(
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
     (tmp_path / "module.py").write_text(line)
     assert set(_imports(tmp_path / "module.py")) == names
+
+
+SOUND = np.zeros((44100, 1), np.int16)
+
+
+@pytest.mark.parametrize(
+    ("load", "data", "most"),
+    [
+        (
+            lambda src: sm.load_image_batch([src], width=64, height=64),
+            make_image(index_frames(1, 128, 96)[0], codec="mjpeg"),
+            15,
+        ),
+        (sm.load_audio, make_audio(SOUND, 44100, codec="libmp3lame", format="mp3"), 15),
+        (sm.load_video, make_video(index_planes(9, 128, 96), codec="libx264", format="mp4"), 21),
+    ],
+)
+def test_data_passes_through_few_modules(
+    load: Callable[[Any], object], data: bytes, most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    load(path)  # fills the caches
+    called: set[Path] = set()
+
+    def note(frame: Any, event: str, _: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in file.parents:
+            called.add(file.relative_to(PACKAGE))
+
+    sys.setprofile(note)
+    try:
+        load(path)
+    finally:
+        sys.setprofile(None)
+    assert 5 < len(called) <= most, sorted(map(str, called))
