@@ -15,7 +15,6 @@ __all__ = (
     "CUDAConfig",
     "DecodeConfig",
     "DemuxConfig",
-    "OnCorrupt",
     "cuda_config",
     "decode_config",
     "demux_config",

@@ -192,7 +192,8 @@ class DataLoader:
         names = [
             step if isinstance(step, str) else name_of(step) for step in steps if step is not None
         ]
-        return f"<DataLoader: {' -> '.join([SourceConfig(self._source.source).name, *names])}>"
+        source = SourceConfig(self._source.source).name
+        return f"<{type(self).__name__}: {' -> '.join([source, *names])}>"
 
     def __len__(self) -> int:
         """Return the number of batches (or samples) of an epoch in which nothing fails or is dropped.
@@ -369,7 +370,8 @@ class DataLoader:
         return State(epoch, self.seed, source_length=source_length(source), order=order_of(source))
 
     def _pin(self, state: State) -> None:
-        self._pinned, self._ledger = state, None
+        # In this order: the garbage collector may end an unused iterator, which sets back what it pinned.
+        self._ledger, self._pinned = None, state
 
     def _upcoming(self) -> State:
         if self._pinned is not None:

@@ -78,10 +78,7 @@ class DecodedFrames:
         )
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} are no array: convert_frames(frames) makes one, and the planes of each "
-            "frame are views"
-        )
+        raise TypeError(f"{type(self).__name__} are no array: convert_frames(frames) makes one")
 
 
 class _Pictures(DecodedFrames):

@@ -100,7 +100,8 @@ class MapIterator(Generic[V_co]):
 
     def __repr__(self) -> str:
         # By their classes: a list of keys may be long.
-        return f"MapIterator({type(self.mapping).__name__}, {type(self.sampler).__name__})"
+        mapping, sampler = type(self.mapping).__name__, type(self.sampler).__name__
+        return f"{type(self).__name__}({mapping}, {sampler})"
 
     def __iter__(self) -> Iterator[V_co]:
         # Lazy: a value is read when the iteration reaches it.

@@ -14,6 +14,7 @@ from effort import each
 
 import spdl_media
 import spdl_media as sm
+import spdl_media.pipeline
 from spdl_media._optional import is_available
 from spdl_media.epochs import Mapped
 from spdl_media.pipeline import PipelineBuilder
@@ -49,7 +50,6 @@ OF_PIPELINE = [name for name in _module_names("") if name.startswith("spdl_media
 # Modules whose names are for other modules or for tests and are not re-exported, and such names of modules
 # that are re-exported.
 NOT_REEXPORTED = {
-    "config.OnCorrupt",
     "cuda.dali",
     "dataloader.sample_rng",
     "filter_desc.FilterDesc",
@@ -161,6 +161,17 @@ def test_package_reexports_the_modules_names() -> None:
     assert given == expected, f"missing {expected - given}, too many {given - expected}"
 
 
+@each("package", [spdl_media, spdl_media.pipeline])
+def test_packages_hold_no_names_but_public_ones(package: ModuleType) -> None:
+    """A star import of a module whose __all__ has internal names offers these to users, too."""
+    names = {
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("spdl_media.")
+    }
+    assert names <= {*package.__all__}
+
+
 def test_package_all_names_each_thing_once() -> None:
     names = spdl_media.__all__
     assert len(names) == len(set(names))
@@ -204,6 +215,8 @@ def test_objects_show_what_they_hold() -> None:
         sm.VideoDecoder(codec): "<VideoDecoder: h264>",
         folders: "Mix(4 items, counts=[3, 1])",
         MapIterator({}, range(10**6)): "MapIterator(dict, range)",
+        type("Clips", (MapIterator,), {})({}): "Clips(dict, NoneType)",
+        type("Loader", (sm.DataLoader,), {})([1]): "<Loader: list of 1>",
         pairs: "<3 items: ('a', 0), ('b', 0), ...>",
         pairs[:1]: "<1 items: ('a', 0)>",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import pickle
 import threading
@@ -327,3 +328,22 @@ def test_an_epoch_chosen_by_the_sampler_outlasts_an_unused_iterator() -> None:
     expected = sampler(9)
     expected.set_epoch(5)
     assert list(loader) == list(expected)
+
+
+class CollectsOften(DataLoader):
+    """Collects garbage whenever an attribute is set, as Python may do by itself."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        gc.collect()
+
+
+def test_an_unused_iterator_that_ends_while_a_state_is_loaded_does_not_replace_it() -> None:
+    former = DataLoader(range(9), output_order="input")
+    former.set_epoch(4)
+    loader = CollectsOften(range(9), output_order="input")
+    cycle: list[Any] = [iter(loader)]
+    cycle.append(cycle)
+    del cycle
+    loader.load_state_dict(former.state_dict())
+    assert loader.epoch == 4

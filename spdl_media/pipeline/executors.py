@@ -27,15 +27,10 @@ from spdl_media.pipeline.failures import PipelineError
 
 __all__ = (
     "ExecutorConfig",
-    "FunctionKind",
     "InterpreterPoolExecutorConfig",
     "ProcessPoolExecutorConfig",
     "TaskHook",
     "ThreadPoolExecutorConfig",
-    "kind_of",
-    "name_of",
-    "refuse_coroutine",
-    "usable_cores",
 )
 
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")

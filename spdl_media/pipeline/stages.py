@@ -35,7 +35,6 @@ __all__ = (
     "SinkConfig",
     "SourceConfig",
     "StageConfig",
-    "with_unique_names",
 )
 
 OutputOrder: TypeAlias = Literal["completion", "input"]

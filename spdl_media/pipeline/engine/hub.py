@@ -90,11 +90,7 @@ class Hub:
         self._loop_is_due = False
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
-        """Have ``handler(argument)`` called in a turn, soon. From any thread.
-
-        Raises:
-            KeyboardInterrupt: A Ctrl-C in the user's thread. The handler may be called all the same.
-        """
+        """Have ``handler(argument)`` called in a turn, soon. From any thread."""
         try:
             self._messages.append((handler, argument))
             # A thread that takes a turn looks for more messages after it.

@@ -137,11 +137,7 @@ class Run:
             self._loop.close()
 
     def request_epoch(self) -> None:
-        """Begin another epoch.
-
-        Raises:
-            KeyboardInterrupt: A Ctrl-C in the user's thread. The epoch has begun.
-        """
+        """Begin another epoch."""
         epoch = object()
         self.graph.sink.begin_epoch()
         try:
@@ -152,11 +148,7 @@ class Run:
             raise
 
     def request_stop(self) -> None:
-        """Ask the run to end, without waiting. From any thread, any number of times.
-
-        Raises:
-            KeyboardInterrupt: A Ctrl-C in the user's thread. Ask again.
-        """
+        """Ask the run to end, without waiting. From any thread, any number of times."""
         self.was_stopped = True
         # Threads see this after their current call, even if the loop is blocked.
         self._hub.closed = True
