@@ -83,8 +83,10 @@ def own_filter(
     Raises:
         ValueError: ``filter_desc`` is given together with options that differ from the default.
     """
+    if ops is default:
+        return filter_desc
     # Compared by value, so a default may also be passed explicitly.
-    for name in (field.name for field in fields(default) if ops is not default):
+    for name in (field.name for field in fields(default)):
         if getattr(ops, name) != getattr(default, name):
             raise ValueError(
                 f"filter_desc= is the whole filter graph, so {name}={getattr(ops, name)!r} would have no "

@@ -87,7 +87,8 @@ def read_with_pillow(
         raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
 
 
-_TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
+_WHITE_IS_ZERO = 0
 
 
 def _mend_tiles(image: Any) -> None:

@@ -346,5 +346,6 @@ def timing(
     # By nearest rank, so a quantile is always a measured value.
     p90, p99 = (durations[math.ceil(part * len(durations)) - 1] for part in (0.90, 0.99))
     average = total / number if number else 0.0
-    occupancy, rate = (one / elapsed if elapsed else 0.0 for one in (in_use, number))
+    occupancy = in_use / elapsed if elapsed else 0.0
+    rate = number / elapsed if elapsed else 0.0
     return Timing(number, average, p90, p99, occupancy, rate)
