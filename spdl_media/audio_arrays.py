@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -354,10 +354,8 @@ def _finished(
 WAV_HEAD_SIZE = 8 * 1024
 _MOST_CHANNELS = 64
 # DTS and compressed data for S/PDIF pretend to be 16-bit stereo PCM. Their frames begin with these words.
-_SYNC_WORDS = tuple(
-    bytes.fromhex(word)
-    for word in ("7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f".split())
-)
+_SYNC_HEX = "7ffe8001 fe7f0180 1fffe800 ff1f00e8 72f81f4e f8724e1f"
+_SYNC_WORDS = tuple(map(bytes.fromhex, _SYNC_HEX.split()))
 
 
 class _WAVSamples(NamedTuple):
@@ -382,8 +380,7 @@ def _find_wav(
     Returns:
         The samples; ``None`` if the file must be read by FFmpeg, or the window contains no sample.
     """
-    info = read_wav_info(input, head)
-    if info is None:
+    if (info := read_wav_info(input, head)) is None:
         return None
     header, codec = info
     start, stop = window.sample_range(header.sample_rate, num_samples)
@@ -398,7 +395,10 @@ def _find_wav(
             raise DecodeError("the file became shorter", source=input.name)
         return kind.read(content, before, (stop - start, header.num_channels))
 
-    return _WAVSamples(codec, read, (start, stop)) if start < stop else None
+    # Others at once: a compressed file object is decompressed from its start for each read.
+    whole = cache(partial(read, start, stop))
+    part = read if input.is_local else lambda begin, end: whole()[begin - start : end - start]
+    return _WAVSamples(codec, part, (start, stop)) if start < stop else None
 
 
 # By the first byte: that of RIFF, fLaC, OggS, ID3 and of an MP3 frame.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,22 @@ def test_long_files_are_read_in_pieces(bits: int, channels: int, tmp_path: Path)
     for options in ({}, {"timestamp": (1, 20)}, {"sample_fmt": "s16p"}, {"sample_rate": 8000}):
         found = sm.load_audio(path, **options).array
         assert np.array_equal(found, by_ffmpeg(path.read_bytes(), options)), options
+
+
+def test_long_files_are_read_from_file_objects_at_once() -> None:
+    # A compressed one is decompressed from its start after each step back.
+    class Recorded(io.BytesIO):
+        steps_back = 0
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            before, place = self.tell(), super().seek(offset, whence)
+            self.steps_back += place < before
+            return place
+
+    short, long = (Recorded(make_wav(1, 16, 2, samples=bytes(size))) for size in (1 << 10, 1 << 23))
+    for file in (short, long):
+        sm.load_audio(file, sample_rate=8000)
+    assert long.steps_back <= short.steps_back
 
 
 def test_storage_and_writable_memory() -> None:
