@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias
 
 from spdl_media.array_frames import frames_from_array
-from spdl_media.buffer import Buffer, CPUBuffer
+from spdl_media.buffer import Buffer
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
@@ -409,7 +409,7 @@ def _as_video(
 def _as_audio(waveform: Any) -> AudioFrames:
     if isinstance(waveform, AudioFrames):
         return waveform
-    if isinstance(waveform, CPUBuffer) and waveform.sample_rate is not None:
+    if isinstance(waveform, Buffer) and waveform.sample_rate is not None:
         waveform = waveform, waveform.sample_rate
     if not isinstance(waveform, tuple) or len(waveform) != 2:
         raise TypeError("audio= must be AudioFrames, or a pair of a waveform and its sample rate")

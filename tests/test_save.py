@@ -309,6 +309,9 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     for unrated in (samples, sm.convert_array(samples)):
         with pytest.raises(TypeError, match="an array has no sample rate: pass sample_rate="):
             sm.save_audio(tmp_path / "out.wav", unrated)
+    on_device = sm.CUDABuffer(object(), (1, 8), np.float32, 0, sample_rate=8000)
+    with pytest.raises(TypeError, match=r"copy it to the CPU: .*transfer_buffer_cpu"):
+        sm.save_audio(tmp_path / "out.wav", on_device)
     sound = sm.frames_from_array(samples, sample_rate=8000)
     for wrong in ((), (samples,), (samples, 8000, 1), (sound, 8000)):
         with pytest.raises(TypeError, match="sample rate"):
