@@ -269,10 +269,9 @@ def is_native_layout(name: str) -> bool:
 
 def says_damaged(lines: list[LogLine]) -> bool:
     """Whether FFmpeg logged damage that it does not report: checksums, missing parts of TIFF, EXR and GIF."""
-    stills = (
-        "(LZW decode|Uncompressing|block..) failed|Decoded only|(Read|Copy|Run) went|Incorrect .ode"
-    )
-    return any(re.search(f"CRC mismatch|mismatching checksum|{stills}", said) for *_, said in lines)
+    checksums, faxes = "CRC mismatch|mismatching checksum", "Incorrect (code|mode)"
+    stills = r"(LZW decode|Uncompressing|decode_block\(\)) failed|Decoded only|(Read|Copy|Run) went"
+    return any(re.search(f"{checksums}|{faxes}|{stills}", said) for *_, said in lines)
 
 
 @lru_cache(maxsize=256)

@@ -144,7 +144,8 @@ def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> No
 
 
 def _tell_free(pipe: Connection, number: int) -> None:
-    with suppress(OSError):  # the pipe is closed, or the other process has ended
+    # The pipe is closed, or the other process has ended. TypeError: another thread is just closing it.
+    with suppress(OSError, TypeError):
         pipe.send_bytes(bytes((number,)))
 
 

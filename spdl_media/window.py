@@ -330,10 +330,14 @@ def our_packets(
         DemuxError: The source is an image, and FFmpeg returns no packets.
     """
     is_video = isinstance(codec, VideoCodec)
-    orientation = container.orientation(index, packets) if is_video else 1
-    place = window, orientation, continues, goes_on
     metadata = PacketMetadata(
-        container.name, container.zero, *place, container.missing_end(packets)
+        container.name,
+        container.zero,
+        window,
+        container.orientation(index, packets) if is_video else 1,
+        continues,
+        goes_on,
+        container.missing_end(packets),
     )
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,23 @@ def test_a_block_is_free_when_the_last_array_over_it_is_gone(rig: Rig) -> None:
     np.testing.assert_array_equal(row, 1)
     del row
     assert rig.num_free == before
+
+
+class ClosedMeanwhile(Connection):
+    """A pipe that another thread closes between the look whether it is open and the write."""
+
+    def _check_closed(self) -> None:
+        super()._check_closed()  # type: ignore[misc]  # typeshed lacks it
+        self.close()
+
+
+def test_a_block_may_become_free_while_the_pipe_is_closed() -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with reader, writer:
+        pipe = ClosedMeanwhile(os.dup(writer.fileno()), readable=False)
+        _ring._tell_free(pipe, 1)
+        assert pipe.closed
+        assert not reader.poll()
 
 
 def test_buffers_cross_with_their_metadata(rig: Rig) -> None:
