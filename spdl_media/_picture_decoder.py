@@ -280,7 +280,7 @@ class PicturePath:
     ) -> None:
         self.decoder = PictureDecoder(codec, metadata, config)
         self._filter = PictureFilter(codec, filter_desc, config, metadata)
-        self.decoder.gives_lead_in = self._filter.has_rate
+        self.decoder.gives_lead_in = self._filter.rate is not None
 
     def follow(self, metadata: PacketMetadata, discarded: frozenset[int], sink: Sink) -> None:
         """Prepare for the next packets: use their metadata, and the timestamps of the frames they hide.
@@ -312,7 +312,7 @@ class PicturePath:
         # No variable holds a converted frame, so that its buffer is back in FFmpeg's pool for the next one.
         decoder, filter = self.decoder, self._filter
         for frame in frames:
-            is_corrupt = filter.has_rate and frame.pts in decoder.corrupt_pts
+            is_corrupt = filter.rate is not None and frame.pts in decoder.corrupt_pts
             if any(map(sink.put, filter.push(frame, decoder.orientation, is_corrupt=is_corrupt))):
                 return True
         return False
@@ -355,7 +355,7 @@ class PicturePath:
             num_skipped=decoder.num_skipped,
             num_dropped=decoder.num_dropped,
             corrupt_pts=self._filter.copied_corrupt
-            | (frozenset() if self._filter.has_rate else decoder.corrupt_pts),
+            | (frozenset() if self._filter.rate else decoder.corrupt_pts),
         )
         decoder.num_skipped = decoder.num_dropped = 0
         return metadata

@@ -311,7 +311,7 @@ class Ledger:
     Attributes:
         start: The state in which the iteration began.
         is_closed: Whether the consumer has stopped, so that later results do not count.
-        has_given: Whether the consumer has got a batch.
+        has_delivered: Whether the consumer has a batch.
         source_length: Number of items of the epoch, if the source knows it.
 
     Thread safety: safe.
@@ -327,7 +327,7 @@ class Ledger:
         self._counts: dict[int, int] = {}
         # A snapshot is needed until all items before the next snapshot's position are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
-        self.is_closed = self.has_given = False
+        self.is_closed = self.has_delivered = False
 
     def done_offsets(self, position: int) -> Positions:
         """Return the offsets of an item's samples that were done when the ledger was made."""

@@ -250,8 +250,8 @@ class PictureFilter:
         metadata: Metadata of the packets; ``None`` for a still, which has no time and no rate.
 
     Attributes:
-        has_rate, rate: Whether output has a constant rate, and what resamples. :meth:`push` then needs the
-            frames before the window, too: one of them is shown at its start.
+        rate: Resamples to a constant frame rate; ``None``: frames keep their times. If set, :meth:`push`
+            needs the frames before the window, too: one of them is shown at its start.
         orientation: EXIF orientation of the output, 1 if it was turned upright; 0 before any output.
         copied_corrupt: Timestamps of damaged frames that were copied: PyAV cannot set the flag on a copy.
     """
@@ -268,11 +268,12 @@ class PictureFilter:
         self._ops = picture_ops(filter)
         self._time_base, self._frame_rate = codec.time_base, codec.frame_rate
         self.rate: ConstantRate[_OrientedFrame] | None = None
-        self.has_rate = self._goes_on = self._is_limited_gray = False
+        self._goes_on = self._is_limited_gray = False
         if self._ops is not None and self._ops.frame_rate is not None:
             if metadata is not None:
-                self._frame_rate, self.has_rate = parse_rate(self._ops.frame_rate), True
-                self.follow(metadata)
+                rate = self._frame_rate = parse_rate(self._ops.frame_rate)
+                self.rate = ConstantRate(rate, metadata.window, codec.time_base, metadata.zero)
+                self._time_base, self._goes_on = self.rate.time_base, metadata.goes_on
             self._ops = replace(self._ops, frame_rate=None)
         self._orient = config.orient
         self._graph: FrameFilter | None = None
@@ -289,12 +290,8 @@ class PictureFilter:
     def follow(self, metadata: PacketMetadata) -> None:
         """Take the window and the clock of the next frames."""
         self._goes_on = metadata.goes_on
-        if self.has_rate and (self.rate is None or not metadata.continues):
-            assert self._frame_rate is not None
-            self.rate = ConstantRate(
-                self._frame_rate, metadata.window, self._codec.time_base, metadata.zero
-            )
-            self._time_base = self.rate.time_base
+        if self.rate is not None and not metadata.continues:
+            self.rate = self.rate.at(metadata.window, metadata.zero)
 
     def push(
         self, frame: av.VideoFrame, orientation: int, *, is_corrupt: bool = False
@@ -341,7 +338,7 @@ class PictureFilter:
             return self._through_graph(self._graph, frame, is_alike=True)
         self.orientation = 1 if self._orient else orientation
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
-        if self._ops is not None and self._ops.keeps_frames and not (turn or self.has_rate):
+        if self._ops is not None and self._ops.keeps_frames and not (turn or self.rate):
             return [frame]  # even an empty graph costs 25 microseconds per frame
         desc, self._part = self._route(frame, turn)
         before: list[av.VideoFrame] = []

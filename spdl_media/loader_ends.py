@@ -289,7 +289,7 @@ class _Iteration:
         # After the conversion, because a batch that could not be converted is not done.
         self._loader._tags = tags = tags_of(tagged)
         self._ledger.settle(tags)
-        self._ledger.has_given = True
+        self._ledger.has_delivered = True
         return value
 
     def _complete(self) -> None:
@@ -310,7 +310,7 @@ class _Iteration:
 def _close(ledger: Ledger, pipeline: Pipeline[Any], loader: Any, pinned: State | None) -> None:
     if not ledger.is_closed:
         # Lightning makes an iterator to check a loader, and drops it unused.
-        if loader._ledger is ledger and not ledger.has_given:
+        if loader._ledger is ledger and not ledger.has_delivered:
             loader._pinned, loader._next_epoch = pinned, ledger.start.epoch
         ledger.close()
         pipeline.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import aclosing, contextmanager
 from functools import partial
 from types import CoroutineType
@@ -36,6 +37,7 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import (
+    ExecutorConfig,
     ProcessPoolExecutorConfig,
     kind_of,
     name_of,
@@ -129,10 +131,11 @@ _KINDS = {
 }
 
 
-def executor_of(loader: Any) -> Any:
+def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
     """Return the executor for the calls of a loader; ``None``: threads of this process."""
     if loader.num_processes is None:
-        return loader.executor
+        executor: Executor | ExecutorConfig | None = loader.executor
+        return executor
     # As many threads in all processes as there are cores, but at least one in each.
     threads = loader.num_threads or -(-usable_cores() // loader.num_processes)
     return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
@@ -221,7 +224,7 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
 def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
     # With num_processes, the aggregator runs there if there is no other function to run.
-    executor = executor_of(loader)
+    executor: Any = executor_of(loader)
     preprocessor, cache = loader.preprocessor, loader.cache
     replaces = loader.on_error == "replace" or callable(loader.on_error)
     # These options cache, move or replace the sample of an item, so an item must have exactly one.

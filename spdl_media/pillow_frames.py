@@ -169,7 +169,7 @@ def decode_animation(
             if pts >= stop:
                 filter.follow(replace(metadata, continues=True, goes_on=True))
                 break
-            if pts >= first or filter.has_rate:
+            if pts >= first or filter.rate:
                 yield from filter.push(frame, orientation)
         # Filters may have delayed frames, also if the window ended the loop.
         yield from filter.flush()

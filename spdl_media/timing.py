@@ -290,6 +290,10 @@ class ConstantRate(Generic[T]):
         if window.start is not None:
             self._place(window.start + zero)
 
+    def at(self, window: Window, zero: Fraction) -> ConstantRate[T]:
+        """Return another one for another window, without frames."""
+        return ConstantRate(self._rate, window, self._source_base, zero)
+
     def _place(self, start: Fraction) -> None:
         """Set the time of output frame 0, on FFmpeg's clock."""
         self._is_placed = True

@@ -74,7 +74,7 @@ class DevicePath(PicturePath):
         self.decoder = PictureDecoder(codec, metadata, config, found)
         self._filter = _DeviceFrames(codec, ops, config, metadata)
         # As in PicturePath.__init__, which is not called because it opens a CPU decoder.
-        self.decoder.gives_lead_in = self._filter.has_rate
+        self.decoder.gives_lead_in = self._filter.rate is not None
 
     def give_back(self) -> None:
         """Return the decoder to the pool, for the next clip. All frames must be written or dropped."""
