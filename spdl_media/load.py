@@ -368,9 +368,8 @@ def frame_request(
     given = {name: value for name, value in arguments.items() if name in _NAMES}
     if arguments["layout"] is not None:
         check_array_layout(arguments["layout"])
-    count_asked, on_short = given.get("num_frames"), given.get("on_short")
-    if count_asked is not None or on_short is not None:
-        given["num_frames"] = check_length("num_frames", count_asked, on_short)
+    lengths = given.get("num_frames"), given.get("on_short")
+    given["num_frames"] = check_length("num_frames", *lengths)
     chosen = {name: arguments[name] for name in _PICTURE_OPS if name in arguments}
     changed = [name for name in chosen if chosen[name] is not getattr(defaults, name)]
     ops = PictureOps(**chosen) if changed else defaults

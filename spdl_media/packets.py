@@ -6,7 +6,6 @@ parameters, side data, orientation, window and clock. No file stays open.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -63,8 +62,6 @@ class PacketMetadata(_Metadata):
 
     def span(self, time_base: Fraction) -> tuple[float, float]:
         """Return the window as timestamps ``(first, stop)``; an open side is an infinity."""
-        if self.window.start is None and self.window.end is None:
-            return -math.inf, math.inf
         return self.window.ticks(time_base, self.zero)
 
 

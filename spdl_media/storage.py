@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from math import prod
 from queue import Empty, SimpleQueue
-from typing import Literal, NoReturn, SupportsIndex, TypeAlias, get_args
+from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
@@ -47,32 +47,25 @@ _WAKE, _LEVELS = (0.002, 8) if _FREE_THREADED else (threading.TIMEOUT_MAX, 1)
 _PATIENCE = 0.1 if _FREE_THREADED else 1.0
 
 
-class _Collecting:
-    # The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
-    # Reentrant, because what it finalizes may ask a pool for a block.
-    lock = threading.RLock()
-    # In seconds. What it finalizes may wait for the thread that waits here.
-    longest_wait = 1.0
-
-    @classmethod
-    def run(cls, is_needed: Callable[[], bool]) -> None:
-        """Collect garbage if it is still needed once no other thread collects."""
-        lock = cls.lock
-        if lock.acquire(timeout=cls.longest_wait):
-            try:
-                if is_needed():
-                    gc.collect()
-            finally:
-                lock.release()
-
-    @classmethod
-    def after_fork(cls) -> None:
-        # Another thread, which the child lacks, may have held it.
-        cls.lock = threading.RLock()
-
+# The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
+# Reentrant, because what it finalizes may ask a pool for a block.
+_collecting: Any = threading.RLock()
+# In seconds. What it finalizes may wait for the thread that waits here.
+_LONGEST_WAIT = 1.0
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_Collecting.after_fork)
+    # Another thread, which the child lacks, may have held it.
+    os.register_at_fork(after_in_child=_collecting._at_fork_reinit)
+
+
+def _collect(is_needed: Callable[[], bool]) -> None:
+    """Collect garbage if it is still needed once no other thread collects."""
+    if _collecting.acquire(timeout=_LONGEST_WAIT):
+        try:
+            if is_needed():
+                gc.collect()
+        finally:
+            _collecting.release()
 
 
 class StorageInUseWarning(UserWarning):
@@ -270,7 +263,7 @@ class StoragePool:
         while True:
             # Frees blocks in reference cycles. If all threads wait, nothing else starts the collector.
             for _ in range(_LEVELS):
-                _Collecting.run(self._tokens.empty)
+                _collect(self._tokens.empty)
             left -= min(wait, left)
             wait *= 2
             yield min(wait, left)

@@ -575,7 +575,7 @@ def test_a_collection_of_another_thread_is_waited_for() -> None:
 def test_a_finalizer_may_wait_for_a_thread_that_asks_a_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage_module._Collecting, "longest_wait", 0.01)
+    monkeypatch.setattr(storage_module, "_LONGEST_WAIT", 0.01)
     pool = pool_of(1, on_exhausted="raise")
     errors: list[str] = []
 
@@ -606,7 +606,7 @@ def test_a_fork_during_a_collection_of_another_thread_leaves_a_pool_that_answers
     locked, gate = threading.Event(), threading.Event()
 
     def collect() -> None:
-        with storage_module._Collecting.lock:
+        with storage_module._collecting:
             locked.set()
             gate.wait(20)
 
