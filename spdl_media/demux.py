@@ -150,7 +150,7 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         return pillow_packets(ImagePackets, data, input.name, reason)
     # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two
     # bytes.
-    is_whole = head is not None and data[-2:] == b"\xff\xd9"
+    is_whole = head is not None and head.has_all and data[-2:] == b"\xff\xd9"
     turn = exif_orientation(data) if head is None else head.orientation
     missing = None if is_whole else check_complete(decoder, data)
     metadata = PacketMetadata(input.name, orientation=turn, incomplete=missing, jpeg=head)

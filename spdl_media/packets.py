@@ -364,7 +364,8 @@ def check_complete(packets: Packets, config: DecodeConfig) -> None:
     clause = packets._metadata.incomplete
     if clause is None or config.on_corrupt != "raise":
         return
-    how = "cut short" if clause.startswith("the data ends") else "damaged"
+    kinds = {"the data ends": "cut short", "FFmpeg": "unsupported"}
+    how = next((how for start, how in kinds.items() if clause.startswith(start)), "damaged")
     raise DecodeError(
         f"the {packets.codec.name} data is {how}: {clause}. decode_config(on_corrupt='keep') decodes what is "
         "there, as far as the decoder can",

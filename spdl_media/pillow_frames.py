@@ -19,7 +19,7 @@ from spdl_media.filters import PictureFilter
 from spdl_media.operations import Desc
 from spdl_media.packets import FrameMetadata, VideoPackets, av_packets, metadata_of
 from spdl_media.parts import Bytes
-from spdl_media.still_faults import is_avif
+from spdl_media.still_variants import is_avif
 from spdl_media.window import PILLOW_TIME_BASE
 
 PILLOW: Final = "pillow"  # the only decoder name of decode_config that is not FFmpeg's
@@ -100,7 +100,13 @@ def _mend_tiles(image: Any) -> None:
             numbers = "F;32NF"  # libtiff has swapped the bytes already
         elif is_short and numbers in ("R", "G", "B", "A"):  # a plane, without its number of bits
             numbers += ";16B" if image.tag_v2.prefix == b"MM" else ";16L"
+        elif is_short and numbers == "I":  # the only plane
+            numbers = image.mode
         image.tile[index] = tile._replace(args=(numbers, *rest))
+
+
+# Gray of 8 bits for 1, by Pillow's name of the stored numbers.
+_SHADES = {"L;2": 85, "L;4": 17}
 
 
 def _as_frame(image: Any) -> av.VideoFrame:
@@ -108,6 +114,9 @@ def _as_frame(image: Any) -> av.VideoFrame:
     if image.format == "TIFF":
         _mend_tiles(image)
     mode = image.mode
+    if image.format == "PNG" and mode == "L" and image.tile and image.tile[0].args in _SHADES:
+        # Pillow compares the stored number with gray of 8 bits.
+        image.info["transparency"] *= _SHADES[image.tile[0].args]
     if mode.startswith("I;16"):
         pixels: np.ndarray[Any, Any] = np.asarray(image).astype(np.uint16)
         tags: Any = image.tag_v2 if image.format == "TIFF" else {}

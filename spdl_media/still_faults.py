@@ -1,4 +1,4 @@
-"""Detect images that FFmpeg decodes wrongly without an error: truncated files, and unsupported variants.
+"""Detect truncated and damaged images that FFmpeg decodes without an error.
 
 FFmpeg leaves gray or stale pixels where the data of an image ended. The sizes stated in the file tell what is
 missing. For formats that are not in the table, FFmpeg reports even a single missing byte (TIFF, JPEG 2000,
@@ -33,8 +33,8 @@ def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | No
             lengths.
 
     Returns:
-        A clause as from :func:`missing_end`, or one that names the wrong part of a header, or ``None`` if
-        the file is complete or needs no check.
+        A clause as from :func:`missing_end`, or one that names the wrong or missing part, or what FFmpeg
+        does not support; ``None`` if the file is complete or needs no check.
 
     Raises:
         TypeError: ``data`` is not a contiguous buffer.
@@ -47,14 +47,20 @@ def check_complete(codec: str, data: Bytes, size: int | None = None) -> str | No
 
 
 def _jpeg(view: memoryview, size: int) -> str | None:
-    # The end-of-image marker. It never occurs in coded data, so most files need no further check.
-    if bytes(view[-2:]) == b"\xff\xd9":
-        return None
-    for marker, _, end in still_parts.jpeg_segments(view):
-        if marker == still_parts.JPEG_END:
-            return None
+    # The end-of-image marker. It never occurs in coded data.
+    has_end = bytes(view[-2:]) == b"\xff\xd9"
+    components: set[int] = set()  # those without a scan so far; FFmpeg would make the image green
+    for marker, start, end in still_parts.jpeg_segments(view):
         if end > size:
             return short_of(size, end, f"a segment with marker 0xFF{marker:02X}")
+        if marker in still_parts.JPEG_FRAMES:
+            components = set(view[start + 6 : end : 3])
+        elif marker == still_parts.JPEG_SCAN:
+            components -= set(view[start + 1 : end - 3 : 2])
+            if has_end and not components:  # most files need no further check
+                return None
+        elif marker == still_parts.JPEG_END:
+            return f"{len(components)} of its components have no scan" if components else None
     return missing_after(size, "before the end-of-image marker")
 
 
@@ -141,18 +147,6 @@ def _targa(view: memoryview, size: int) -> str | None:
     return short_of(size, position, "the last run")
 
 
-def gif_reason(view: memoryview) -> str | None:
-    """FFmpeg takes images without a control block between them for one frame, and decodes the first."""
-    has_control = True
-    for kind in still_parts.gif_blocks(view):
-        if kind == still_parts.GIF_IMAGE and not has_control:
-            return "a GIF of images without delays"
-        has_control = kind == still_parts.GIF_CONTROL or (
-            has_control and kind != still_parts.GIF_IMAGE
-        )
-    return None
-
-
 def _gif(view: memoryview, size: int) -> str | None:
     if still_parts.GIF_TRAILER in still_parts.gif_blocks(view):
         return None
@@ -188,10 +182,13 @@ _EXR_ATTRIBUTE = re.compile(rb"([^\0]{1,255})\0([^\0]{1,255})\0")
 _EXR_ROWS = {3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256}
 
 
+_DWA = (8, 9)
+# FFmpeg takes the first channels for these, whatever they are: alpha of 16 bits, blue, green and red.
+_DWA_CHANNELS = re.compile(rb"(A\0\x01\0{3}.{12})?B\0.{16}G\0.{16}R\0.{17}", re.DOTALL)
+
+
 def _exr(view: memoryview, size: int) -> str | None:
     (flags,) = struct.unpack_from("<I", view, 4)
-    if flags & (0x200 | 0x800 | 0x1000):
-        return None  # tiled, deep or multi-part files, whose block tables have other layouts
     attributes: dict[bytes, memoryview] = {}
     position = 8
     for _ in range(parts.MAX_PARTS):
@@ -202,6 +199,10 @@ def _exr(view: memoryview, size: int) -> str | None:
         position = match.end() + 4 + length
         attributes[bytes(match[1])] = view[match.end() + 4 : position]
     (compression,) = struct.unpack_from("B", attributes.get(b"compression", b""))
+    if compression in _DWA and not _DWA_CHANNELS.fullmatch(attributes.get(b"channels", b"")):
+        return "FFmpeg mixes up channels of DWA, unless they are R, G, B and perhaps A of 16 bits"
+    if flags & (0x200 | 0x800 | 0x1000):
+        return None  # tiled, deep or multi-part files, whose block tables have other layouts
     _, top, _, bottom = struct.unpack_from("<4i", attributes.get(b"dataWindow", b""))
     chunks = (bottom - top) // _EXR_ROWS.get(compression, 1) + 1
     table = struct.unpack_from(f"<{min(max(chunks, 0), parts.MAX_PARTS)}Q", view, position + 1)
@@ -213,6 +214,14 @@ def _exr(view: memoryview, size: int) -> str | None:
         return short_of(size, last + 8, f"the header of the last of {chunks} blocks of rows")
     (length,) = struct.unpack_from("<I", view, last + 4)
     return short_of(size, last + 8 + length, f"the last of {chunks} blocks of rows")
+
+
+def _pam(view: memoryview, _: int) -> str | None:
+    head = bytes(view[:512]).partition(b"ENDHDR")[0]
+    maximum = re.search(rb"\nMAXVAL\s+(\d+)", head)
+    if not maximum or int(maximum[1]) >= 255 or not re.search(rb"\nDEPTH\s+[24]\s", head):
+        return None
+    return f"FFmpeg does not scale images with alpha whose maximum is {int(maximum[1])}, not 255"
 
 
 def _sgi(view: memoryview, size: int) -> str | None:
@@ -248,200 +257,5 @@ _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
     | dict.fromkeys(("apng", "png"), _png)
     | dict.fromkeys(("webp", "webp_anim"), _webp)
     | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
-    | {"sgi": _sgi, "sunrast": _sunrast, "targa": _targa}
+    | {"pam": _pam, "sgi": _sgi, "sunrast": _sunrast, "targa": _targa}
 )
-
-
-BESIDE = "with a sequence beside its image"
-"""End of the reason for such a file, whose video FFmpeg reads correctly."""
-
-
-# Variants that FFmpeg reads wrongly or not at all.
-# Each function returns the reason, or None if FFmpeg reads the file correctly.
-
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _ROWS_PER_STRIP = 258, 259, 262, 266, 278
-_PLANAR, _PREDICTOR, _TILE_WIDTH, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 284, 317, 322, 338, 339
-_STRIPS, _LZW, _ASSOCIATED_ALPHA, _FLOATING = 273, 5, 1, 3
-_UNSIGNED = (1, 4)  # the last is "undefined"
-_PREDICTING = frozenset((5, 8, 32946))  # LZW, Deflate
-# No compression, the three of CCITT, LZW, Deflate and PackBits.
-_TIFF_COMPRESSIONS = frozenset((1, 2, 3, 4, 5, 8, 32773, 32946))
-_TIFF_PHOTOMETRICS = {0: "gray", 1: "gray", 2: "RGB", 3: "a palette", 5: "CMYK"}
-
-
-def tiff_reason(view: memoryview) -> str | None:
-    """FFmpeg decodes tiles, JPEG, planes and some types of numbers to garbled images without an error.
-
-    Raises:
-        struct.error: The data ends before the directory or a value does.
-    """
-
-    def tag(number: int, default: int) -> int:
-        value = still_parts.tiff_value(view, number)
-        return default if value is None else value
-
-    photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
-    compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
-    # Old writers began codes of 9 bits with the least significant one. The first code is 256, to clear.
-    first = int.from_bytes(view[strip : strip + 2], "little") & 0x1FF
-    predictor = tag(_PREDICTOR, 1)
-    # Predictor 3 is for 32-bit floating numbers.
-    predicts = compression in _PREDICTING and (bits in (8, 16) or predictor == 3)
-    found = (
-        ("of tiles", tag(_TILE_WIDTH, -1) >= 0),
-        ("of signed or floating 16-bit numbers", bits == 16 and kind not in _UNSIGNED),
-        ("of 32-bit integers", bits == 32 and kind != _FLOATING),
-        ("with planes", tag(_PLANAR, 1) != 1),
-        # Other readers ignore it there, but FFmpeg adds up bytes.
-        ("with a predictor for other data", predictor != 1 and not predicts),
-        ("without RowsPerStrip", tag(_ROWS_PER_STRIP, 0) < 1),
-        ("with old-style LZW", compression == _LZW and first == 256),
-        (f"with compression {compression}", compression not in _TIFF_COMPRESSIONS),
-        (f"with colours of kind {photometric}", photometric not in _TIFF_PHOTOMETRICS),
-        ("with a palette and alpha", photometric == 3 and extra >= 0),
-        ("with colours multiplied by alpha", extra == _ASSOCIATED_ALPHA),
-        (f"with {bits}-bit CMYK", photometric == 5 and bits != 8),
-        ("with reversed bits", tag(_FILL_ORDER, 1) != 1 and 1 < bits < 8),
-    )
-    return next((f"a TIFF {what}" for what, is_so in found if is_so), None)
-
-
-def png_reason(view: memoryview) -> str | None:
-    kinds = still_parts.png_head(view)
-    if b"acTL" in kinds:
-        return "an animated PNG"
-    is_strange = (view[24], view[25]) == (1, 0) and b"tRNS" in kinds
-    return "a PNG of one bit with a transparent colour" if is_strange else None
-
-
-def webp_reason(view: memoryview) -> str | None:
-    return "an animated WebP" if still_parts.is_animated_webp(view) else None
-
-
-def bmp_reason(view: memoryview) -> str | None:
-    pixels, header, bits, compression = struct.unpack_from("<II10xHI", view, 10)
-    if bits == 16:
-        return "a BMP of 16 bits a pixel"
-    if bits <= 8 and pixels <= 14 + header:
-        return "a BMP that does not say where its palette ends"
-    # Colour masks follow the first 40 bytes of the header; the fourth mask is alpha.
-    has_alpha = header >= 56 and compression == 3 and any(view[66:70])
-    return "a BMP with alpha" if has_alpha else None
-
-
-_TARGA_GRAY = 3
-_TARGA_UNREADABLE = 7  # mask of the image type, without the bit for run lengths
-
-
-def targa_reason(view: memoryview) -> str | None:
-    if len(view) < 18 or view[16] not in (15, 16):
-        return None
-    is_gray = view[2] & _TARGA_UNREADABLE == _TARGA_GRAY
-    return "a TGA of gray and alpha" if is_gray else "a TGA of 16 bits a pixel"
-
-
-_DDS_RGB = 0x40
-_DDS_RGBA = range(27, 32)  # DXGI formats with 8 bits each of red, green, blue and alpha
-
-
-def dds_reason(view: memoryview) -> str | None:
-    flags, kind, bits = struct.unpack_from("<I4sI", view, 80)
-    if flags & _DDS_RGB and bits == 16:
-        return "a DDS of 16 bits a pixel"
-    (dxgi,) = struct.unpack_from("<I", view, 128)
-    return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
-
-
-def cursor_reason(view: memoryview) -> str | None:
-    """A TGA can begin alike, but has zeros in the fields of the number of images and the first offset.
-
-    Raises:
-        struct.error: The data ends inside the header of the first image.
-    """
-    count, size, offset = struct.unpack_from("<H8xII", view, 4)
-    return "a cursor" if count and not view[9] and size and offset >= 6 + 16 * count else None
-
-
-_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_APP14, _NO_TRANSFORM, _YCCK = 0xEE, 0, 2
-
-
-def jpeg_reason(view: memoryview) -> str | None:
-    """FFmpeg takes RGB and CMYK for YUV if colours are subsampled, and CMYK that is not named.
-
-    Raises:
-        struct.error: The data ends inside the length of a segment.
-        IndexError: The data ends inside Adobe's marker.
-    """
-    frame, transform = b"", None
-    for marker, start, end in still_parts.jpeg_segments(view):
-        if marker in _SOF:
-            frame = bytes(view[start + 6 : end])
-        elif marker == _APP14 and bytes(view[start : start + 5]) == b"Adobe":
-            transform = view[start + 11]
-        elif marker == still_parts.JPEG_SCAN:
-            break
-    names, is_subsampled = frame[::3], len(set(frame[1::3])) > 1
-    if len(names) == 4:
-        is_named = transform in (_NO_TRANSFORM, _YCCK) or names == b"CMYK"
-        is_odd = is_subsampled or not is_named
-        return "a CMYK JPEG with subsampled or unnamed colours" if is_odd else None
-    is_rgb = transform == _NO_TRANSFORM or (transform is None and names == b"RGB")
-    return "an RGB JPEG with subsampled colours" if is_rgb and is_subsampled else None
-
-
-# Precision and accuracy, before the colour space, are for the reader to judge.
-_JP2_CMYK = re.compile(rb"colr\x01..\0\0\0\x0c", re.DOTALL)
-_JP2_CHANNELS = re.compile(rb"cdef\0(.)", re.DOTALL)
-
-
-def jp2_reason(view: memoryview) -> str | None:
-    head = bytes(view[:1024])
-    if _JP2_CMYK.search(head):
-        return "a JPEG 2000 of CMYK"
-    found = _JP2_CHANNELS.search(head)
-    rows = b"" if found is None else head[found.end() :][: 6 * found[1][0]]
-    channels = struct.iter_unpack(">3H", rows[: len(rows) // 6 * 6])
-    # A colour that the file associates with the whole image, or with another number than its own.
-    is_other = any(kind == 0 and color != channel + 1 for channel, kind, color in channels)
-    return "a JPEG 2000 whose channels name no colour, or another one" if is_other else None
-
-
-# Matrices YCgCo and those beyond BT.2020; the matrix follows primaries and transfer function.
-_STRANGE_MATRIX = re.compile(rb"colrnclx.{4}\0[\x08\x0a-\x11]", re.DOTALL)
-# Full range without a matrix. An early encoder states it in this box alone, and FFmpeg reads the coded data.
-_FULL_RANGE = re.compile(rb"colrnclx.{4}\0\x02\x80", re.DOTALL)
-
-
-def iso_reason(view: memoryview) -> str | None:
-    """FFmpeg decodes a single coded image of HEIC and AVIF: it ignores cropping, tiles and alpha.
-
-    Raises:
-        struct.error: The data ends inside the header of a box.
-    """
-    top = {kind: (start, end) for kind, start, end in parts.boxes(view)}
-    if b"meta" not in top:
-        return None
-    start, end = top[b"meta"]
-    meta = {kind: slice(start, end) for kind, start, end in parts.boxes(view, start + 4, end)}
-    if b"iprp" not in meta or b"iinf" not in meta:
-        return None
-    name = "an AVIF" if is_avif(view) else "a HEIC"
-    items, properties = bytes(view[meta[b"iinf"]]), bytes(view[meta[b"iprp"]])
-    tracks = bytes(view[slice(*top.get(b"moov", (0, 0)))])
-    is_sequence = bytes(view[8:12]) in (b"avis", b"msf1", b"hevc")
-    found = (
-        ("of tiles", any(kind in items for kind in (b"grid", b"iovl", b"iden", b"tili"))),
-        ("that is cropped", b"clap" in properties),
-        ("with alpha", b":auxiliary:alpha" in properties or b":auxid:1" in properties),
-        ("with a track of alpha", b"auxv" in tracks),
-        ("of a matrix that FFmpeg does not know", _STRANGE_MATRIX.search(properties)),
-        ("of full range without a matrix", _FULL_RANGE.search(properties)),
-        (BESIDE, tracks and not is_sequence),
-    )
-    return next((f"{name} {what}" for what, is_so in found if is_so), None)
-
-
-def is_avif(view: memoryview) -> bool:
-    """Whether an ISO base media file is AVIF, not HEIC, from its first bytes."""
-    return bytes(view[8:12]) in (b"avif", b"avis") or b"av01" in bytes(view[:512])

@@ -10,6 +10,7 @@ from contextlib import suppress
 from spdl_media.parts import MAX_PARTS, PNG
 
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 # Markers that begin a segment or end the image. Inside coded data, 0xFF is followed by 0x00 or a restart
 # marker (0xD0-0xD7), in JPEG-LS by anything below 0x80.

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from spdl_media import still_faults
+from spdl_media import still_variants
 from spdl_media.parts import Bytes
 from spdl_media.still_parts import JPEG_APP1, JPEG_SCAN, is_animated_webp, png_head, tiff_value
 
@@ -160,10 +160,12 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     """
     view = memoryview(data).cast("B")
     if decoder == "targa":
-        return still_faults.targa_reason(view)
-    reason: _Found = still_faults.iso_reason if bytes(view[4:8]) == b"ftyp" else None
+        return still_variants.targa_reason(view)
+    reason: _Found = still_variants.iso_reason if bytes(view[4:8]) == b"ftyp" else None
     if found := _SIGNATURE.match(view):
         _, reason = _SIGNATURES[bytes(found[0])]
+    elif _PNM.match(view):
+        reason = still_variants.pnm_reason
     try:
         return reason(view) if callable(reason) else reason
     except (struct.error, IndexError):  # truncated: FFmpeg's error is more precise
@@ -183,34 +185,34 @@ def pillow_video_reason(head: Bytes) -> str | None:
         TypeError: ``head`` is not a contiguous buffer.
     """
     is_gif = container_still(head) == "gif"
-    reason = still_faults.gif_reason(memoryview(head)) if is_gif else pillow_reason(head)
-    return reason if reason is not None and not reason.endswith(still_faults.BESIDE) else None
+    reason = still_variants.gif_reason(memoryview(head)) if is_gif else pillow_reason(head)
+    return reason if reason is not None and not reason.endswith(still_variants.BESIDE) else None
 
 
 _Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
 # First bytes of a file; FFmpeg's decoder for the whole file; and the reason why FFmpeg must not read it.
 _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
-    b"\xff\xd8\xff\xf7": ("jpegls", still_faults.jpeg_reason),
-    b"\xff\xd8\xff": ("mjpeg", still_faults.jpeg_reason),
-    b"\x89PNG\r\n\x1a\n": (_png_codec, still_faults.png_reason),
-    b"RIFF": (_webp_codec, still_faults.webp_reason),
-    b"BM": (_bmp_codec, still_faults.bmp_reason),
-    b"II*\0": ("tiff", still_faults.tiff_reason),
-    b"MM\0*": ("tiff", still_faults.tiff_reason),
+    b"\xff\xd8\xff\xf7": ("jpegls", still_variants.jpeg_reason),
+    b"\xff\xd8\xff": ("mjpeg", still_variants.jpeg_reason),
+    b"\x89PNG\r\n\x1a\n": (_png_codec, still_variants.png_reason),
+    b"RIFF": (_webp_codec, still_variants.webp_reason),
+    b"BM": (_bmp_codec, still_variants.bmp_reason),
+    b"II*\0": ("tiff", still_variants.tiff_reason),
+    b"MM\0*": ("tiff", still_variants.tiff_reason),
     b"II+\0": (None, "a BigTIFF"),
     b"MM\0+": (None, "a BigTIFF"),
-    b"\0\0\0\x0cjP  \r\n\x87\n": (_jp2_codec, still_faults.jp2_reason),
+    b"\0\0\0\x0cjP  \r\n\x87\n": (_jp2_codec, still_variants.jp2_reason),
     b"\xff\x4f\xff\x51": ("jpeg2000", None),
     b"qoif": ("qoi", None),
-    b"DDS ": ("dds", still_faults.dds_reason),
+    b"DDS ": ("dds", still_variants.dds_reason),
     b"SDPX": ("dpx", None),
     b"XPDS": ("dpx", None),
     b"v/1\x01": ("exr", None),
     b"\x01\xda": (_sgi_codec, lambda view: "an SGI of one row" if view[5] == 1 else None),
     b"\x59\xa6\x6a\x95": ("sunrast", None),
     b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
-    b"\0\0\2\0": (None, still_faults.cursor_reason),
+    b"\0\0\2\0": (None, still_variants.cursor_reason),
     b"icns": (None, "an icon"),
     b"#?RGBE\n": ("hdr", None),
     b"BLP1": (None, "a BLP"),
@@ -319,6 +321,7 @@ class JpegHead(NamedTuple):
         width: Width of the coded image.
         height: Height of the coded image.
         pix_fmt: Pixel format of FFmpeg's decoder; ``None`` if it is neither gray nor ``is_ycc``.
+        has_all: The first scan has all components.
         is_ycc: The image is 8-bit YCbCr, baseline or progressive, without segments that decoders interpret
             differently, so that all decoders give the same image.
         stands_alone: In addition, it is a single baseline scan with all tables that it uses, so that the
@@ -329,6 +332,7 @@ class JpegHead(NamedTuple):
     width: int
     height: int
     pix_fmt: str | None
+    has_all: bool
     is_ycc: bool
     stands_alone: bool
 
@@ -380,13 +384,11 @@ def _read_jpeg_head(data: bytes | memoryview) -> JpegHead | None:
     depth_and_parts = frame[:1] + frame[5:]
     pix_fmt = _format_of(depth_and_parts) if ordinary and width > 0 and height > 0 else None
     is_ycc = pix_fmt not in (None, "gray")
-    stands_alone = (
-        is_ycc
-        and frame_marker == _SOF0
-        and _has_all_tables(tables, depth_and_parts, bytes(data[start:end]))
-    )
+    is_plain = is_ycc and frame_marker == _SOF0
+    stands_alone = is_plain and _has_all_tables(tables, depth_and_parts, bytes(data[start:end]))
     orientation = first_orientation(metadata) if metadata else 1
-    return JpegHead(orientation, width, height, pix_fmt, is_ycc, stands_alone)
+    has_all = data[start] == frame[5]
+    return JpegHead(orientation, width, height, pix_fmt, has_all, is_ycc, stands_alone)
 
 
 def _is_ignored(marker: int, begin: bytes) -> bool:

@@ -30,12 +30,13 @@ from damage import (
     made,
     overwritten,
     packet_spans,
+    pictures,
     sound,
 )
 from still_metadata import png_chunk
 
 import spdl_media as sm
-from spdl_media.testing import index_frames, make_audio, make_video
+from spdl_media.testing import index_frames, make_audio, make_image, make_video
 
 PAGE = Path(__file__).parent.parent / "docs" / "damage.md"
 KINDS = {"one bit": flipped, "32 bytes": overwritten}
@@ -195,6 +196,43 @@ def test_a_png_whose_header_or_colours_fail_their_checksum_is_damaged() -> None:
         with pytest.raises(sm.DecodeError, match=message):
             sm.probe(png(wrong))
         assert decode_still(png(wrong), on_corrupt="keep").is_corrupt
+
+
+def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
+    """FFmpeg gives green images. A scan of one gray image for each component makes a complete one."""
+    image = pytest.importorskip("PIL.Image")
+    plain, scans = b"", []
+    for number, level in enumerate((90, 200, 60), start=1):
+        file = io.BytesIO()
+        image.new("L", (16, 8), level).save(file, "jpeg")
+        plain, scan = file.getvalue()[:-2].split(b"\xff\xda\0\x08\1\1")
+        scans.append(b"\xff\xda\0\x08\1" + bytes([number]) + scan)
+    size = b"\x08\0\x08\0\x10"
+    start = b"\xff\xc0\0\x0b" + size + b"\1\1\x11\0"
+    assert start in plain
+    components = b"\3\1\x11\0\2\x11\0\3\x11\0"
+    head = plain.replace(start, b"\xff\xc0\0\x11" + size + components)
+    whole = decode_still(b"".join((head, *scans, b"\xff\xd9")))
+    assert [int(plane[4, 4]) for plane in whole.planes] == pytest.approx([90, 200, 60], abs=1)
+    for count in (1, 2):
+        cut = b"".join((head, *scans[:count], b"\xff\xd9"))
+        message = f"mjpeg data is damaged: {3 - count} of its components have no scan"
+        with pytest.raises(sm.DecodeError, match=message):
+            decode_still(cut)
+        assert decode_still(cut, on_corrupt="keep").is_corrupt
+
+
+def test_an_exr_whose_channels_ffmpeg_would_mix_up_is_damaged() -> None:
+    """FFmpeg's DWAA and DWAB take the first channels for alpha of 16 bits, blue, green and red."""
+    for pix_fmt, message in (
+        ("gbrapf32le", "data is unsupported: FFmpeg mixes up channels of DWA"),
+        ("gbrpf32le", "exr data(?!.*mixes up)"),  # the pixels are not of DWA
+    ):
+        data = make_image(pictures()[0], codec="exr", pix_fmt=pix_fmt)
+        place = data.index(b"compression\0compression\0") + 28
+        for compression in (8, 9):
+            with pytest.raises(sm.DecodeError, match=message):
+                decode_still(data[:place] + bytes([compression]) + data[place + 1 :])
 
 
 @pytest.mark.parametrize("name", ["flac", "ac3"])

@@ -195,7 +195,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 def test_the_walk_reads_what_is_there() -> None:
     assert read_jpeg_head(PICTURES[2]) == JpegHead(
-        orientation=1, width=30, height=34, pix_fmt="yuvj444p", is_ycc=True, stands_alone=True
+        1, 30, 34, pix_fmt="yuvj444p", has_all=True, is_ycc=True, stands_alone=True
     )
 
 

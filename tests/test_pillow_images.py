@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from heif_grid import make_in_idat
+from still_metadata import png_chunk
 
 import spdl_media as sm
 
@@ -261,6 +262,36 @@ def test_pillow_reads_numbers_of_either_byte_order(
     data = tiff({262: 2, 259: compression, 284: 2, 338: 2}, (16,) * 4, *strips, order=order)
     found = sm.load_image(data, pix_fmt="rgba").array
     np.testing.assert_array_equal(found, planes.transpose(1, 2, 0))
+    data = tiff({262: 1, 259: compression, 284: 2}, (16,), strips[0], order=order)
+    (found,) = sm.load_image(data, pix_fmt="gray16le").array
+    np.testing.assert_array_equal(found, planes[0].astype(int) * 257)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_transparent_gray_of_a_png_is_transparent(bits: int) -> None:
+    # Both libraries alone lose it, because they compare it with the gray of 8 bits.
+    white = 2**bits - 1
+    row = b"\0" + (1 << bits | white).to_bytes(1, "big")
+    chunks = {
+        b"IHDR": struct.pack(">II5B", 2, 1, bits, 0, 0, 0, 0),
+        b"tRNS": b"\0\1",
+        b"IDAT": zlib.compress(row if bits == 4 else row[:1] + bytes([row[1] << 4])),
+        b"IEND": b"",
+    }
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks.items())
+    gray = 255 // white
+    pixels = sm.load_image(data, pix_fmt="rgba").array
+    assert pixels.tolist() == [[[gray, gray, gray, 0], [255] * 4]]
+
+
+def test_comments_among_the_numbers_of_a_pnm_are_no_numbers() -> None:
+    rows = (
+        (b"P1 2 2 0 1 # 1 1\n1 0\n", [255, 0, 0, 255]),
+        (b"P2 2 2 9 0 9 # 5 5\n9 0\n", [0, 255, 255, 0]),
+        (b"P3\n# by a program\n1 2 255 9 8 7 # 5\n9 8 7\n", [8, 8]),
+    )
+    for data, want in rows:
+        assert sm.load_image(data).array[..., 1].ravel().tolist() == want, data
 
 
 class OneWay(io.BytesIO):

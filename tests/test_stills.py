@@ -276,6 +276,21 @@ def test_gif_with_stray_bytes_between_blocks() -> None:
     assert "trailer" in str(check_complete("gif", gif[:-1] + b"\0\0"))
 
 
+@pytest.mark.parametrize("kind", ["RGB_ALPHA", "GRAYSCALE_ALPHA"])
+def test_pam_with_alpha_that_ffmpeg_does_not_scale_is_damaged(kind: str) -> None:
+    depth = 4 if kind == "RGB_ALPHA" else 2
+
+    def pam(maximum: int) -> bytes:
+        head = f"P7\nWIDTH 2\nHEIGHT 1\nDEPTH {depth}\nMAXVAL {maximum}\nTUPLTYPE {kind}\nENDHDR\n"
+        return head.encode() + (maximum.to_bytes(1 + (maximum > 255), "big") * 2 * depth)
+
+    for maximum in (255, 1023, 65535):
+        assert sm.load_image(pam(maximum), pix_fmt="rgba").array.min() > 253
+    for maximum in (1, 100, 254):
+        with pytest.raises(sm.DecodeError, match=f"pam data is unsupported: .* alpha .*{maximum}"):
+            sm.load_image(pam(maximum), pix_fmt="rgba")
+
+
 def test_avif_whose_last_box_has_no_size_is_left_to_ffmpeg() -> None:
     data = bytearray(made("libsvtav1", "yuv420p"))
     place = data.index(b"mdat") - 4
