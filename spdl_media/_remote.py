@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from spdl_media._optional import require
 from spdl_media.destination import Draft
-from spdl_media.errors import MissingDependencyError, SourceError
+from spdl_media.errors import MissingDependencyError, SourceError, without_password
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ def open_stream(
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
     """
     if isinstance(src, str):
-        return _open_url(src, name or src, storage_options or {}, forward=forward)
+        name = without_password(name or src)
+        return _open_url(src, name, storage_options or {}, forward=forward)
     if (content := memory_of(src)) is not None:
         return content
     if callable(getattr(src, "read", None)):
@@ -78,6 +79,8 @@ def _open_url(
         # neither. Disk caches choose a cache type themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
         file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
+        if type(file).__name__ == "HTTPFile":
+            file.session = _CheckedSession(file.session)
     if isinstance(file, io.BytesIO):
         # memory:// gives everyone the same file object with one position, so read its memory instead.
         return flat(file.getbuffer())
@@ -89,8 +92,52 @@ def _open_url(
 
 def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
-    filesystem, path = require("fsspec", f"the URL {url!r}").core.url_to_fs(url, **storage_options)
+    fsspec = require("fsspec", f"the URL {url!r}")
+    if url.startswith(("http://", "https://")):
+        # Not a chain, although an IPv6 address or a query may have "::", at which fsspec would split it.
+        scheme = url.partition(":")[0]
+        options: dict[str, Any] = dict(storage_options)
+        options |= options.pop(scheme, {})
+        return fsspec.filesystem(scheme, **options), url
+    filesystem, path = fsspec.core.url_to_fs(url, **storage_options)
     return filesystem, path
+
+
+class _CheckedSession:
+    """The session of an HTTP file, whose answers are parts of one version of the file, where requested.
+
+    fsspec takes any part of any version for the requested one.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._tags: dict[str, str] = {}
+
+    async def get(
+        self, url: Any, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Any:
+        """Send a request; fsspec calls this.
+
+        Raises:
+            OSError: The answer is not the requested range, or the file has changed.
+        """
+        # Parts of compressed data could not be decompressed.
+        headers = {"Accept-Encoding": "identity", **(headers or {})}
+        answer = await self._session.get(url, headers=headers, **options)
+        requested = headers.get("Range", "").replace("=", " ")
+        part = answer.headers.get("Content-Range", requested)
+        text = ""
+        if answer.status == 206 and part.partition("-")[0] != requested.partition("-")[0]:
+            text = f"the server sent {part} when {requested} was requested"
+        # Servers behind one address may name the same version differently. Weak names tell no bytes.
+        tag = answer.headers.get("ETag", "")
+        first = self._tags.setdefault(answer.url.host, tag) if answer.ok and tag[:1] == '"' else tag
+        if first != tag:
+            text = f"the file has changed on the server: its ETag was {first}, now {tag}"
+        if text:
+            answer.close()
+            raise OSError(text)
+        return answer
 
 
 @contextmanager
@@ -109,7 +156,9 @@ def _fsspec_errors(name: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # each fsspec backend raises its own exception classes
         # fsspec takes a file for a missing one if the server fails; the cause is what the server said.
-        causes = filter(None, (error, error.__cause__))
+        causes = [cause for cause in (error, error.__cause__) if cause]
+        for cause in causes:  # a traceback shows them, too
+            cause.args = tuple(without_password(x) if isinstance(x, str) else x for x in cause.args)
         reason = ": ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
         raise SourceError(
             f"cannot be opened: {reason}. Check the address, the access rights and options, and that the "
@@ -197,6 +246,7 @@ class ReadAhead(Positioned):
 
     def __init__(self, file: Any, filesystem: Any = None, *, forward: bool = False) -> None:
         self._file = file
+        self._stated_size = getattr(file, "size", None)
         self._filesystem = filesystem
         self._forward = forward
         self._whole: Any = None
@@ -204,7 +254,7 @@ class ReadAhead(Positioned):
 
     def size(self) -> int:
         """Return the size of the file in bytes."""
-        size = getattr(self._file, "size", None)
+        size = self._stated_size
         return int(self._file.seek(0, io.SEEK_END) if size is None else size)
 
     def read(self, size: int = -1) -> bytes:
@@ -228,7 +278,9 @@ class ReadAhead(Positioned):
                 self._whole.seek(self._position)
             return bytes(self._whole.read(size))
         if size < 0:
-            return self._fetch(self._position, size)
+            # Without a span, this is one request without a range. Otherwise only the rest is fetched.
+            start = self._read(_MIN_FETCH) if self._spans else b""
+            return start + self._fetch(self._position + len(start), size)
         span = self._span(self._position, size)
         offset = self._position - span.start
         return span.data[offset : offset + size]
@@ -260,8 +312,25 @@ class ReadAhead(Positioned):
         return span
 
     def _fetch(self, position: int, size: int) -> bytes:
+        """Fetch bytes; fewer than ``size`` only at the end of the file.
+
+        Raises:
+            OSError: Fewer or more bytes arrived than the file has there.
+        """
         self._file.seek(position)
-        return bytes(self._file.read() if size < 0 else self._file.read(size))
+        data = bytes(self._file.read() if size < 0 else self._file.read(size))
+        if self._stated_size is None:
+            return data
+        left = max(0, self.size() - position)
+        left = left if size < 0 else min(size, left)
+        # A server may answer with a part of the range. Nothing is not the end of the file.
+        while len(data) < left and (more := self._file.read(left - len(data))):
+            data += more
+        if len(data) != left:
+            raise OSError(
+                f"{left} bytes were requested from byte {position} on, but {len(data)} arrived"
+            )
+        return data
 
     def _fetch_whole(self) -> bool:
         """Fetch the whole file with one request without a range. Return False if this is not HTTP."""

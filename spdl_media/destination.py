@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
-from spdl_media.errors import WriteError
+from spdl_media.errors import WriteError, without_password
 
 
 class Writable(Protocol):
@@ -86,7 +86,8 @@ class Draft:
             self.name = os.fsdecode(dst)
             if "://" in self.name:
                 raise ValueError(
-                    f"{self.name} is a URL; write to fsspec.open(url, 'wb') or another file object"
+                    f"{without_password(self.name)} is a URL; write to fsspec.open(url, 'wb') or another "
+                    "file object"
                 )
             # Resolved, so that a link stays and its target is replaced. Also, FFmpeg could mistake a relative
             # path with a colon for a protocol.

@@ -24,6 +24,7 @@ FFmpeg, the file system or fsspec is the ``__cause__``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,19 +45,26 @@ __all__ = (
 )
 
 
+def without_password(text: str) -> str:
+    """Replace the passwords of URLs in a text, because messages are logged and stored."""
+    return re.sub(r"(://[^/?#:\s]*):[^/?#\s]*@", r"\1:***@", text)
+
+
 @dataclass(eq=False, repr=False)
 class MediaError(Exception):
     """Base class of all errors that media cause.
 
     Attributes:
         message: What was requested, what was found, and the remedy.
-        source: What was being read: a path, a URL, or "bytes of length n".
+        source: What was being read: a path, a URL without its password, or "bytes of length n".
     """
 
     message: str = ""
     source: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        self.message = without_password(self.message)
+        self.source = self.source and without_password(self.source)
         # The generated __init__ of a dataclass does not call the base's.
         super().__init__(self.message)
 

@@ -117,6 +117,8 @@ def path_error(name: str, error: OSError | ValueError) -> SourceError:
     start = f"a relative one starts at {str(Path.cwd())!r}"
     if name.startswith("~"):
         start = "'~' is not expanded: os.path.expanduser does that"
+    elif name.startswith(("http:/", "https:/")):
+        start = "a URL is a str with '://', of which pathlib removes a slash"
     remedy = {
         errno.ENOENT: f"Check the path; {start}",
         errno.EISDIR: "Give one of the files in it",

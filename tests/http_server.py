@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of GET requests.
 
-    The next ``busy`` requests are answered by 503.
+    The next ``busy`` requests are answered by 503. Instead of a requested range from ``start`` to ``stop``,
+    ``answer(start, stop)`` is sent.
     """
 
     files: dict[str, bytes]
@@ -23,6 +24,8 @@ class HTTPFiles:
     sizes: bool = True
     url: str = ""
     busy: int = 0
+    etag: str = ""
+    answer: Callable[[int, int], tuple[int, int]] = lambda start, stop: (start, stop)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
 
@@ -54,6 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
         start, stop = self._range(len(content))
         body = memoryview(content)[start:stop]
         self.send_response(206 if len(body) < len(content) else 200)
+        if self.served.etag:
+            self.send_header("ETag", self.served.etag)
         if self.served.ranges:
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
@@ -75,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not asked or not self.served.ranges:
             return 0, size
-        return int(asked[1]), min(size, int(asked[2] or size) + 1)
+        return self.served.answer(int(asked[1]), min(size, int(asked[2] or size) + 1))
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no log."""

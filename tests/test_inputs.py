@@ -544,6 +544,14 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
+def test_a_url_in_a_path_is_told_what_it_lost() -> None:
+    with (
+        open_input(Path("https://example.org/clip.mp4")) as source,
+        pytest.raises(SourceError, match=r"a URL is a str with '://', of which pathlib removes"),
+    ):
+        source.open(demux_config())
+
+
 def test_a_path_from_the_home_folder_needs_its_name() -> None:
     """As for open(). The shell expands it, so the same path works there."""
     with (

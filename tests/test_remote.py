@@ -9,7 +9,7 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from spdl_media._remote import ReadAhead
 from spdl_media.config import demux_config
 from spdl_media.errors import DemuxError, MissingDependencyError, SourceError
 from spdl_media.inputs import open_input
+from spdl_media.testing import make_audio
 
 fsspec = pytest.importorskip("fsspec")
 aiohttp = pytest.importorskip("aiohttp")
@@ -135,6 +136,78 @@ def test_read_all_is_one_request(server: HTTPFiles, large_mp4: bytes) -> None:
         assert source.seekable
         assert source.read_all() == large_mp4
     assert server.requests["large.mp4"] == 1
+
+
+def test_what_the_head_holds_is_not_fetched_again(server: HTTPFiles, large_mp4: bytes) -> None:
+    for size, requests in ((65536, 1), (65537, 2)):
+        with (
+            serve({"a.bin": large_mp4[:size]}) as files,
+            open_input(f"{files.url}/a.bin") as source,
+        ):
+            assert source.head(64) == large_mp4[:64]
+            assert source.read_all() == large_mp4[:size]
+            assert (files.requests["a.bin"], files.bytes_sent["a.bin"]) == (requests, size)
+
+
+def test_of_a_range_that_arrives_in_part_the_rest_is_requested(large_mp4: bytes) -> None:
+    with serve({"a.bin": large_mp4[:300_000]}) as files, open_input(f"{files.url}/a.bin") as source:
+        files.answer = lambda start, stop: (start, min(stop, start + 30_000))
+        assert source.head(64) == large_mp4[:64]
+        assert source.read_all() == large_mp4[:300_000]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda start, stop: (start, start), "requested from byte 44 on, but 0 arrived"),
+        (lambda start, stop: (start - 4, stop - 4), "sent bytes 40-200039/400044 when bytes 44-"),
+    ],
+)
+def test_other_bytes_than_requested_are_an_error(
+    answer: Callable[[int, int], tuple[int, int]], message: str
+) -> None:
+    """fsspec takes an empty answer for the end of the file, and any bytes for the requested ones."""
+    with (
+        serve({"a.wav": make_audio(np.zeros((200_000, 1), np.int16), 8000)}) as files,
+        open_input(f"{files.url}/a.wav") as source,
+    ):
+        files.answer = answer
+        with pytest.raises(SourceError, match=message):
+            source.read_at(44, 200_000)
+
+
+def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
+    with serve({"a.wav": make_audio(np.zeros((200_000, 1), np.int16), 8000)}) as files:
+        for tag, changes in (('W/"1"', False), ('"1"', True)):
+            files.etag = tag
+            with open_input(f"{files.url}/a.wav") as source:
+                source.head(64)
+                files.etag = tag.replace("1", "2")
+                if not changes:  # a weak tag may differ for equal bytes
+                    assert len(source.read_at(200_000, 9)) == 9
+                    continue
+                with pytest.raises(SourceError, match=r'changed on the server.*"1", now "2"'):
+                    source.read_at(200_000, 9)
+
+
+def test_messages_and_names_show_no_password(server: HTTPFiles) -> None:
+    address = server.url.replace("//", "//me:secret@")
+    with pytest.raises(SourceError, match=r"http://me:\*\*\*@127") as caught:
+        sm.load_image(f"{address}/missing.jpg")
+    link: BaseException | None = caught.value
+    while link is not None:  # a traceback shows all of them
+        assert "secret" not in repr(link)
+        link = link.__cause__ or link.__context__
+    with open_input(f"{address}/text.mp4") as source:
+        assert source.name.startswith("http://me:***@127")
+    with pytest.raises(ValueError, match=r"ftp://me:\*\*\*@host/a.png is a URL"):
+        sm.save_image("ftp://me:secret@host/a.png", np.zeros((2, 2, 3), np.uint8))
+
+
+def test_colons_in_a_web_address_are_no_chain() -> None:
+    name = "a.bin?time=1::2"
+    with serve({name: b"content"}) as files, open_input(f"{files.url}/{name}") as source:
+        assert source.read_all() == b"content"
 
 
 def test_head_costs_one_small_request(server: HTTPFiles, large_mp4: bytes) -> None:
