@@ -9,7 +9,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import takewhile
@@ -318,13 +318,10 @@ def format_has_option(format: str, option: str) -> bool:
     """Whether a demuxer has an option of this name, or all demuxers have it."""
     if option in _TEXT_OPTIONS:
         return True
-    with _captured() as lines:
-        try:
-            # Opening one byte fails for every format, but FFmpeg reads the options before the content.
-            av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE}).close()
-        except (av.FFmpegError, ValueError):
-            return any(option in line or _NO_VALUE in line for _, _, line in lines)
-    return False
+    with _captured() as lines, suppress(av.FFmpegError, ValueError):
+        # Opening one byte fails for every format, but FFmpeg reads the options before the content.
+        av.open(io.BytesIO(b"\0"), "r", format=format, options={option: _NO_VALUE})
+    return any(option in line or _NO_VALUE in line for _, _, line in lines)
 
 
 @lru_cache(maxsize=64)
@@ -443,7 +440,5 @@ def frame_matrix(frame: av.VideoFrame) -> tuple[int, ...] | None:
         entries = [side_data[index] for index in range(len(side_data))]
     except ValueError:  # PyAV 18 does not know every type of side data
         return None
-    for entry in entries:
-        if entry.type.name == "DISPLAYMATRIX":
-            return struct.unpack("=9i", bytes(entry))
-    return None
+    found = (bytes(entry) for entry in entries if entry.type.name == "DISPLAYMATRIX")
+    return next((struct.unpack("=9i", matrix) for matrix in found), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypedDict, Unpack, cast
@@ -58,6 +59,7 @@ class _Buffer:
     """An array in host memory or on a device, and metadata of its rows."""
 
     __slots__ = ("__weakref__", "_array", "_kept", *BufferMetadata.__annotations__)
+    release: Callable[[], None]
 
     def __init__(self, array: Any, **metadata: Unpack[BufferMetadata]) -> None:
         self._array = array
@@ -148,9 +150,6 @@ class _Buffer:
     def is_released(self) -> bool:
         """Whether :meth:`release` was called."""
         return self._array is None
-
-    def release(self) -> None:
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self._alive()  # raises if the buffer was released

@@ -158,8 +158,7 @@ class FrameFilter:
             self._key, self.finished = key, False
         mark, self._may_stay = len(lines), False
         try:
-            if not push_frame(self._graph.sources[0], frame):
-                self.finished = True
+            push_frame(self._graph.sources[0], frame)
             # A second pull would raise BlockingIOError, which costs 10 microseconds a frame.
             if self.gives_one and not done:
                 result: Any = self._graph.sinks[0].pull()
@@ -407,12 +406,9 @@ class PictureFilter:
             frame = self._marked(whole_samples(frame, self._part), frame)
         # The scaler alone would convert the fields of an interlaced frame one by one.
         if self._quick is not None and not frame.interlaced_frame:
-            try:
-                result = self._quick(frame)
-                result.colorspace, result.color_range = GBR, FULL_RANGE
-                return [result]
-            except av.FFmpegError:
-                pass  # the graph may take it, and otherwise says why
+            result = self._quick(frame)
+            result.colorspace, result.color_range = GBR, FULL_RANGE
+            return [result]
         try:
             # After a quick conversion, the graph has not seen the previous frame.
             return graph.push(frame, is_alike=is_alike and self._quick is None)

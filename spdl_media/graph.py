@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -436,14 +436,11 @@ def pull_all(sink: FilterContext) -> tuple[list[Any], bool]:
             return frames, isinstance(error, av.EOFError)
 
 
-def push_frame(source: FilterContext, frame: AvFrame | None) -> bool:
-    """Send a frame; ``None``: the end. Return False if the filters have ended, as trim does.
+def push_frame(source: FilterContext, frame: AvFrame | None) -> None:
+    """Send a frame; ``None``: the end. It is dropped if the filters have ended, as trim does.
 
     Raises:
         av.FFmpegError: A filter fails.
     """
-    try:
+    with suppress(av.EOFError):
         source.push(frame)
-    except av.EOFError:
-        return False
-    return True

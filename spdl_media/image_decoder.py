@@ -203,10 +203,10 @@ def _decode_plain_jpeg(
     """
     if metadata.jpeg is None or not metadata.jpeg.stands_alone or metadata.incomplete is not None:
         return None
-    if config.decoder is not None or config.decoder_options or LogState.forwarded:
+    is_special = config.decoder is not None or config.decoder_options or LogState.forwarded
+    if is_special or len(packets) != 1:
         return None
-    if (packet := padded_image(packets)) is None:
-        return None
+    packet = padded_image(packets)
     try:
         context = _idle_decoders.pop()
     except IndexError:

@@ -344,10 +344,8 @@ def coded_image(packets: ImagePackets) -> memoryview:
     return memoryview(packets._packets[0])
 
 
-def padded_image(packets: ImagePackets) -> AvPacket | None:
-    """Return the packet of an image with padding for decoders, without times; ``None``: not one packet."""
-    if len(packets._packets) != 1:
-        return None
+def padded_image(packets: ImagePackets) -> AvPacket:
+    """Return the first packet of an image with padding for decoders, without times."""
     return av.Packet(padded(packets._packets[0]))  # type: ignore[arg-type]  # any buffer will do
 
 

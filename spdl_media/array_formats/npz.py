@@ -180,8 +180,6 @@ class NpzFile(Mapping[str, np.ndarray[Any, Any]]):
         """Return begin and end of a member's data by its own header, which must agree with the directory."""
         # Offset of the next member or of the directory.
         limit = self._limits[bisect_right(self._limits, member.start)]
-        if member.start + _LOCAL.size > limit:
-            raise ArrayFormatError("its header runs into what follows")
         signature, flags, method, name_size, extra_size = _LOCAL.unpack_from(
             self._content, member.start
         )
