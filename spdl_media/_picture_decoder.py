@@ -127,6 +127,9 @@ class PictureDecoder(OpenDecoder):
             for pts in self._leading - self.discarded:
                 self._skip(pts)
             self._leading.clear()
+            # The HEVC decoder ignores slices without parameter sets.
+            if self._codec.name == "hevc" and not (self._started or self.needs_key):
+                self._lose(self._error("no frame: parameter sets may be missing", None))
 
     def _accept_packet(self, packet: AvPacket) -> bool:
         """Note timestamps and flags of a packet. Return whether to send it to the decoder."""

@@ -157,6 +157,25 @@ def test_parameter_sets_in_front_of_a_missing_key_frame_are_no_damage_if_whole(
         sm.load_video(damaged)
 
 
+@pytest.mark.parametrize(
+    ("codec", "format", "sets"),
+    [("libx264", "h264", rb"[\x67\x68]"), ("libx265", "hevc", rb"[\x40\x42\x44]")],
+)
+def test_video_without_its_parameter_sets_is_damaged(codec: str, format: str, sets: bytes) -> None:
+    """FFmpeg ignores HEVC slices without them."""
+    stream = make_video(index_frames(4, 64, 48), codec=codec, format=format)
+    units = re.split(rb"\x00*\x00\x00\x01", stream)[1:]
+    kept = [b"\0\0\0\1" + unit for unit in units if not re.match(sets, unit)]
+    assert len(kept) < len(units)
+    packets = sm.demux_video(b"".join(kept), demux_config=sm.demux_config(format=format))
+    with pytest.raises(sm.DecodeError, match=r"no frame"):
+        sm.decode_packets(packets)
+    decoder = sm.VideoDecoder(packets.codec)
+    with pytest.raises(sm.DecodeError, match=r"no frame"):
+        [*decoder.decode(packets), *decoder.flush()]
+    assert len(sm.decode_packets(packets, decode_config=sm.decode_config(on_corrupt="keep"))) == 0
+
+
 @pytest.mark.parametrize("codec", ["libopus", "flac"])
 def test_damaged_page_of_an_ogg_is_no_gap_in_silence(codec: str) -> None:
     """FFmpeg drops such a page silently and continues."""
