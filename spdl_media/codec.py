@@ -355,8 +355,7 @@ class OpenDecoder:
         discarded: Timestamps of frames that an edit list hides.
     """
 
-    # Ends the message about damaged data with what the user can do.
-    _remedy: str
+    _remedy: str  # ends the message about damaged data with what the user can do
 
     def __init__(
         self, codec: Codec, metadata: Any, config: DecodeConfig, context: Any = None
@@ -381,6 +380,8 @@ class OpenDecoder:
 
     def _lose(self, error: DecodeError, cause: BaseException | None = None) -> None:
         """Raise the error of data that cannot be decoded, or count it as dropped, by ``on_corrupt``."""
+        if isinstance(cause, MemoryError):  # no fault of the data, which no batch may skip
+            raise MemoryError(f"{error.source}: there is too little memory to decode it") from cause
         if self._config.on_corrupt == "raise":
             try:
                 raise error from cause

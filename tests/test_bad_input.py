@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -208,6 +209,24 @@ def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert int(done.stdout) < 400_000
+
+
+def test_too_little_memory_is_no_damage() -> None:
+    """A batch would skip an image whose DecodeError only says that FFmpeg cannot allocate memory."""
+    pytest.importorskip("resource")
+    code = (
+        "import pathlib, resource, sys, numpy as np, spdl_media as sm\n"
+        "from spdl_media.testing import make_image\n"
+        "image = make_image(np.zeros((5000, 10000), np.uint8), codec='png', pix_fmt='gray')\n"
+        "sm.load_image(make_image(np.zeros((8, 8), np.uint8), codec='png', pix_fmt='gray'))\n"
+        "start = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (start + 2**25,) * 2)\n"
+        "sm.load_image_batch([image], on_error='skip', decode_config=sm.decode_config(on_corrupt='drop'))\n"
+    )
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    last = run(code).stderr.splitlines()[-1]
+    assert re.match(r"MemoryError: bytes of length \d+: there is too little memory to decode", last)
 
 
 def test_no_such_stream() -> None:
