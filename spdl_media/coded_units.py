@@ -311,8 +311,9 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     moved = [i for i, one in codecs.items() if one.name == "mpeg1video" or _reorders(one)]
     if format in ("avi", "mpegvideo") and moved:
         packets = _without_pts(packets, moved)
-    if format in ("h264", "hevc", "vvc"):
-        packets = map(_without_false_duration, packets)
+    guessed = [i for i, one in codecs.items() if one.name == "flv"]
+    if guessed or format in ("h264", "hevc", "vvc"):
+        packets = _without_false_durations(packets, guessed)
     tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
     packets = _with_true_keys(packets, tested) if tested else packets
     reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
@@ -397,10 +398,15 @@ def _reorders(codec: Any) -> bool:
 _ENOUGH_TO_REORDER = 17
 
 
-def _without_false_duration(packet: AvPacket) -> AvPacket:
-    # If a raw stream states no rate, FFmpeg gives one tick to the packets after those that it probes.
-    packet.duration = 0 if packet.duration == 1 else packet.duration
-    return packet
+def _without_false_durations(
+    packets: Iterator[AvPacket], guessed: Sequence[int]
+) -> Iterator[AvPacket]:
+    # If a raw stream states no rate, FFmpeg gives one tick to the packets after those that it probes. FLV
+    # states no durations; after a seek, FFmpeg guesses them from the next packets.
+    for packet in packets:
+        if packet.duration == 1 or packet.stream_index in guessed:
+            packet.duration = 0
+        yield packet
 
 
 def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterator[AvPacket]:

@@ -68,15 +68,16 @@ def read_with_pillow(
                 if index is not None:
                     image.seek(index)
                 frame = _as_frame(image)
-                frame.pts, frame.time_base = time, PILLOW_TIME_BASE
+                # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
+                duration = round(image.info.get("duration", 0))
+                if image.format == "GIF" and duration <= 10:
+                    duration = 100  # as FFmpeg shows it
+                frame.pts, frame.time_base, frame.duration = time, PILLOW_TIME_BASE, duration
+                time += duration
                 # Like FFmpeg, ignore the orientation of animations.
                 turn = 1 if is_animation else image.getexif().get(0x0112, 1)
                 # Files may contain numbers outside of Exif's range.
                 yield frame, turn if turn in range(1, 9) else 1
-                # Pillow states milliseconds, the unit of PILLOW_TIME_BASE.
-                duration = round(image.info.get("duration", 0))
-                # FFmpeg shows an image of a GIF for 100 ms if its delay is 10 ms or less.
-                time += 100 if image.format == "GIF" and duration <= 10 else duration
     except MemoryError:
         raise
     # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.

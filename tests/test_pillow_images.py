@@ -392,8 +392,10 @@ def test_animations_give_their_frames_at_their_times(format: str, options: dict[
         np.testing.assert_array_equal(sm.load_image(data, pix_fmt="rgba").array, still)
     frames = sm.decode_packets(sm.demux_video(data), filter_desc=None)
     assert len(frames) == len(pictures)
-    steps = [40, 80, 40][: len(frames) - 1]
-    assert np.diff(frames.timestamps) * 1000 == pytest.approx(steps)
+    steps = [40, 80, 40, 120][: len(frames)]
+    assert np.diff(frames.timestamps) * 1000 == pytest.approx(steps[:-1])
+    # The last one, too, is shown for its time.
+    assert len(sm.load_video(data, frame_rate=25)) == sum(steps) // 40
     window = sm.demux_video(data, timestamp=(frames.timestamps[1], frames.timestamps[-1]))
     assert sm.decode_packets(window).timestamps == frames.timestamps[1:-1]
     assert len(sm.decode_packets(sm.demux_video(data), num_frames=2)) == 2

@@ -169,6 +169,13 @@ def test_a_rate_ends_with_the_window_or_the_last_frame(window: Any, num_frames: 
     assert video.shape[0] == num_frames
 
 
+def test_the_last_frame_of_flv_is_shown_as_long_after_a_seek() -> None:
+    """FFmpeg guesses durations from the packets after a seek: here 1 s of 2."""
+    slow: Any = {"codec": "flv", "frame_rate": Fraction(1, 2), "gop_size": 1}
+    data = make_video(planes()[:3], format="flv", **slow)
+    assert len(sm.load_video(data, (4, None), frame_rate=10)) == 20
+
+
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts"])
 def test_adjacent_windows_lose_and_double_nothing(format: str) -> None:
     data = clip(f"{format}/libx265/2/open")
