@@ -162,7 +162,7 @@ class Container:
         """
         stream = self._stream("audio", index)
         if stream.index not in self._audio:
-            codec = with_hidden_samples(read_audio_codec(stream), stream.index_entries)
+            codec = with_hidden_samples(read_audio_codec(stream), stream)
             self._audio[stream.index] = completed(codec) if self.tried == NO_DECODERS else codec
         return stream.index, self._audio[stream.index]
 

@@ -8,6 +8,7 @@ number of samples in a packet.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from fractions import Fraction
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
-from spdl_media._ffmpeg import AvPacket
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
@@ -111,13 +112,24 @@ def even_samples(codec: AudioCodec) -> int:
     return _packet_samples(codec) if codec.name in _EVEN_CODECS else 0
 
 
-def with_hidden_samples(codec: AudioCodec, entries: Any) -> AudioCodec:
-    """Add as delay what the edit list of an MP4 hides before the stream's start: packets begin that early.
+def start_ticks(stream: Any) -> int | None:
+    """Return the timestamp of the first audible sample or frame of a stream of PyAV; ``None``: not stated.
 
-    Args:
-        codec: Codec of the stream.
-        entries: Entries of its packets in the container's index, as PyAV gives them.
+    To the first packet of Opus, FFmpeg adds the delay at the sample rate that the header of a Matroska file
+    states: that of the encoder's input. The delay counts samples of 48 kHz.
     """
+    ticks: int | None = stream.start_time
+    context, entries = stream.codec_context, stream.index_entries
+    is_matroska = stream.container.format.name.startswith("matroska")
+    if ticks and entries and is_matroska and context and context.codec.canonical_name == "opus":
+        delay = Fraction(context.delay, 48000) / as_fraction(stream.time_base)
+        ticks = min(ticks, entries[0].timestamp + math.floor(delay + Fraction(1, 2)))
+    return ticks
+
+
+def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
+    """Set the start, and as delay what the edit list of an MP4 hides before it: packets begin that early."""
+    entries, codec = stream.index_entries, replace(codec, start_pts=start_ticks(stream))
     counts_samples = codec.time_base == Fraction(1, codec.sample_rate)
     if codec.delay or not entries or codec.start_pts is None or not counts_samples:
         return codec

@@ -193,7 +193,6 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
         num_channels=layout.nb_channels,
         sample_fmt=sample_fmt,
         bit_rate=context.bit_rate or 0,
-        start_pts=stream.start_time,
         block_align=block_align,
         bits_per_coded_sample=bits,
     )

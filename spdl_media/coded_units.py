@@ -17,7 +17,7 @@ import av
 from av.container import InputContainer
 
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import with_frame_times, with_true_times, without_padding
+from spdl_media.audio_clock import start_ticks, with_frame_times, with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
@@ -282,17 +282,17 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     """Return the start time of a container in seconds, which FFmpeg states as ``start`` microseconds."""
     # The stream that starts first states the same moment as the rounded start of the container, but exactly,
     # in its own time base. Without that, the edge of a window could miss a frame.
-    pairs = [(stream.start_time, stream.time_base) for stream in container.streams]
-    stated = [(ticks, base) for ticks, base in pairs if ticks is not None and base]
+    streams = [(stream, stream.start_time, stream.time_base) for stream in container.streams]
+    stated = [(one, ticks, base) for one, ticks, base in streams if ticks is not None and base]
     # Differences in microseconds. Integers up to the division: fractions take ten times as long.
     errors = [
         abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
-        for ticks, base in stated
+        for _, ticks, base in stated
     ]
     if min(errors, default=2.0) > 1:
         return Fraction(start, 1_000_000)
-    ticks, base = stated[errors.index(min(errors))]
-    return Fraction(ticks * as_fraction(base))
+    first, _, base = stated[errors.index(min(errors))]
+    return Fraction((start_ticks(first) or 0) * as_fraction(base))
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:

@@ -253,7 +253,16 @@ def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
 
-@pytest.mark.parametrize("case", [("libopus", "ogg", 48000), ("aac", "mp4", 44100, QUIET_AAC)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("libopus", "ogg", 48000),
+        # FFmpeg states that it begins 13 ms later than it does.
+        ("libopus", "webm", 16000),
+        ("aac", "mp4", 44100, QUIET_AAC),
+    ],
+    ids=_name,
+)
 def test_windows_that_touch_share_no_sample_and_lose_none(case: tuple[Any, ...]) -> None:
     data = _make(*case, seconds=4)
     edges = [None, 0.1, "0.3000001", 1, 1.00001, 1.9999, 3.3, None]
