@@ -63,10 +63,11 @@ def collate(
         An object of the same structure as an item (a dataclass is rebuilt without running its ``__init__``)
         with a :class:`~spdl_media.CPUBuffer` in place of each field. Frames are converted as by
         :func:`~spdl_media.convert_frames`. Numbers become ``(B,)`` with the dtype that
-        :func:`~spdl_media.convert_array` chooses. Arrays keep their dtype and get B as first axis. A field
-        that a named tuple or dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, such as
-        the times of a :class:`~spdl_media.Clip`, is treated as an array, so a list of clips becomes one clip
-        of batches. All other values (strings and dates, NumPy's too, ``None``) become lists, unchanged.
+        :func:`~spdl_media.convert_array` chooses. Arrays keep their dtype and get B as first axis; a batch
+        of buffers has the sample rate and colours that all of them have. A field that a named tuple or
+        dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, such as the times of a
+        :class:`~spdl_media.Clip`, is treated as an array, so a list of clips becomes one clip of batches. All
+        other values (strings and dates, NumPy's too, ``None``) become lists, unchanged.
 
     Raises:
         ConvertError: There are no items, their structure differs, a field has values of two kinds (such as
@@ -258,9 +259,18 @@ def _convert(
                 f"{array.shape} and {array.dtype}; {rule}"
             )
     data = stack_arrays(arrays, storage, axis)
+    _share_metadata(values, data)
     if axis is None:
         return data
     return Padded(data, convert_array([array.shape[axis] for array in arrays]))
+
+
+def _share_metadata(values: list[Any], batch: CPUBuffer) -> None:
+    """Give a batch of buffers the metadata that is equal in all of them."""
+    if all(isinstance(value, CPUBuffer) for value in values):
+        for name in ("colorspace", "color_range", "sample_rate"):
+            found = {getattr(value, name) for value in values}
+            setattr(batch, name, found.pop() if len(found) == 1 else None)
 
 
 def _shape_except(array: Array, axis: int | None) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import pytest
 from plane_oracle import sound
 
 import spdl_media as sm
-from spdl_media.testing import index_frames, make_audio, make_image
+from spdl_media.testing import index_frames, make_audio, make_image, make_video
 
 PICTURES = index_frames(3, 20, 16)
 FRAMES = [sm.decode_packets(sm.demux_image(make_image(picture))) for picture in PICTURES]
@@ -298,6 +298,19 @@ def test_arrays_of_different_lengths_are_padded() -> None:
     assert (values(padded.lengths).tolist(), values(padded.lengths).dtype) == ([3, 1, 5], np.int64)
     # The structure does not depend on whether the lengths differ.
     assert isinstance(sm.collate(tokens[:1] * 2, pad=True), sm.Padded)
+
+
+def test_a_batch_has_the_sample_rate_and_colours_that_its_arrays_share() -> None:
+    low, high = (
+        sm.load_audio(make_audio(np.zeros((900, 1), np.int16), rate)) for rate in (8000, 16000)
+    )
+    assert sm.collate([low, low]).sample_rate == 8000
+    assert sm.collate([{"audio": high}] * 2, pad=True)["audio"].data.sample_rate == 16000
+    assert sm.collate([low, high]).sample_rate is None
+    video = sm.load_video(make_video(PICTURES), pix_fmt="yuv420p")
+    assert video.color_range is not None
+    batch = sm.collate([video, video])
+    assert (batch.colorspace, batch.color_range) == (video.colorspace, video.color_range)
 
 
 def test_padding_by_field() -> None:
