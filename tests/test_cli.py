@@ -314,6 +314,7 @@ def test_sentences_of_refusal(
         capfd, "check", empty, "--state", empty / "labels.csv"
     )
     assert "unable to open" in refusal(capfd, "check", empty, "--state", tmp_path)
+    assert "--json or --csv, not both" in refusal(capfd, "check", empty, "--json", "--csv")
     missing = tmp_path / "missing" / "report.csv"
     assert re.search(
         r"missing/report.csv: No such file or directory\. Name another",
@@ -591,6 +592,12 @@ def test_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     )
     assert main(["contact-sheet", str(few), "-o", str(sheet), "--width", "48"]) == 0
     assert "3 frames" in capfd.readouterr().out
+    data = bytearray(few.read_bytes())
+    data[-200] ^= 1
+    few.write_bytes(data)
+    said = refusal(capfd, "contact-sheet", few)
+    assert "damaged ffv1 data" in said
+    assert "decode_config" not in said
     sm.save_audio(tmp_path / "tone.wav", make_tone(800, 8000).T, 8000)
     assert "tone.wav" in refusal(capfd, "contact-sheet", tmp_path / "tone.wav")
 

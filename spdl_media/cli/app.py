@@ -207,7 +207,9 @@ def _report_error(error: BaseException) -> int:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "Free some space" if is_full else "Name another file or folder"
         message = f"{os.fsdecode(error.filename or 'the output')}: {error.strerror}. {remedy}"
-    elif not isinstance(error, click.ClickException | MediaError):
+    elif isinstance(error, MediaError):  # without the option of Python functions that it advises
+        message = message.partition(". decode_config(")[0]
+    elif not isinstance(error, click.ClickException):
         kind, status = type(error).__name__, 3
         message = f"internal error, {kind}: {error}. Repeat it with --debug for a report"
     write_error(message)

@@ -51,13 +51,19 @@ _NAMES: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "new
 
 @click.command("check", short_help="Find damaged files and duplicates.")
 @FOLDER
-@click.option("--json", "form", flag_value="json", help="Write the report as JSON.")
-@click.option("--csv", "form", flag_value="csv", help="Write it as CSV: kind, path, reason.")
+@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="Write it as CSV: kind, path, reason.")
 @click.option("-o", "--output", **FILE, help="File to write; .json or .csv choose the format.")
 @click.option("--state", **FILE, help="Keep results; the next run decodes what is new.")
 @click.option("--threads", **NUMBER, default=usable_cores(), help="Files to decode at a time.")
 def check_command(
-    *, folder: Path, form: str | None, output: Path | None, state: Path | None, threads: int
+    *,
+    folder: Path,
+    as_json: bool,
+    as_csv: bool,
+    output: Path | None,
+    state: Path | None,
+    threads: int,
 ) -> int:
     """Decode all media in a folder, and report damaged, unreadable, odd and duplicate files.
 
@@ -74,7 +80,11 @@ def check_command(
     Raises:
         Refused: The folder holds no media, or the file of ``state`` cannot be used for it.
         OSError: The folder cannot be read, or the output cannot be written.
+        click.UsageError: Two formats are given.
     """
+    if as_json and as_csv:
+        raise click.UsageError("Give --json or --csv, not both")
+    form = "json" if as_json else "csv" if as_csv else None
     if output is not None:
         # Fail now rather than after hours of work. Appending keeps an existing file unchanged until the end.
         output.open("a", encoding="utf-8").close()
