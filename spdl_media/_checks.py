@@ -275,6 +275,11 @@ def listed(choices: Iterable[object]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun for a message: ``1 channel`` or ``2 channels``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def abridged(texts: Sequence[str], separator: str = ", ", most: int = 5) -> str:
     """Join the first ``most`` texts for a message, and state how many more there are."""
     if len(texts) <= most:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import as_numpy, check_choice
+from spdl_media._checks import as_numpy, check_choice, counted
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
@@ -253,7 +253,7 @@ def no_samples(window: Window, source: str) -> ConvertError:
 
 
 def _describe(format: tuple[int, str, int]) -> str:
-    return f"{format[0]} channels {format[1]} at {format[2]} Hz"
+    return f"{counted(format[0], 'channel')} {format[1]} at {format[2]} Hz"
 
 
 def _shorten(lengths: list[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from spdl_media._checks import check_int, with_argument_hints
+from spdl_media._checks import check_int, counted, with_argument_hints
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log, naming
 from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
@@ -195,7 +195,7 @@ def _stream_key(codec: Codec) -> str:
     """Return the parameters that may not change within a stream, as text."""
     if isinstance(codec, VideoCodec):
         return codec.name
-    return f"{codec.name} at {codec.sample_rate} Hz with {codec.num_channels} channels"
+    return f"{codec.name} at {codec.sample_rate} Hz with {counted(codec.num_channels, 'channel')}"
 
 
 # Added to the timestamp of a hidden frame, so that no frame of another chunk has the same one.

@@ -17,7 +17,7 @@ import numpy as np
 from av.codec.codec import find_best_pix_fmt_of_list
 from av.codec.context import Flags
 
-from spdl_media._checks import check_choice, check_int, did_you_mean
+from spdl_media._checks import check_choice, check_int, counted, did_you_mean
 from spdl_media._ffmpeg import AvPacket, as_fraction, check_codec_options, has_codec
 from spdl_media.array_frames import channel_layout, color_number, limited
 from spdl_media.config import string_options
@@ -413,11 +413,11 @@ class AudioEncoder:
             FFmpegError: The encoder fails.
         """
         config = self._config
-        given = frames.sample_rate, frames.num_channels
-        wanted = config.sample_rate, config.num_channels
+        given = frames.sample_rate, counted(frames.num_channels, "channel")
+        wanted = config.sample_rate, counted(config.num_channels, "channel")
         if given != wanted:
             raise EncodeError(
-                "the samples have {} Hz and {} channels, but the stream has {} Hz and {}. Resample them: "
+                "the samples have {} Hz and {}, but the stream has {} Hz and {}. Resample them: "
                 "sample_rate= and num_channels= of get_audio_filter_desc".format(*given, *wanted)
             )
         for chunk in frames.chunks:

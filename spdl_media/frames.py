@@ -17,6 +17,7 @@ import av
 import numpy as np
 from av.audio.plane import AudioPlane
 
+from spdl_media._checks import counted
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.image_frames import DecodedFrames, ImageFrames, VideoFrames
@@ -172,8 +173,9 @@ class AudioFrames(DecodedFrames):
     def __repr__(self) -> str:
         if not self._chunks:
             return f"<AudioFrames: none in {self._metadata.window}>"
+        channels = counted(self.num_channels, "channel")
         return (
-            f"<AudioFrames: {len(self)} samples of {self.num_channels} channels {self.sample_fmt}, "
+            f"<AudioFrames: {len(self)} samples of {channels} {self.sample_fmt}, "
             f"{self.sample_rate} Hz, from {self.timestamp:.3f} s>"
         )
 

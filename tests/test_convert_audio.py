@@ -106,7 +106,10 @@ def test_pad_changes_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (sound(ramp(30, 1, np.float32)), "2 channels fltp at 8000 Hz, but item 1 .* 1 channels"),
+        (
+            sound(ramp(30, 1, np.float32)),
+            "2 channels fltp at 8000 Hz, but item 1 .* 1 channel fltp",
+        ),
         (sound(ramp(30, 2, np.int16), "s16p"), "2 channels fltp .*, but item 1 .* channels s16p"),
         (sound(ramp(30, 2, np.float32), rate=16000), "at 8000 Hz, but item 1 .* at 16000 Hz"),
     ],
@@ -119,7 +122,7 @@ def test_formats_that_differ_are_both_named(other: sm.AudioFrames, message: str)
 
 def test_a_stream_that_changes_in_its_middle() -> None:
     one, other = sound(ramp(30, 2, np.float32)), sound(ramp(30, 1, np.float32))
-    with pytest.raises(sm.ConvertError, match=r"2 channels fltp .*, but item 0 .* 1 channels fltp"):
+    with pytest.raises(sm.ConvertError, match=r"2 channels fltp .*, but item 0 .* 1 channel fltp"):
         sm.convert_frames(sm.AudioFrames([*one.chunks, *other.chunks]))
 
 

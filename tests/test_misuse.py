@@ -129,7 +129,7 @@ def test_packets_of_another_codec_are_refused_by_a_decoder(movie: bytes) -> None
         decoder.decode(other)
     sound = sm.AudioDecoder(sm.demux_audio(make_audio(make_tone(8000, 16000), 16000)).codec)
     slow = sm.demux_audio(make_audio(make_tone(8000, 8000), 8000))
-    with pytest.raises(ValueError, match="pcm_s16le at 16000 Hz with 1 channels, but the packets"):
+    with pytest.raises(ValueError, match="pcm_s16le at 16000 Hz with 1 channel, but the packets"):
         sound.decode(slow)
 
 

@@ -405,7 +405,7 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
         with pytest.raises(sm.EncodeError, match="raw video needs format='nut'"):
             refused(make(**CONFIG, encoder="rawvideo", pix_fmt="gbrp"), frames, format)
     sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
-    with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channels, but the stream has 16000"):
+    with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channel, but the stream has 16000"):
         refused(sm.audio_encode_config(sample_rate=16000, num_channels=1), sound)
     with pytest.raises(ValueError, match="give format='mp4'"):
         sm.Muxer(tmp_path / "out")

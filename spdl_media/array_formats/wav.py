@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media._checks import counted
 from spdl_media.errors import ArrayFormatError
 from spdl_media.readers import Content, content_of, name_of
 from spdl_media.timing import Seconds, Window, parse_window
@@ -283,7 +284,7 @@ def _check_format(fields: _Fields, code: int, offset: int) -> None:
     _, num_channels, rate, _, block_align, bits = fields
     if not (num_channels and rate and block_align):
         raise ArrayFormatError(
-            f"has {num_channels} channels, {rate} Hz and {block_align} bytes a sample",
+            f"has {counted(num_channels, 'channel')}, {rate} Hz and {block_align} bytes a sample",
             offset=offset,
         )
     if code not in _FORMATS:
@@ -295,7 +296,8 @@ def _check_format(fields: _Fields, code: int, offset: int) -> None:
         fits = 8 * (size - 1) < bits <= 8 * size or (bits, size) == (24, 4)
     if rest or not fits:
         raise ArrayFormatError(
-            f"says {block_align} bytes for {num_channels} channels of {bits} bits, which do not fit",
+            f"says {block_align} bytes for {counted(num_channels, 'channel')} of {bits} bits, which do not "
+            "fit",
             offset=offset,
         )
 

@@ -199,7 +199,7 @@ def test_room_for_more_bits(bits: int, size: int, dtype: str | None) -> None:
 )
 def test_room_that_contradicts_the_bits(code: int, bits: int, block_align: int) -> None:
     data = wav(with_room(code, 1, bits, block_align), bytes(16))
-    match = f"says {block_align} bytes for 1 channels of {bits} bits, which do not fit"
+    match = f"says {block_align} bytes for 1 channel of {bits} bits, which do not fit"
     for function in (sm.load_wav, sm.parse_wav):
         with pytest.raises(sm.ArrayFormatError, match=match) as caught:
             function(data)
@@ -466,7 +466,7 @@ def extensible(guid_end: bytes) -> bytes:
         (wav(wav_format(PCM, 2, 16), bytes(8), size=2**32 - 4), "bytes of samples are missing"),
         (wav(wav_format(PCM, 2, 16)[:-1], bytes(8)), "'fmt ' of 15 bytes is cut short"),
         (wav(wav_format(PCM, 0, 16), b""), "has 0 channels, 8000 Hz"),
-        (wav(wav_format(PCM, 1, 16, rate=0), b""), "has 1 channels, 0 Hz"),
+        (wav(wav_format(PCM, 1, 16, rate=0), b""), "has 1 channel, 0 Hz"),
         (wav(wav_format(PCM, 1, 0), b""), "0 bytes a sample"),
         (wav(struct.pack("<HHIIHH", 1, 2, 8000, 0, 3, 8), b""), "says 3 bytes for 2 channels of 8 bits"),
         (wav(struct.pack("<HHIIHH", 1, 2, 8000, 0, 4, 17), b""), "channels of 17 bits"),
