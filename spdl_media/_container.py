@@ -25,7 +25,7 @@ from spdl_media._ffmpeg import (
     says_damaged,
     unheard_log,
 )
-from spdl_media.audio_clock import Times, completed, counted_times, with_hidden_samples
+from spdl_media.audio_clock import Times, completed, counted_times, seek_place, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -52,8 +52,7 @@ Kind: TypeAlias = Literal["video", "audio"]
 # the samples to skip in Matroska and Ogg. In others, timestamps differ, or a seek ends after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
 
-# Headers of these formats state all stream parameters. For others FFmpeg opens decoders to find them, which
-# takes half of the time to open an audio file.
+# Their headers state all parameters. For others FFmpeg opens decoders, half of the time of opening audio.
 _COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
 
@@ -396,10 +395,11 @@ class Container:
             return False
         if self.format == "ogg":
             self.rewind()  # once FFmpeg has read the end, it states wrong times of Vorbis after a seek
-        self._select((index,))
+        stream, pts = seek_place(self.av.streams, index, pts, self.format)
+        self._select((stream.index,))
         self._fresh = False  # a seek that fails moves the position as well
         with suppress(av.FFmpegError, OverflowError):  # the latter: the timestamp exceeds 64 bits
-            self.av.seek(pts, stream=self.av.streams[index])
+            self.av.seek(pts, stream=stream)
             return True
         return False
 

@@ -249,6 +249,27 @@ def test_a_packet_of_wma_may_state_the_time_of_its_third_frame(rng: np.random.Ge
     np.testing.assert_array_equal(samples_of(window), samples_of(whole)[:, first : first + 24000])
 
 
+def test_a_window_of_a_matroska_video_is_found_by_the_index_of_the_video(
+    rng: np.random.Generator,
+) -> None:
+    """FFmpeg would read everything before a place in the audio, which the index does not list."""
+    reads = []
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            part = super().read(size)
+            reads.append(len(part))
+            return part
+
+    samples = rng.integers(-9999, 9999, (8000 * 20, 1), np.int16)
+    frames = list(rng.integers(0, 256, (40, 320, 320), np.uint8))
+    video = VideoTrack(frames=frames, frame_rate=2, gop_size=1)
+    data = make_media([video, AudioTrack(samples=samples, sample_rate=8000, codec="flac")])
+    window = sm.load_audio(Counted(data), (15, 16), sample_fmt="s16")
+    np.testing.assert_array_equal(window, samples[8000 * 15 : 8000 * 16])
+    assert sum(reads) < len(data) / 2
+
+
 def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
