@@ -216,7 +216,11 @@ def cut(
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
         video = demuxer.demux_video(window) if has_video(demuxer) else None
         # Audio from second 0 on, so that silence is written where it begins after the video.
-        audible = parse_window((start or 0, end))
+        audible = (
+            window
+            if window.end is not None and window.end <= 0
+            else parse_window((start or 0, end))
+        )
         audio = demuxer.demux_audio(audible) if demuxer.audio_stream_index is not None else None
         asked = encoder is not None or encoder_options is not None
         copied = video is not None and not asked and _can_be_copied(video, muxer)

@@ -510,6 +510,8 @@ def test_a_cut_does_not_replace_its_source(long: bytes, tmp_path: Path) -> None:
 def test_a_window_without_anything_leaves_nothing(long: bytes, tmp_path: Path) -> None:
     with pytest.raises(sm.DemuxError, match=r"no frame and no sample in \[20, 30\)"):
         sm.cut(long, tmp_path / "cut.mp4", 20, 30)
+    with pytest.raises(sm.DemuxError, match=r"no frame and no sample in \[-inf, 0\)"):
+        sm.cut(long, tmp_path / "cut.mp4", None, 0)
     assert list(tmp_path.iterdir()) == []
 
 
