@@ -40,6 +40,18 @@ __all__ = ("Muxer",)
 
 # Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
 _OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, ERANGE, ENOSYS})
+# By messages of x264 and x265 for odd sides in 4:2:0, and of WMA.
+_REMEDIES = {
+    "divisible by 2": ". Scale to even sides, or take pix_fmt='yuv444p'",
+    "bitrate too low": ". Give a bit_rate=, another encoder= or another format",
+}
+# FFmpeg's defaults of these formats take few sample rates, channels or sizes.
+_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
+_BETTER = dict.fromkeys(_POOR.items(), "aac") | {
+    ("3gp", "h263"): "h264",
+    ("3g2", "h263"): "h264",
+    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
+}
 # Formats that store the orientation. Matroska cannot store a mirrored one.
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
 # Formats that store matrix and range. MOV cannot store the range.
@@ -368,9 +380,7 @@ class Muxer:
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        # AC-3 takes only three sample rates, and MP2 six, and at most two channels.
-        if (self._format, name) in (("matroska", "ac3"), ("mpegts", "mp2")):
-            name = "aac"
+        name = _BETTER.get((self._format, name), name)
         if name == "none" or (name == "png" and not covers):
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
@@ -433,9 +443,7 @@ class Muxer:
             text = f"cannot be written: {text}"
             self._failure = partial(WriteError, text, source=self._name, errno=error.errno)
         else:
-            # The message of x264 and x265 for odd sides in 4:2:0.
-            odd = "divisible by 2" in text
-            remedy = ". Scale to even sides, or take pix_fmt='yuv444p'" if odd else ""
+            remedy = next((remedy for said, remedy in _REMEDIES.items() if said in text), "")
             text = f"cannot be encoded: {text}{remedy}"
             self._failure = partial(EncodeError, text, source=self._name)
         return self._failure()

@@ -249,7 +249,6 @@ SOUNDS = [
         r"rate 12345 is not supported .* encoder\. Supported sample rates: 44100, 48000, .*8000\)",
     ),
     ("mp3", 48000, 6, r"'5\.1' is not supported .* Supported channel layouts: mono, stereo\)"),
-    ("flv", 16000, 1, "mp3 not compatible with flv"),
 ]
 
 
@@ -300,6 +299,14 @@ def test_formats_that_go_back_are_written_where_nothing_can_seek(tmp_path: Path)
     assert pipe.data == (tmp_path / "out.mp4").read_bytes()
 
 
+@pytest.mark.parametrize("format", ["flv", "3gp", "3g2", "asf"])
+def test_default_encoders_take_any_size_and_rate(format: str) -> None:
+    audio = None if format == "asf" else (np.zeros(8000, np.float32), 24000)
+    data = saved(VIDEO, audio=audio, format=format)
+    assert sm.load_video(data).shape == VIDEO.shape
+    assert audio is None or sm.probe(data).audio.sample_rate == 24000
+
+
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "out.mp4"
     for frames, message in (([], "no frames to save"), ([VIDEO, VIDEO[:, :40]], "is 128x40")):
@@ -318,6 +325,8 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
             saved(VIDEO, audio=wrong)
     with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
         sm.save_video(tmp_path / "out.wav", VIDEO)
+    with pytest.raises(sm.EncodeError, match=r"bitrate too low.*Give a bit_rate="):
+        sm.save_audio(tmp_path / "out.wma", samples, 8000)
     assert list(tmp_path.iterdir()) == []
 
 
