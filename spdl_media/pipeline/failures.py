@@ -7,7 +7,7 @@ import numbers
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -371,8 +371,9 @@ class FailureLog:
     def _excess(self, name: str, min_calls: int) -> Excess | None:
         stage = self._stages[name]
         if stage.limit is None:
-            stages = [stage for stage in self._stages.values() if stage.limit is None]
-            rule = _broken_rule(self.limit, stages, self._part_kept(min_calls))
+            shared = {name: one for name, one in self._stages.items() if one.limit is None}
+            kept = self.part_kept(lambda n: shared[n].part_kept(min_calls) if n in shared else 1.0)
+            rule = _broken_rule(self.limit, shared.values(), kept)
         else:
             rule = _broken_rule(stage.limit, [stage], stage.part_kept(min_calls))
         if rule is None:
@@ -382,15 +383,6 @@ class FailureLog:
             f"Stage {name!r} failed too often: {rule}. "
             f"The last was {describe(last.exception)} (input {last.input})"
         )
-
-    def _part_kept(self, min_calls: int) -> float:
-        """Return the part of the items that passes all stages without a limit of their own."""
-
-        def part_of(name: str) -> float:
-            stage = self._stages[name]
-            return stage.part_kept(min_calls) if stage.limit is None else 1.0
-
-        return self.part_kept(part_of)
 
     def _by_loss(self) -> list[str]:
         """Return the names of the stages that failed in this epoch, the one that lost most items first."""
@@ -403,7 +395,7 @@ class FailureLog:
         return sorted((name for name, one in self._stages.items() if one.failures), key=part_kept)
 
 
-def _broken_rule(limit: float, stages: Sequence[_StageDropRate], part_kept: float) -> str | None:
+def _broken_rule(limit: float, stages: Collection[_StageDropRate], part_kept: float) -> str | None:
     if isinstance(limit, int) or math.isinf(limit):
         failures = sum(stage.counters.failures for stage in stages)
         if failures <= limit:

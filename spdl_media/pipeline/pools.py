@@ -15,8 +15,8 @@ import pickle
 import threading
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import CoroutineType
@@ -248,12 +248,15 @@ class AwaitedPool:
         "It is not the pipeline's to replace; for one that is, use a description such as "
         "ProcessPoolExecutorConfig(...) or ThreadPoolExecutorConfig(...)."
     )
+    # What its submit() raises if it takes no more calls, and options of submit().
+    refusals: type[Exception] = RuntimeError
+    options: Mapping[str, Any] = {}
 
     def __init__(self, hub: Hub, stage: PipeConfig) -> None:
         self._hub = hub
         self._stage = stage
         config: Any = stage.executor
-        self._executor = config
+        self._executor: Executor = config
         self._is_own = isinstance(config, InterpreterPoolExecutorConfig)
         if self._is_own:
             # Imported by name, because only CPython 3.14 and its type stubs have the class.
@@ -314,10 +317,9 @@ class AwaitedPool:
 
     def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
-            future: Future[Any] = self._executor.submit(fn, *args)
-        except (BrokenExecutor, RuntimeError) as error:
+            return self._executor.submit(fn, *args, **self.options)
+        except self.refusals as error:
             raise self._broken(error) from error
-        return future
 
     async def _outcome(self, fn: Callable[..., Any], *args: Any) -> Any:
         future = self._submit(fn, *args)
@@ -393,6 +395,10 @@ class DaskPool(AwaitedPool):
         "The client was closed, or its scheduler does not answer. Make a new client and run the pipeline "
         "again; a DataLoader goes on from its state_dict()."
     )
+    # Whatever it raises: the arguments are bytes, so the item cannot be the cause.
+    refusals = Exception
+    # Otherwise Dask makes one task of equal calls, and cancels all of them with the first.
+    options: Mapping[str, Any] = {"pure": False}
 
     def __init__(self, hub: Hub, stage: PipeConfig) -> None:
         super().__init__(hub, stage)
@@ -413,16 +419,6 @@ class DaskPool(AwaitedPool):
         """
         data: bytes = await self._outcome(self._sent, _dumps(item))
         return pickle.loads(data)  # noqa: S301  # from a worker of the user's own cluster
-
-    def _submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
-        try:
-            # pure=False: otherwise Dask makes one task of equal calls, and cancels all of them with the
-            # first.
-            future: Future[Any] = self._executor.submit(fn, *args, pure=False)
-        except Exception as error:
-            # The arguments are bytes, so the item cannot be the cause.
-            raise self._broken(error) from error
-        return future
 
 
 class _Sent:

@@ -86,7 +86,7 @@ class Hub:
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._turn_is_due = False
         self._touched: deque[Node] = deque()
-        self._for_loop: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._for_loop: deque[tuple[Callable[[Any], object], Any]] = deque()
         self._loop_is_due = False
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
@@ -113,7 +113,7 @@ class Hub:
             self._messages.append((handler, argument))
             self._take_turns()
 
-    def post_to_loop(self, handler: Callable[[Any], None], argument: Any) -> None:
+    def post_to_loop(self, handler: Callable[[Any], object], argument: Any) -> None:
         """Have ``handler(argument)`` called on the loop, outside of turns. From any thread."""
         self._for_loop.append((handler, argument))
         if not self._loop_is_due:
@@ -201,12 +201,8 @@ class Hub:
             for _ in range(len(messages)):
                 handler, argument = messages.popleft()
                 handler(argument)
-        except Exception as error:  # noqa: BLE001  # see _report_defect
-            self._report_defect(error)
-        touched = self._touched
-        try:
-            while touched:
-                node = touched.popleft()
+            while self._touched:
+                node = self._touched.popleft()
                 node.touched = False
                 # Messages may have ended the run.
                 if not self.closed:

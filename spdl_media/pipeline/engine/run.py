@@ -239,13 +239,11 @@ class Run:
         try:
             self._options.on_failure(record, slot.item)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the user must see it
-            self._hub.post(self._report_failed, error)
+            message = f"on_failure raised {describe(error)}"
+            self._hub.post(functools.partial(self.fail, "on_failure", message), error)
         worker.slot = None
         self._hub.post(release, slot)
         return False
-
-    def _report_failed(self, error: BaseException) -> None:
-        self.fail("on_failure", f"on_failure raised {describe(error)}", error)
 
     def source_failed(self, error: BaseException) -> None:
         """End the run after the items that the source gave before its failure have been delivered."""

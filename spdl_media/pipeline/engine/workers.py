@@ -162,12 +162,9 @@ class WorkerThreads:
                     self._idle.append(None)
             self.at_end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the run cannot continue
-            self._hub.post(self._report_initializer, error)
+            message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
+            self._hub.post(functools.partial(self._hub.events.fail, self._stage, message), error)
         self.workers.remove(worker)
-
-    def _report_initializer(self, error: BaseException) -> None:
-        message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
-        self._hub.events.fail(self._stage, message, error)
 
 
 class ThreadRunner:
@@ -237,11 +234,8 @@ class ThreadRunner:
         hub = self._stage.hub
         if self._tickets and not self._watching and not hub.closed:
             self._watching = True
-            hub.post_to_loop(self._set_timer, seconds)
-
-    def _set_timer(self, seconds: float) -> None:
-        hub = self._stage.hub
-        hub.loop.call_later(seconds, hub.post, self._check_overdue, None)
+            check = functools.partial(hub.post, self._check_overdue, None)
+            hub.post_to_loop(lambda _: hub.loop.call_later(seconds, check), None)
 
     def _check_overdue(self, _: None) -> None:
         self._watching = False
