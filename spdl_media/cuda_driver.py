@@ -155,6 +155,13 @@ def call(name: str, *arguments: Any) -> None:
         raise DriverError(_failure(name, status))
 
 
+def _given(kind: type[c_int | c_void_p], name: str, *arguments: Any) -> int:
+    """Call a function of the driver that writes its result where the first argument points."""
+    result = kind()
+    call(name, byref(result), *arguments)
+    return result.value or 0
+
+
 def error_name(status: int) -> str:
     """Return the driver's name and text of an error.
 
@@ -187,11 +194,8 @@ def driver_version() -> str:
 
 @lru_cache(maxsize=32)
 def _primary_context(index: int) -> int:
-    device, context = c_int(), c_void_p()
-    call("cuDeviceGet", byref(device), index)
     # Never released, because all libraries of the process share it.
-    call("cuDevicePrimaryCtxRetain", byref(context), device.value)
-    return context.value or 0
+    return _given(c_void_p, "cuDevicePrimaryCtxRetain", _given(c_int, "cuDeviceGet", index))
 
 
 class current:  # noqa: N801  # used like a function; a generator takes half as long again
@@ -225,10 +229,8 @@ def new_stream(index: int) -> int:
     Raises:
         DriverError: The driver refuses, or none is installed.
     """
-    stream = c_void_p()
     with current(index):
-        call("cuStreamCreate", byref(stream), _NON_BLOCKING)
-    return stream.value or 0
+        return _given(c_void_p, "cuStreamCreate", _NON_BLOCKING)
 
 
 def allocate(nbytes: int, index: int, stream: int) -> int:
@@ -239,19 +241,15 @@ def allocate(nbytes: int, index: int, stream: int) -> int:
     Raises:
         DriverError: The device is out of memory.
     """
-    address = c_void_p()
     with current(index):
         _keep_memory(index)
-        call("cuMemAllocAsync", byref(address), nbytes, stream)
-    return address.value or 0
+        return _given(c_void_p, "cuMemAllocAsync", nbytes, stream)
 
 
 @lru_cache(maxsize=32)
 def _keep_memory(index: int) -> None:
     # By default, the pool returns all free memory to the system at every synchronization of the device.
-    device, pool = c_int(), c_void_p()
-    call("cuDeviceGet", byref(device), index)
-    call("cuDeviceGetDefaultMemPool", byref(pool), device.value)
+    pool = _given(c_void_p, "cuDeviceGetDefaultMemPool", _given(c_int, "cuDeviceGet", index))
     call("cuMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, byref(c_uint64(2**64 - 1)))
 
 
@@ -278,12 +276,9 @@ class Event:
     __slots__ = ("_address", "_end", "_index")
 
     def __init__(self, index: int, stream: int) -> None:
-        address = c_void_p()
-        self._address: int | None = None
         self._index = index
         with current(index):
-            call("cuEventCreate", byref(address), _BLOCKING_WITHOUT_TIME)
-            self._address = address.value
+            self._address = _given(c_void_p, "cuEventCreate", _BLOCKING_WITHOUT_TIME)
             # Before cuEventRecord, so that the event is destroyed even if the stream is invalid.
             self._end = when_dropped(_destroy, index, self._address)
             call("cuEventRecord", self._address, stream)
@@ -320,7 +315,7 @@ class Event:
             call("cuStreamWaitEvent", stream, self._address, 0)
 
 
-def _destroy(index: int, event: int | None) -> None:
+def _destroy(index: int, event: int) -> None:
     # The driver frees the event once it is reached. A forked child cannot call the driver.
     if not HISTORY.lost:
         with suppress(Exception), current(index):
@@ -379,10 +374,8 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=256)
 def _function(_index: int, ptx: bytes, name: str) -> int:
     """Load PTX into the current context, which must be that of the device, and return a function in it."""
-    module, function = c_void_p(), c_void_p()
-    call("cuModuleLoadData", byref(module), ptx)
-    call("cuModuleGetFunction", byref(function), module, name.encode())
-    return function.value or 0
+    module = _given(c_void_p, "cuModuleLoadData", ptx)
+    return _given(c_void_p, "cuModuleGetFunction", module, name.encode())
 
 
 def launch(
