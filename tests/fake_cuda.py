@@ -493,7 +493,7 @@ class Driver:
         return 0
 
     def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:  # noqa: N802
-        assert module.value == 0x77
+        assert module == 0x77
         self._functions.append(name.decode())
         function._obj.value = len(self._functions)
         return 0
