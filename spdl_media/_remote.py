@@ -61,11 +61,17 @@ def open_stream(
         return content
     if callable(getattr(src, "read", None)):
         return read_file_object(src, name, forward=forward)
-    several = isinstance(src, tuple | list | dict)
-    fields = " Of an item with several fields, pass the source alone, or use ImageRecipe(field=)."
+    hint = ""
+    if isinstance(src, tuple | list | dict):
+        hint = " Of an item with several fields, pass the source alone, or use ImageRecipe(field=)."
+    elif hasattr(src, "__array_interface__"):
+        hint = (
+            " This is an image that is decoded already. Pass its file or bytes, which Image(decode=False) "
+            "of Hugging Face's datasets gives."
+        )
     raise TypeError(
         f"cannot read media from {type(src).__name__}. A source is a path, a URL, bytes or another "
-        f"contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object.{fields * several}"
+        f"contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object.{hint}"
     )
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,8 @@ RELEASING = threading.RLock()
 
 # Numbers of streams in DLPack.
 _NO_SYNC, _LEGACY_DEFAULT = -1, 1
-
 _PURPOSE = "a CUDABuffer"
+_NO_ARRAY = ". A buffer only holds an array: use to_torch(buffer), to_numpy(buffer) or the like"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,12 @@ class _Buffer:
         if not self.shape:
             raise TypeError("len() of a buffer without dimensions")
         return self.shape[0]
+
+    if not TYPE_CHECKING:  # checkers would take any attribute to exist
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name.startswith("_") else _NO_ARRAY
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
         name = type(self).__name__

@@ -197,7 +197,7 @@ def apply_crop(
         scale_mode: The ``scale_mode=`` with which the image was loaded.
 
     Returns:
-        A new float64 array of the same shape.
+        A new float64 array of the same shape; ``(0, 4)`` for an empty list, as of an image without objects.
 
     Raises:
         TypeError: ``box`` is not four whole numbers, or ``size`` is not two.
@@ -210,6 +210,8 @@ def apply_crop(
         array([[20., 30.]])
     """
     given = np.asarray(coordinates, np.float64)
+    if given.shape == (0,):
+        given = given.reshape(0, 4)
     if given.shape[-1:] not in ((2,), (4,)):
         raise ValueError(
             f"coordinates must be points (..., 2) or boxes (..., 4), not of shape {given.shape}"

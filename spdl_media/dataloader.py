@@ -23,7 +23,7 @@ from spdl_media.pipeline import (
     PipelineStatistics,
 )
 from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
-from spdl_media.pipeline.failures import FailureLimit
+from spdl_media.pipeline.failures import FailureLimit, PipelineError
 from spdl_media.pipeline.stages import SourceConfig, source_length
 from spdl_media.source import MapIterator, SupportsGetItem
 
@@ -82,8 +82,8 @@ class DataLoader:
         aggregator: A function or coroutine function that turns the list of samples of a batch, or without
             ``batch_size`` each sample, into a result of the loader. Several calls run concurrently. Without
             an aggregator, batches are lists, or with ``to=`` the results of :func:`~spdl_media.collate`.
-        transfer_fn: A function that is applied last, such as a copy to a GPU. It runs in a thread of its own,
-            for one batch at a time.
+        transfer_fn: A function of a result before ``to`` converts it, such as a copy of its buffers to a GPU
+            by :func:`~spdl_media.transfer_tensor`. It runs in a thread of its own, for one batch at a time.
         to: ``"torch"``, ``"numpy"`` or ``"jax"``: convert buffers and arrays in the results to arrays of
             that library, as by :func:`~spdl_media.to_torch`, :func:`~spdl_media.to_numpy` or
             :func:`~spdl_media.to_jax`. On a device, the consumer's stream waits for them.
@@ -357,13 +357,15 @@ class DataLoader:
             if isinstance(tag, StandInTag)
         )
 
-    def statistics(self) -> PipelineStatistics | None:
-        """Return the statistics of the latest iteration; ``None`` before the first one.
+    def statistics(self) -> PipelineStatistics:
+        """Return the statistics of the latest iteration.
 
         Raises:
-            PipelineError: The iteration is asynchronous, and no batch of it was requested yet.
+            PipelineError: There was no iteration yet, or no batch of an asynchronous one was requested yet.
         """
-        return None if self._pipeline is None else self._pipeline.statistics()
+        if self._pipeline is None:
+            raise PipelineError("a loader has no statistics before its first iteration")
+        return self._pipeline.statistics()
 
     def _fresh(self, epoch: int) -> State:
         source = self._source.source

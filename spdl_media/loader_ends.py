@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,13 +51,16 @@ def checked_source(source: Any) -> AnySource:
     Raises:
         TypeError: The source is neither iterable nor a map-style dataset.
     """
-    if isinstance(source, Iterable | AsyncIterable):
-        # SourceConfig refuses a single str or bytes, as in any pipeline.
+    is_path = isinstance(source, str | os.PathLike)
+    if isinstance(source, Iterable | AsyncIterable) and not is_path:
+        # SourceConfig refuses bytes, as in any pipeline.
         return SourceConfig(source).source
     # Map-style datasets of PyTorch have no __iter__.
-    if not hasattr(source, "__getitem__"):
+    if is_path or not hasattr(source, "__getitem__"):
+        hint = ". For the files of a folder, use ImageFolder or spdl_media.source.LocalDirectory"
         raise TypeError(
-            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}"
+            "src must be an iterable, an async iterable or a map-style dataset, "
+            f"not {source!r}{hint * is_path}"
         )
     return MapIterator(source)
 

@@ -7,6 +7,7 @@ buffer without checking the length.
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
 from collections.abc import Callable
@@ -405,7 +406,7 @@ def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> F
         forward: Read from the current position, and never seek.
 
     Raises:
-        TypeError: The file is open in text mode, or not for reading.
+        TypeError: The file is open in text mode or not for reading, or asynchronous.
         ValueError: The file is closed.
         SourceError: The position of the file cannot be determined.
     """
@@ -419,6 +420,8 @@ def read_file_object(file: Any, name: str | None, *, forward: bool = False) -> F
         raise ValueError(f"{name} is closed. Give it open, or give its path.")
     if callable(getattr(file, "readable", None)) and not file.readable():
         raise TypeError(f"{name} is not open for reading. Open it in mode 'rb'.")
+    if inspect.iscoroutinefunction(file.read):
+        raise TypeError(f"{name}: its read() is asynchronous. Pass the content: await file.read().")
     position = None if forward else _position(file, name)
     return FileReader(file, name, seekable=position is not None, restore=position)
 

@@ -25,6 +25,12 @@ def test_a_buffer_tells_what_it_holds() -> None:
     assert buffer.valid.tolist() == [True, True]
 
 
+def test_the_error_of_an_array_method_tells_how_to_get_an_array() -> None:
+    message = r"^'CPUBuffer' object has no attribute 'permute'\. A buffer .* to_torch\(buffer\)"
+    with pytest.raises(AttributeError, match=message):
+        sm.convert_frames(rgb(8, 6)).permute(2, 0, 1)  # type: ignore[attr-defined]
+
+
 def test_a_batch_tells_what_became_of_its_inputs() -> None:
     failures = (sm.Failure(1, "b.jpg", ValueError("damaged")),)
     zeros = np.zeros((3, 2))

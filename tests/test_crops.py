@@ -504,7 +504,9 @@ def test_points_and_boxes_follow_the_image(mode: Any, flip: bool) -> None:
 
 
 def test_what_cannot_follow() -> None:
-    assert sm.apply_crop(np.empty((0, 4)), (0, 0, 1, 1)).shape == (0, 4)
+    assert sm.apply_crop(np.empty((0, 2)), (0, 0, 1, 1)).shape == (0, 2)
+    # An image without objects: NumPy makes one axis of an empty list.
+    assert sm.apply_crop([], (0, 0, 1, 1)).shape == (0, 4)
     with pytest.raises(ValueError, match=r"points \(..., 2\) or boxes .* not of shape \(3,\)"):
         sm.apply_crop([1, 2, 3], (0, 0, 1, 1))
     with pytest.raises(TypeError, match=r"box must be \(x, y, width, height\) .*, not None"):

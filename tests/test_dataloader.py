@@ -29,7 +29,7 @@ from left_behind import wait_until
 
 import spdl_media as sm
 from spdl_media.dataloader import DataLoader, MapIterator, Pipeline, PipelineBuilder, sample_rng
-from spdl_media.pipeline import PipelineFailure
+from spdl_media.pipeline import PipelineError, PipelineFailure
 from spdl_media.source import DistributedRandomSampler, MergeIterator, repeat_source
 
 ORDERS = ["completion", "input"]
@@ -497,7 +497,8 @@ class TestFailures:
             on_failure=lambda record, item: told.append((record.stage, item)),
         )
         assert loader.failures == ()
-        assert loader.statistics() is None
+        with pytest.raises(PipelineError, match="no statistics before its first iteration"):
+            loader.statistics()
         batches = list(loader)
         assert sorted(flat(batches)) == [0, 2, 3, 4, 6, 7, 8, 10, 11]
         assert [len(batch) for batch in batches] == [3, 3, 3]
@@ -509,8 +510,6 @@ class TestFailures:
         ]
         assert {failure.input for failure in loader.failures} == {"1", "5", "9"}
         assert loader.failure_counts["fragile"] == 3
-        statistics = loader.statistics()
-        assert statistics is not None
 
     def test_of_an_aggregator_lose_the_batch(self) -> None:
         def picky(batch: list[int]) -> int:
@@ -789,7 +788,12 @@ async def transfer_async(batch: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"src": "abc"}, TypeError, "not be a single str.*pass a list of it"),
+        (
+            {"src": "train"},
+            TypeError,
+            "not 'train'. For the files of a folder, use ImageFolder or ",
+        ),
+        ({"src": Path("train")}, TypeError, "not .*Path.'train'.*LocalDirectory"),
         ({"src": 5}, TypeError, "an async iterable or a map-style dataset, not 5"),
         ({"src": Endless()}, TypeError, "Endless has neither keys.. nor a length; pass a sampler"),
         ({"on_failure": 5}, TypeError, "on_failure must be a function"),
@@ -846,9 +850,7 @@ def test_threads_are_as_many_as_the_cores_that_this_process_may_use(
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     loader = DataLoader(range(3), preprocessor=double, aggregator=transfer_async)
     assert sorted(loader) == [0, 2, 4]
-    statistics = loader.statistics()
-    assert statistics is not None
-    concurrency = {stage.name: stage.concurrency for stage in statistics.stages}
+    concurrency = {stage.name: stage.concurrency for stage in loader.statistics().stages}
     assert concurrency == {"double": cores, "transfer_async": 8}
 
 

@@ -210,6 +210,22 @@ class _OnGPU:
     __cuda_array_interface__: ClassVar[dict[str, object]] = {}
 
 
+class _Picture:
+    """Has what Pillow's images have, which Hugging Face's datasets give instead of bytes."""
+
+    __array_interface__: ClassVar[dict[str, object]] = {}
+
+
+class _Upload:
+    """A file object of web servers, such as FastAPI's."""
+
+    async def read(self, size: int = -1) -> bytes:
+        return b""
+
+    async def seek(self, offset: int) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("src", "error", "message"),
     [
@@ -225,6 +241,8 @@ class _OnGPU:
         (io.StringIO("text"), TypeError, r"text mode. Open it in binary mode \('rb'\)"),
         (42, TypeError, "cannot read media from int. A source is a path, a URL, bytes"),
         (None, TypeError, "cannot read media from NoneType"),
+        (_Picture(), TypeError, r"_Picture\. .* decoded already.*Image\(decode=False\)"),
+        (_Upload(), TypeError, r"_Upload object: its read\(\) is asynchronous\. .*await"),
         (("a.mp4", 3), TypeError, r"from tuple. .* source alone, or use ImageRecipe\(field=\)"),
     ],
 )

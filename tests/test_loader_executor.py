@@ -163,7 +163,7 @@ def test_processes_of_threads_give_what_threads_do() -> None:
     assert loader.failure_counts["meet"] == threads.failure_counts["meet"] == 1
     assert "in meet" in loader.failures[0].traceback
     counts = [
-        {stage.name: stage.outputs for stage in one.statistics().stages}  # type: ignore[union-attr]
+        {stage.name: stage.outputs for stage in one.statistics().stages}
         for one in (loader, threads)
     ]
     assert counts[0]["meet"] == counts[1]["meet"]

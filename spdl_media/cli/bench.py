@@ -329,9 +329,8 @@ def measure(
     begin, start, at_start, cpu = time.monotonic(), 0.0, 0, 0.0
     for _ in loader:
         now = time.monotonic()
-        statistics = loader.statistics()
-        assert statistics is not None
-        stages = [stage for stage in statistics.stages if not stage.name.startswith("aggregate(")]
+        found = loader.statistics().stages
+        stages = [stage for stage in found if not stage.name.startswith("aggregate(")]
         # Count at the first stage, because batches come in bursts.
         items = stages[0].calls.number - stages[0].failures
         if not start and now - begin >= seconds / 4:
