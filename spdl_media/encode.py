@@ -24,7 +24,7 @@ from spdl_media.config import string_options
 from spdl_media.errors import EncodeError
 from spdl_media.filters import FrameFilter
 from spdl_media.formats import COLOR_RANGES, COLOR_TABLES, COLORSPACES, format_name, is_yuv, to_ints
-from spdl_media.frames import AudioChunk, AudioFrames, frame_of
+from spdl_media.frames import AudioChunk, AudioFrames, frame_of, silent_frame
 from spdl_media.geometry import rotation
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
 from spdl_media.operations import ACCURATE
@@ -39,8 +39,7 @@ _TASKS = Path("/proc/self/task")  # Linux's list of this process's threads
 _FLAGS = f"flags=bilinear+{ACCURATE}"
 _NARROW = 128  # columns; a margin to the 16 at which the scaler crashes, for other processors
 _MAX_PEAK = 1000.0  # of float samples; encoders clip those that are a little above 1
-# FF_QP2LAMBDA, FFmpeg's unit of an encoder's quality, in steps of the quantiser.
-_QP2LAMBDA = 118
+_QP2LAMBDA = 118  # FFmpeg's unit of an encoder's quality, in steps of the quantiser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +392,7 @@ class AudioEncoder:
     """
 
     def __init__(self, stream: Any, config: AudioEncodeConfig) -> None:
-        self._stream, self._config, self._count = stream, config, 0
+        self._stream, self._config, self._count, self._padding = stream, config, 0, 0
         context = stream.codec_context
         formats = [format.name for format in context.codec.audio_formats or ()]
         if config.sample_fmt is not None:
@@ -412,9 +411,8 @@ class AudioEncoder:
             EncodeError: Sample rate or number of channels are not those of the stream.
             FFmpegError: The encoder fails.
         """
-        config = self._config
-        given = frames.sample_rate, counted(frames.num_channels, "channel")
-        wanted = config.sample_rate, counted(config.num_channels, "channel")
+        both = frames, self._config
+        given, wanted = ((one.sample_rate, counted(one.num_channels, "channel")) for one in both)
         if given != wanted:
             raise EncodeError(
                 "the samples have {} Hz and {}, but the stream has {} Hz and {}. Resample them: "
@@ -422,16 +420,16 @@ class AudioEncoder:
             )
         for chunk in frames.chunks:
             self._check_range(chunk)
-            placed = replace(chunk, position=self._count)
-            self._count += len(chunk)
-            unit = Fraction(1, config.sample_rate)
-            yield from self._stream.encode(frame_of(placed, unit, Fraction(0), is_shared=True))
+            placed, unit = replace(chunk, position=self._count), Fraction(1, frames.sample_rate)
+            self._last, self._count = chunk.frame, self._count + len(chunk)
+            for packet in self._stream.encode(frame_of(placed, unit, Fraction(0), is_shared=True)):
+                self._padding = max(self._padding, -(packet.pts or 0))
+                yield packet
 
     def _check_range(self, chunk: AudioChunk) -> None:
         # NaN and huge values abort the process in LAME, and make noise in other encoders.
-        if self._stream.codec_context.name.startswith(("pcm_", "wavpack")):
-            return
-        for plane in chunk.planes:
+        is_safe = self._stream.codec_context.name.startswith(("pcm_", "wavpack"))
+        for plane in () if is_safe else chunk.planes:
             peak = float(np.abs(plane).max()) if plane.dtype.kind == "f" else 0
             if not peak <= _MAX_PEAK:
                 raise EncodeError(
@@ -445,4 +443,8 @@ class AudioEncoder:
         Raises:
             FFmpegError: The encoder fails.
         """
+        if self._padding and not self._stream.codec_context.codec.delay:
+            # Encoders of MP2 and AC-3 put padding before the samples, and drop as many at the end.
+            end = AudioChunk(silent_frame(self._last, self._padding), 0, self._padding, 0)
+            yield from self.encode(AudioFrames([end]))
         yield from self._stream.encode(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Mapping
-from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
+from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, EPERM, ERANGE, errorcode
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,15 @@ from spdl_media._ffmpeg import AvPacket, TranslatedErrors, ffmpeg_log, format_hi
 from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
-from spdl_media.destination import Draft, Target
+from spdl_media.destination import (
+    BETTER,
+    IN_MPEGTS,
+    MP3_RATES,
+    MP4_ONLY,
+    NOT_IN_FLV,
+    Draft,
+    Target,
+)
 from spdl_media.encode import (
     AudioEncodeConfig,
     AudioEncoder,
@@ -38,19 +46,12 @@ from spdl_media.remux import PacketCopier
 
 __all__ = ("Muxer",)
 
-# Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
-_OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, ERANGE, ENOSYS})
+# Error numbers that encoders and muxers (MXF: EPERM) use for bad arguments, not for failures of the disk.
+_OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, EPERM, ERANGE, ENOSYS})
 # By messages of x264 and x265 for odd sides in 4:2:0, and of WMA.
 _REMEDIES = {
     "divisible by 2": ". Scale to even sides, or take pix_fmt='yuv444p'",
     "bitrate too low": ". Give a bit_rate=, another encoder= or another format",
-}
-# FFmpeg's defaults of these formats take few sample rates, channels or sizes.
-_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
-_BETTER = dict.fromkeys(_POOR.items(), "aac") | {
-    ("3gp", "h263"): "h264",
-    ("3g2", "h263"): "h264",
-    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
 }
 # Formats that store the orientation. Matroska cannot store a mirrored one.
 _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
@@ -58,17 +59,8 @@ _ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
 _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
 # Codecs whose data states matrix and range.
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
-# Codecs that FFmpeg refuses for MOV, but only when it writes the header.
-_MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp9"})
-# Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio.
-_IN_MPEGTS = frozenset(
-    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
-    "vc1 vvc".split()
-)
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
-# Formats that take no MP3 below 16 kHz.
-_NO_SLOW_MP3 = _EDITED - {"mov"}
 # Attributes that PyAV's codec context and our codec classes have under the same name.
 _COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
 
@@ -124,8 +116,8 @@ class Muxer:
         self._started = self._flushed = False
         self._failure: Callable[[], MediaError] | None = None  # not an error, which keeps frames
         # 0 is no limit: by default FFmpeg stops interleaving once a stream is ten seconds ahead of others.
-        options = {"max_interleave_delta": "0"}
-        options |= string_options("format_options", format_options or {})
+        given = string_options("format_options", format_options or {})
+        options = {"max_interleave_delta": "0", **given}
         self._draft = Draft(dst)
         self._name = self._draft.name
         try:
@@ -137,6 +129,8 @@ class Muxer:
             lacks = f"{self._name}: no format follows from the name; give format='mp4'"
             raise ValueError(what if format else lacks) from error
         if self._format in _EDITED:
+            # Edit lists count units of the movie. With FFmpeg's, milliseconds, the last samples may be lost.
+            self._container.options.setdefault("movie_timescale", "1000000")
             # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
         if self._container.format.no_file:
@@ -230,8 +224,7 @@ class Muxer:
             )
             with self._errors():
                 copier.stream = stream = self._remux_stream(copier.codec)
-            turned: Any = orientation or getattr(source, "orientation", 1)
-            self._turn(stream, turned)
+            self._turn(stream, orientation or int(getattr(source, "orientation", 1)))
             kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
             self._tracks.append(_Track(stream, (kind,), copier))
             return len(self._tracks) - 1
@@ -240,9 +233,8 @@ class Muxer:
         kind = "video" if isinstance(codec, VideoCodec) else "audio"
         # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
         # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
-        model = av.open(io.BytesIO(), "w", format="nut").add_stream(
-            self.default_codec(kind, covers=True)
-        )
+        name = self.default_codec(kind, covers=True)
+        model = av.open(io.BytesIO(), "w", format="nut").add_stream(name)
         stream: Any = self._container.add_stream_from_template(model, opaque=True)
         BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
         context, stream.time_base = stream.codec_context, codec.time_base
@@ -380,7 +372,7 @@ class Muxer:
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        name = _BETTER.get((self._format, name), name)
+        name = BETTER.get((self._format, name), name)
         if name == "none" or (name == "png" and not covers):
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
@@ -393,22 +385,24 @@ class Muxer:
         """Whether the file has times; AVI shows each packet for one frame. Used within this package."""
         return self._format != "avi"
 
-    def takes(self, codec: Codec) -> bool:
+    def takes(self, codec: Any) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
         name = codec.name
-        if self._loses(name) or (self._format == "mov" and name in _MP4_ONLY):
+        if self._loses(name) or (self._format == "mov" and name in MP4_ONLY):
             return False
-        is_slow = name == "mp3" and getattr(codec, "sample_rate", 0) < 16000
-        if is_slow and self._format in _NO_SLOW_MP3:
+        if name == "mp3" and codec.sample_rate not in MP3_RATES.get(
+            self._format, [codec.sample_rate]
+        ):
             return False
         names = self._container.supported_codecs
         return self._format == "mpegts" or not names or name in names
 
     def _loses(self, codec: str) -> bool:
         if codec == "pillow" or self._format == "mpegts":  # "pillow" stands for a whole animation
-            return codec not in _IN_MPEGTS
+            return codec not in IN_MPEGTS
         # FFmpeg would write packets of other codecs as raw video.
-        return self._format in ("avi", "asf") and codec not in self._container.supported_codecs
+        raw = self._format in ("avi", "asf") and codec not in self._container.supported_codecs
+        return raw or (self._format == "flv" and codec in NOT_IN_FLV)
 
     def _refused(self, codec: str, remedy: str) -> EncodeError:
         text = f"format {self._format!r} does not take {codec}; give another {remedy}"
@@ -418,21 +412,24 @@ class Muxer:
         if self._started or self._container is None:
             raise RuntimeError(f"{self._name}: streams are added before anything is written")
 
-    def _turn(self, stream: Any, orientation: int) -> None:
+    def turns(self, orientation: int) -> bool:
+        """Whether the file stores an orientation. Used within this package."""
         mirrors = self._format != "matroska" or not is_mirrored(orientation)
-        if orientation != 1 and not (self._format in _ORIENTED and mirrors):
-            raise EncodeError(
-                f"format {self._format!r} cannot store the orientation {orientation}. Turn the frames "
-                "upright, or write MP4 or MOV",
-                source=self._name,
-            )
+        return orientation == 1 or (self._format in _ORIENTED and mirrors)
+
+    def _turn(self, stream: Any, orientation: int) -> None:
+        if not self.turns(orientation):
+            text = f"format {self._format!r} cannot store the orientation {orientation}. Turn the "
+            raise EncodeError(f"{text}frames upright, or write MP4 or MOV", source=self._name)
         if orientation != 1:
             stream.set_display_matrix(display_matrix(orientation))
 
     def _mux(self, packets: Iterable[AvPacket]) -> None:
         with self._errors():
             for packet in packets:
-                self._container.mux_one(packet)
+                # FLAC's last packet is empty, and holds a new header. AVI would count it.
+                if packet.size or self.has_times():
+                    self._container.mux_one(packet)
 
     def _errors(self, *, writes: bool = True) -> TranslatedErrors:
         """Translate FFmpeg's errors to WriteError (disk, file object) or EncodeError (all others)."""

@@ -181,8 +181,8 @@ def cut(
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window; to PCM in WAV and similar formats. Rates that an encoder does not take are resampled: 44.1 kHz to
-    48 kHz for Opus. In AVI, FLV and MPEG-TS, which do not state what encoders add, AAC begins 1024 samples
-    late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
+    48 kHz for Opus. In AVI, FLV, ASF and MPEG-TS, which do not state what encoders add, AAC begins 1024
+    samples late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -272,6 +272,8 @@ def _can_be_copied(video: VideoPackets, muxer: Muxer) -> bool:
     # A copy would show frames that an edit list hides, and hide that the source is truncated.
     if discarded_pts(video) or metadata.incomplete or not muxer.takes(video.codec):
         return False
+    if not muxer.turns(video.orientation):
+        return False  # re-encoded frames are upright
     # Each field of H.264 may be a packet.
     if may_have_fields(video.codec) and not muxer.has_times():
         return False
@@ -331,6 +333,8 @@ def _own_encoder(muxer: Muxer, codec: VideoCodec | AudioCodec) -> str | None:
     is_coded = kind == "audio" and not encoder.name.startswith("pcm_")
     if is_coded and muxer.default_codec("audio").startswith("pcm_"):
         return None
+    if encoder.name in ("wmav1", "wmav2"):
+        return None  # FFmpeg's decoder leaves out the first 2048 samples of what its encoder makes
     return encoder.name if muxer.takes(codec) and not encoder.experimental else None
 
 
