@@ -13,7 +13,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import av
@@ -23,7 +23,7 @@ from damage import CONTAINERS, HUGE, STILLS, container, made, read_everything
 from effort import each
 
 import spdl_media as sm
-from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_media
+from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_image, make_media
 
 DEMUXERS: dict[str, Callable[..., object]] = {
     "demux_image": sm.demux_image,
@@ -209,6 +209,15 @@ def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert int(done.stdout) < 400_000
+
+
+@pytest.mark.parametrize("codec", ["gif", "libwebp", "png", "mjpeg"])
+def test_a_limit_of_pixels_holds_before_memory_is_allocated(codec: str) -> None:
+    data = make_image(np.zeros((40, 60, 3), np.uint8), codec=codec)
+    for most, message in ((9000, None), (2399, "60x40 exceeds specified max pixel count")):
+        config = sm.decode_config(decoder_options={"max_pixels": most})
+        with pytest.raises(sm.DecodeError, match=message) if message else nullcontext():
+            assert sm.load_image(data, decode_config=config).shape == (40, 60, 3)
 
 
 def test_too_little_memory_is_no_damage() -> None:
