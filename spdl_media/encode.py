@@ -370,9 +370,8 @@ def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> No
     check_codec_options(context.name, options, "w")
     if context.name == "libx265":  # it writes its settings to stderr, without FFmpeg's log
         options["x265-params"] = f"log-level=error:{options.get('x265-params', '')}"
-    set_all(context, bit_rate=config.bit_rate)
+    set_all(context, bit_rate=config.bit_rate, qscale=config.qscale and True)
     if config.qscale is not None:
-        context.qscale = True
         quality = {"global_quality": str(_QP2LAMBDA * config.qscale)}
         if isinstance(config, VideoEncodeConfig):  # video encoders take it from each frame instead
             quality = dict.fromkeys(("qmin", "qmax"), str(config.qscale))
@@ -447,4 +446,5 @@ class AudioEncoder:
             # Encoders of MP2 and AC-3 put padding before the samples, and drop as many at the end.
             end = AudioChunk(silent_frame(self._last, self._padding), 0, self._padding, 0)
             yield from self.encode(AudioFrames([end]))
-        yield from self._stream.encode(None)
+        is_avi = self._stream.container.format.name == "avi"  # takes no empty packet, FLAC's last
+        yield from (each for each in self._stream.encode(None) if each.size or not is_avi)

@@ -290,6 +290,15 @@ def test_audio_that_mp2_and_mp3_do_not_take_is_aac(
     assert (frames.sample_rate, frames.num_channels) == (sample_rate, num_channels)
 
 
+@pytest.mark.parametrize("sample_rate", [8000, 22050, 48000])
+def test_flac_in_avi_may_end_in_a_short_frame(sample_rate: int) -> None:
+    for count in (4800, 48000, 2 * sample_rate):
+        file, samples = io.BytesIO(), np.arange(count, dtype=np.int16)
+        sm.save_audio(file, samples, sample_rate, encoder="flac", format="avi")
+        loaded = sm.load_audio(file.getvalue(), filter_desc=None).array
+        np.testing.assert_array_equal(loaded.ravel(), samples)
+
+
 def test_a_file_of_ac3_holds_ac3() -> None:
     file = io.BytesIO()
     sm.save_audio(file, np.zeros((2, 4800), np.float32), 48000, format="ac3")
