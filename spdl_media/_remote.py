@@ -105,7 +105,12 @@ def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, s
         options: dict[str, Any] = dict(storage_options)
         options |= options.pop(scheme, {})
         return fsspec.filesystem(scheme, **options), url
-    filesystem, path = fsspec.core.url_to_fs(url, **storage_options)
+    options = dict(storage_options)
+    for scheme in ("http", "https"):
+        # By default fsspec would fetch 5 MB for each part of an archive.
+        if f"::{scheme}://" in url:
+            options[scheme] = {"block_size": _MAX_FETCH} | options.get(scheme, {})
+    filesystem, path = fsspec.core.url_to_fs(url, **options)
     return filesystem, path
 
 

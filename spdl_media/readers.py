@@ -212,8 +212,7 @@ class FileReader:
         self._restore = restore
         self._owned = owned
         self._seekable = seekable
-        self._head = b""
-        self._position = 0
+        self._head, self._position, self._ended = b"", 0, False
         self.failure: BaseException | None = None
 
     def seekable(self) -> bool:
@@ -274,8 +273,8 @@ class FileReader:
         if self._seekable:
             self._move(0)
             data = self._pull(None, 0)
-            self._move(self._position)
-            return data
+            # Some classes return less than all.
+            return data + self.peek(len(data), self.size() - len(data))
         if self._position:
             raise ValueError(f"{self.label}: it cannot seek, and some of it has been read")
         rest = self._pull(None, len(self._head))
@@ -369,13 +368,14 @@ class FileReader:
 
     def _pull(self, size: int | None, position: int) -> bytes:
         """Read from the file, whose position is ``position``."""
+        if self._ended:  # a stream may wait for another writer, or warn of an endless loop
+            return b""
         try:
             data = self._file.read() if size is None else self._file.read(size)
         except Exception as error:  # a file object may raise any class
             raise self._source_error("read", error, position) from error
         if data is None:
-            none_yet = BlockingIOError(errno.EAGAIN, "no data yet (None)")
-            raise self._source_error("read", none_yet, position)
+            raise self._source_error("read", BlockingIOError(errno.EAGAIN, "no data yet"), position)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(
                 f"{self.label}: a file object must give bytes from read(), this one gave "
@@ -385,6 +385,7 @@ class FileReader:
             # PyAV would write them past the end of its buffer, because it does not check the length.
             too_many = ValueError(f"read({size}) gave {len(data)} bytes")
             raise self._source_error("read", too_many, position)
+        self._ended = not (self._seekable or data or size == 0)
         # Copied, because a view may refer to memory that the file reuses for its next read.
         return data if type(data) is bytes else bytes(data)
 

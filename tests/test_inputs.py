@@ -25,6 +25,7 @@ import spdl_media as sm
 from spdl_media.config import DemuxConfig, demux_config
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.inputs import Input, open_input
+from spdl_media.testing import make_audio
 
 DEFAULT = demux_config()
 
@@ -427,11 +428,26 @@ def test_read_and_seek_are_all_that_a_file_object_needs(mp4: bytes) -> None:
 def test_short_reads_of_a_seekable_file(faststart_mp4: bytes) -> None:
     class Short(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
-            return super().read(min(size or 0, 50))
+            return super().read(50 if size is None or size < 0 else min(size, 50))
 
     with open_input(Short(faststart_mp4)) as source:
         assert source.head(1000) == faststart_mp4[:1000]
+        assert source.read_all() == faststart_mp4
         assert packets(source) == expected(faststart_mp4)
+
+
+def test_a_stream_is_not_read_after_its_end() -> None:
+    """A terminal or named pipe would wait for more, and aiohttp's stream warns of an endless loop."""
+    ends = []
+
+    class Ending(Stream):
+        def read(self, size: int = -1) -> bytes:
+            data = super().read(size)
+            ends.extend([len(data)] * (not data))
+            return data
+
+    sm.load_audio(Ending(make_audio(np.zeros((10, 1), np.int16), 8000)))
+    assert len(ends) == 1
 
 
 def test_file_that_gives_other_buffers(clip: bytes) -> None:

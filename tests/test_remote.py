@@ -364,6 +364,19 @@ def test_chained_urls_are_read_and_sought_in(small_clip: bytes, tmp_path: Path) 
     assert not failed
 
 
+def test_of_an_archive_little_more_than_the_member_is_fetched(
+    small_clip: bytes, large_mp4: bytes
+) -> None:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        archive.writestr("large.mp4", large_mp4[: 8 * MIB])
+        archive.writestr("clip.mkv", small_clip)
+        archive.writestr("large2.mp4", large_mp4[: 8 * MIB])
+    with serve({"clips.zip": written.getvalue()}) as files:
+        assert sm.load_video(f"zip://clip.mkv::{files.url}/clips.zip").shape[0] == 4
+        assert files.bytes_sent["clips.zip"] < 2 * MIB
+
+
 def test_storage_options_reach_the_file_system(small_clip: bytes, tmp_path: Path) -> None:
     (tmp_path / "clip.mkv").write_bytes(small_clip)
     url, cache = f"simplecache::file://{(tmp_path / 'clip.mkv').as_posix()}", tmp_path / "cache"
