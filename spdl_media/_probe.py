@@ -300,20 +300,20 @@ def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> Audi
 
 
 def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
+    setup, skipped = stream.codec_context.extradata or b"", Fraction(0)
+    # These count the samples that decoders skip at the start.
+    if setup.startswith(b"OpusHead") and container.format.startswith(("ogg", "matroska")):
+        skipped = Fraction(int.from_bytes(setup[10:12], "little"), 48000)
     if stream.duration is not None:
-        ticks, setup = stream.duration, stream.codec_context.extradata or b""
-        # FFmpeg counts the samples that decoders skip at the start.
-        if container.format == "ogg" and setup.startswith(b"OpusHead"):
-            ticks -= int.from_bytes(setup[10:12], "little")
-        return float(ticks * as_fraction(stream.time_base))
+        return float(stream.duration * as_fraction(stream.time_base) - skipped)
     if not container.format.startswith("matroska"):
         return None
     # Matroska has a duration for the file only. Writers put a stream's duration into its tags: 00:00:12.345.
     stated = _TIME.fullmatch(stream.metadata.get("DURATION", ""))
     if stated is None:
-        return container.duration
+        return None if container.duration is None else container.duration - float(skipped)
     hours, minutes, seconds = stated.groups()
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds) - float(skipped)
 
 
 _TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
