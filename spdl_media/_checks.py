@@ -120,13 +120,13 @@ def check_choice(
     raise ValueError(f"{name} must be {allowed}, not {value!r}{_tail(remedy)}")
 
 
-def check_callable(name: str, value: object) -> None:
-    """Raise unless ``value`` is callable.
+def check_callable(name: str, value: object, *, optional: bool = False) -> None:
+    """Raise unless ``value`` is callable, or ``None`` if that is allowed.
 
     Raises:
         TypeError: ``value`` is not callable.
     """
-    if not callable(value):
+    if not callable(value) and not (optional and value is None):
         kind = type(value).__name__
         raise TypeError(f"{name} must be a function or another callable, not {kind}")
 

@@ -220,8 +220,7 @@ def _wave_format(stream: av.AudioStream) -> tuple[int, int]:
     start = written.find(b"fmt ")
     if start < 0 or len(written) < start + 24:
         return 0, 0
-    block_align, bits = struct.unpack_from("<HH", written, start + 8 + 12)
-    return block_align, bits
+    return struct.unpack_from("<HH", written, start + 8 + 12)
 
 
 def muxed_header(stream: Any, format: str, options: dict[str, str] | None = None) -> bytes:

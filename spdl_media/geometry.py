@@ -139,15 +139,10 @@ def matrix_orientation(matrix: Sequence[int]) -> int:
     Returns:
         1 to 8; 1 for a rotation more than a degree off every quarter turn, which flips cannot undo.
 
-    Raises:
-        ValueError: ``matrix`` does not have nine numbers.
-
     See:
         FFmpeg's ``libavutil/display.h``: a pixel (p, q) goes to (ap + cq + x, bp + dq + y) for the
         rows (a, b, u), (c, d, v), (x, y, w).
     """
-    if len(matrix) != 9:
-        raise ValueError(f"a display matrix has 9 numbers, not {len(matrix)}: {matrix!r}")
     right, down = _axis(matrix[0], matrix[1]), _axis(matrix[3], matrix[4])
     return _ORIENTATIONS.get((right[0], down[0], right[1], down[1]), 1)
 

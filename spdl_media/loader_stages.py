@@ -179,8 +179,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     check_seconds("timeout", loader.timeout)
     check_choice("output_order", loader.output_order, ("completion", "input"))
     failure_limit("max_failures", loader.max_failures)
-    if loader.on_failure is not None:
-        check_callable("on_failure", loader.on_failure)
+    check_callable("on_failure", loader.on_failure, optional=True)
     on_error = loader.on_error
     if not callable(on_error):
         choices, remedy = ("skip", "raise", "replace"), "A function does as well"

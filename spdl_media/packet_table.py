@@ -289,10 +289,8 @@ def track_samples(track: memoryview, size: int) -> Samples:
     deltas = _repeated(steps["f1"], steps["f0"], count)
     shifts = table_at(stbl, "ctts", ">u4,>i4")
     offsets = _repeated(shifts["f1"], shifts["f0"], count) if len(shifts) else deltas * 0
-    is_key = np.zeros(count, np.bool_)
+    is_key = np.full(count, next(boxes_at(stbl, "stss"), None) is None)
     is_key[table_at(stbl, "stss", ">u4").astype(np.int64) - 1] = True
-    if next(boxes_at(stbl, "stss"), None) is None:
-        is_key[:] = True
     return Samples(np.cumsum(deltas) - deltas, offsets, deltas, _places(stbl, sizes), sizes, is_key)
 
 

@@ -167,11 +167,6 @@ def test_matrix_without_an_orientation(matrix: tuple[int, ...]) -> None:
     assert matrix_orientation(matrix) == 1
 
 
-def test_matrix_of_another_size() -> None:
-    with pytest.raises(ValueError, match="has 9 numbers, not 4"):
-        matrix_orientation((1, 0, 0, 1))
-
-
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("orientation", ALL)
 def test_files(orientation: int, order: str) -> None:

@@ -320,8 +320,7 @@ def _read_long_sizes(content: Content, offset: int, size: int) -> tuple[int, int
     """Return the 64-bit sizes of the file and of the samples in RF64."""
     if size < 28 or offset + 28 > len(content):
         raise ArrayFormatError(f"its chunk 'ds64' has {size} bytes, less than 28", offset=offset)
-    riff_size, data_size = _LONG_SIZES.unpack_from(content, offset)
-    return riff_size, data_size
+    return _LONG_SIZES.unpack_from(content, offset)
 
 
 def _view(dtype: np.dtype[Any], content: Content, offset: int, shape: tuple[int, int]) -> Array:
@@ -378,9 +377,7 @@ def _a_law() -> Array:
     """Return the table of A-law (ITU-T G.711, table 1): alternate bits inverted, exponents 0, 1 linear."""
     codes = np.arange(256, dtype=np.uint8) ^ 0x55
     exponent, mantissa = (codes >> 4 & 7).astype(np.int32), (codes & 15).astype(np.int32)
-    size = np.where(
-        exponent == 0, 2 * mantissa + 1, (2 * mantissa + 33) << np.maximum(exponent - 1, 0)
-    )
+    size = (2 * mantissa + 1 + 32 * (exponent > 0)) << np.maximum(exponent - 1, 0)
     # 13 bits, in the upper bits of 16.
     return (8 * np.where(codes & 0x80, size, -size)).astype(np.int16)
 

@@ -282,8 +282,7 @@ def _check_pool(config: ExecutorConfig) -> None:
     kind = type(config).__name__
     if config.max_workers is not None:
         check_int(f"max_workers of {kind}", config.max_workers)
-    if config.initializer is not None:
-        check_callable(f"initializer of {kind}", config.initializer)
+    check_callable(f"initializer of {kind}", config.initializer, optional=True)
     if not isinstance(config.initargs, tuple):
         raise TypeError(f"initargs of {kind} must be a tuple, not {config.initargs!r}")
 

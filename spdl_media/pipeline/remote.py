@@ -171,16 +171,15 @@ class SubprocessIterable(Generic[T]):
         ring_options: dict[str, Any],
     ) -> None:
         check_callable("fn", fn)
-        if initializer is not None:
-            check_callable("initializer", initializer)
+        check_callable("initializer", initializer, optional=True)
         if mp_context is not None:
             check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))
         # One more, because the process makes an item while the buffer is full.
         self._num_ahead = 1 + check_int("buffer_size", buffer_size)
         self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
         check_int("block_size", ring_options["block_size"], unit=" byte")
-        options = {"num_sent": self._num_ahead, "num_views": _NUM_VIEWS, "warns": True}
-        self._ring_options = ring_options | options
+        self._ring_options = {"num_sent": self._num_ahead, "num_views": _NUM_VIEWS, "warns": True}
+        self._ring_options |= ring_options
         self._name = name_of(fn)
         self._arguments = (fn, initializer)
         self._context = multiprocessing.get_context(mp_context)

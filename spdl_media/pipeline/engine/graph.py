@@ -85,10 +85,8 @@ class RunOptions:
         if self.report_stats_interval == -1:
             object.__setattr__(self, "report_stats_interval", None)
         check_seconds("report_stats_interval", self.report_stats_interval, none="no reports")
-        if self.on_failure is not None:
-            check_callable("on_failure", self.on_failure)
-        if self.task_hook_factory is not None:
-            check_callable("task_hook_factory", self.task_hook_factory)
+        check_callable("on_failure", self.on_failure, optional=True)
+        check_callable("task_hook_factory", self.task_hook_factory, optional=True)
         if not isinstance(self.progress, bool | str):
             raise TypeError(
                 f"progress must be True, False or a label for the bar, not {self.progress!r}"
