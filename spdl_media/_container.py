@@ -31,7 +31,7 @@ from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
-from spdl_media.frame_scan import is_mp3, mp3_frame_size
+from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
@@ -72,9 +72,8 @@ class Container:
     def __init__(
         self, input: Input, config: DemuxConfig, *, tries: str | None = None, audio: bool = True
     ) -> None:
-        self.name, self.turn, self._log_start = input.name, 0, 0
-        self.tried, self._needs_audio = tries, audio
-        self._input, self._config = input, config
+        self.name, self.tried, self.turn, self._log_start = input.name, tries, 0, 0
+        self._input, self._config, self._needs_audio = input, config, audio
         self._orientations: dict[int, int] = {}
         self._times: dict[int, Times | None] = {}
         self._ended = self._checksum_failed = self._empty = self._begins = False
@@ -205,9 +204,8 @@ class Container:
     def _check_untiled(self) -> None:
         """Raise for a tiled HEIF image, whose tiles FFmpeg shows as separate streams."""
         # In a movie, which has a duration, a dependent stream is an optional layer of the main stream.
-        if self.av.duration is not None:
-            return
-        if tiles := [s for s in self.av.streams.video if s.disposition & Disposition.dependent]:
+        streams = () if self.av.duration is not None else self.av.streams.video
+        if tiles := [s for s in streams if s.disposition & Disposition.dependent]:
             raise self.error(
                 f"the image is split into {len(tiles)} tiles, and joining them is not supported. Write it "
                 f"again without tiles, or take one: demux_video(src, stream_index={tiles[0].index})"
@@ -217,7 +215,9 @@ class Container:
     def zero(self) -> Fraction:
         """Start time of the container on FFmpeg's clock, in seconds; it is second 0 of our timestamps."""
         start = self.av.start_time
-        if start is None or (start == 0 and any(s.start_time == 0 for s in self.av.streams)):
+        is_zero = start == 0 and any(s.start_time == 0 for s in self.av.streams)
+        # If the third or fourth frame of a FLAC file is damaged, FFmpeg states the time of that one.
+        if start is None or is_zero or (self.format == "flac" and begins_at_0(self._input)):
             return Fraction(0)
         return exact_start(self.av, start)
 

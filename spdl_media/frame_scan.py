@@ -16,6 +16,7 @@ import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice, pairwise
@@ -270,6 +271,7 @@ def is_mp3(head: bytes | memoryview) -> bool:
 _STREAMINFO = struct.Struct(">4s B 3s HH 6s Q")
 _COMMENTS, _LAST_BLOCK = 4, 0x80
 _FLAC_SYNC = b"\xff\xf8"
+_FLAC_SYNC_OF_SAMPLES = b"\xff\xf9"  # the header states the number of the first sample
 # A byte of block size and sample rate, one of channels and bits, and the number of the frame, coded like a
 # character in UTF-8. In a lookahead, because another header may begin inside of what only looks like one.
 _CODE = rb"[\0-\x7f]|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]..."
@@ -320,18 +322,30 @@ def find_flac(
     return CodedFrames(codec, 0, (start, stop), found, split(data, cuts))
 
 
-def _first_flac_frame(input: Input) -> int | None:
-    """Return the offset of frame 0; ``None``: it is not the first, or metadata states a channel mask."""
+def begins_at_0(input: Input) -> bool:
+    """Whether the first frame of a FLAC file is number 0.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
+    with suppress(LookupError):  # it is truncated
+        return input.seekable and _first_flac_frame(input, is_usual=False) is not None
+    return False
+
+
+def _first_flac_frame(input: Input, *, is_usual: bool = True) -> int | None:
+    """Return the offset of frame 0; ``None``: it is not the first, or :func:`find_flac` cannot use it."""
     place, kind = 4, 0
     while kind < _LAST_BLOCK:
         header = input.read_at(place, 4)
         kind, length = header[0], int.from_bytes(header[1:], "big")
         comments = bytes(input.read_at(place + 4, length)) if kind & 0x7F == _COMMENTS else b""
-        if b"CHANNEL_MASK" in comments.upper():
+        if is_usual and b"CHANNEL_MASK" in comments.upper():
             return None
         place += 4 + length
     top = bytes(input.read_at(place, 5))
-    return place if top.startswith(_FLAC_SYNC) and top[4] == 0 else None
+    syncs = _FLAC_SYNC if is_usual else (_FLAC_SYNC, _FLAC_SYNC_OF_SAMPLES)
+    return place if top.startswith(syncs) and top[4] == 0 else None
 
 
 def _read_flac(
