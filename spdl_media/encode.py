@@ -446,5 +446,4 @@ class AudioEncoder:
             # Encoders of MP2 and AC-3 put padding before the samples, and drop as many at the end.
             end = AudioChunk(silent_frame(self._last, self._padding), 0, self._padding, 0)
             yield from self.encode(AudioFrames([end]))
-        is_avi = self._stream.container.format.name == "avi"  # takes no empty packet, FLAC's last
-        yield from (each for each in self._stream.encode(None) if each.size or not is_avi)
+        yield from self._stream.encode(None)

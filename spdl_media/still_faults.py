@@ -199,6 +199,8 @@ def _exr(view: memoryview, size: int) -> str | None:
         position = match.end() + 4 + length
         attributes[bytes(match[1])] = view[match.end() + 4 : position]
     (compression,) = struct.unpack_from("B", attributes.get(b"compression", b""))
+    if compression > max(_EXR_ROWS):
+        return f"FFmpeg does not know its compression {compression}"
     if compression in _DWA and not _DWA_CHANNELS.fullmatch(attributes.get(b"channels", b"")):
         return "FFmpeg mixes up channels of DWA, unless they are R, G, B and perhaps A of 16 bits"
     if flags & (0x200 | 0x800 | 0x1000):

@@ -241,15 +241,17 @@ def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
         assert decode_still(cut, on_corrupt="keep").is_corrupt
 
 
-def test_an_exr_whose_channels_ffmpeg_would_mix_up_is_damaged() -> None:
+def test_an_exr_that_ffmpeg_does_not_read_is_unsupported() -> None:
     """FFmpeg's DWAA and DWAB take the first channels for alpha of 16 bits, blue, green and red."""
-    for pix_fmt, message in (
-        ("gbrapf32le", "data is unsupported: FFmpeg mixes up channels of DWA"),
-        ("gbrpf32le", "exr data(?!.*mixes up)"),  # the pixels are not of DWA
+    for pix_fmt, compressions, message in (
+        ("gbrapf32le", (8, 9), "data is unsupported: FFmpeg mixes up channels of DWA"),
+        ("gbrpf32le", (8, 9), "exr data(?!.*mixes up)"),  # the pixels are not of DWA
+        # Its table of blocks was read wrongly, so that the file was said to be cut short.
+        ("gbrpf32le", (10,), "data is unsupported: FFmpeg does not know its compression 10"),
     ):
         data = make_image(pictures()[0], codec="exr", pix_fmt=pix_fmt)
         place = data.index(b"compression\0compression\0") + 28
-        for compression in (8, 9):
+        for compression in compressions:
             with pytest.raises(sm.DecodeError, match=message):
                 decode_still(data[:place] + bytes([compression]) + data[place + 1 :])
 

@@ -666,16 +666,6 @@ def test_a_cut_is_upright_where_the_format_stores_no_orientation(
     assert psnr(loaded, sm.load_video(source, timestamp=(1, 2)).array) > 25
 
 
-def test_flac_is_cut_to_avi() -> None:
-    """AVI counted FLAC's empty last packet, and its time was then sometimes that of the one before."""
-    source, file = io.BytesIO(), io.BytesIO()
-    samples = index_samples(44100, 2)
-    sm.save_audio(source, samples.T, 44100, format="flac")
-    sm.cut(source.getvalue(), file, 0.25, 0.7, format="avi")
-    loaded = sm.load_audio(file.getvalue(), filter_desc=None).array
-    assert np.array_equal(loaded, samples[11025:30870])
-
-
 def test_the_start_of_wma_is_not_lost() -> None:
     """FFmpeg's decoder leaves out the first 2048 samples of what its encoder makes."""
     source, file = io.BytesIO(), io.BytesIO()
