@@ -239,9 +239,9 @@ class _Span(NamedTuple):
 class ReadAhead(Positioned):
     """A remote file that is fetched with few requests, and little more than is read.
 
-    Each part that is read sequentially (the head, the index, the packets) has spans of its own, so that
-    switching between them fetches nothing twice. The first request of a part is for 64 KiB, each further one
-    for twice as much as the last, up to 512 KiB.
+    Each part that is read sequentially, but for short gaps (the head, the index, the packets), has spans of
+    its own, so that switching between them fetches nothing twice. The first request of a part is for 64 KiB,
+    each further one for twice as much as the last, up to 512 KiB.
 
     Some web servers do not support ranges, which shows only at the second request. Then the whole file is
     fetched with one more request.
@@ -310,7 +310,8 @@ class ReadAhead(Positioned):
             if span.start <= position < stop:
                 self._spans.remove(span)
                 break
-            before = span if stop == position else before
+            # Headers are read with the gaps of their contents between them.
+            before = span if 0 <= position - stop < _MIN_FETCH else before
         else:
             # A sequential read probably goes on, so fetch more; a new position may be read only once.
             ahead = min(before.fetched * 2, _MAX_FETCH) if before else _MIN_FETCH

@@ -25,7 +25,7 @@ from spdl_media.array_formats.tar import Archive
 from spdl_media.config import DemuxConfig
 from spdl_media.destination import Draft
 from spdl_media.epochs import Purpose, permutation, random_bits, uniform
-from spdl_media.errors import ArrayFormatError
+from spdl_media.errors import ArrayFormatError, SourceError
 from spdl_media.inputs import Input, Source, local_path, open_input
 from spdl_media.readers import memory_of, path_error
 from spdl_media.samplers import DistributedSampler, Uneven
@@ -385,6 +385,9 @@ class _Reader:
 
         def once() -> T:
             with open_input(source, self._config, name=self._urls[index]) as src:
+                if not src.seekable:
+                    text = "cannot seek: a pipe, or a server that states no size. Use cache= and copies"
+                    raise SourceError(text, source=src.name)
                 return use(src)
 
         return retried(once) if local_path(source) is None else once()

@@ -473,6 +473,15 @@ def test_read_ahead_going_to_and_fro_fetches_nothing_twice(rng: np.random.Genera
     assert len(starts) == len(set(starts)) <= 12
 
 
+def test_read_ahead_of_headers_of_small_files_takes_few_requests(rng: np.random.Generator) -> None:
+    file = _Recorded(rng.bytes(4 * MIB))
+    ahead = ReadAhead(file)
+    for start in range(0, 4 * MIB, 20_000):
+        ahead.seek(start)
+        assert ahead.read(512) == file.getvalue()[start : start + 512]
+    assert len(file.reads) < 14
+
+
 @pytest.mark.parametrize("whence", [0, 1, 2])
 def test_read_ahead_seeks_as_files_do(rng: np.random.Generator, whence: int) -> None:
     data = rng.bytes(300_000)
