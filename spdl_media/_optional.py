@@ -28,7 +28,6 @@ INSTALL = MappingProxyType(
             "pip install nvidia-nvimgcodec-cu12 (or nvidia-nvimgcodec-cu13, as the driver is)",
         ),
         "pillow": ("PIL.Image", 'pip install ".[stills]" in a clone of spdl_media'),
-        "pillow-cms": ("PIL.ImageCms", 'pip install ".[stills]" in a clone of spdl_media'),
         "pillow-heif": ("pillow_heif", 'pip install ".[stills]" in a clone of spdl_media'),
         "rich": ("rich.console", 'pip install ".[cli]" in a clone of spdl_media'),
         "rich-table": ("rich.table", 'pip install ".[cli]" in a clone of spdl_media'),

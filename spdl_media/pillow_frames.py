@@ -133,11 +133,6 @@ def _as_frame(image: Any) -> av.VideoFrame:
         raise ValueError("its pixels are 32-bit integers, for which FFmpeg has no format")
     if mode == "La":
         image = image.convert("LA")  # the only mode to which Pillow converts it
-    if mode == "LAB":
-        # Pillow's convert() cannot convert Lab to RGB.
-        cms: Any = require("pillow-cms", "a Lab image")
-        profiles = cms.createProfile("LAB"), cms.createProfile("sRGB")
-        image = cms.profileToProfile(image, *profiles, outputMode="RGB")
     if image.has_transparency_data:
         return _new_frame(np.asarray(image.convert("RGBA")), "rgba")
     if mode in ("1", "L"):

@@ -478,6 +478,14 @@ def test_a_check_never_holds_a_whole_video(tmp_path: Path, monkeypatch: pytest.M
     assert max(sizes) == 8
 
 
+def test_check_of_a_single_pixel_and_of_audio_under_the_name_of_an_image(tmp_path: Path) -> None:
+    sm.save_image(tmp_path / "dot.png", np.zeros((1, 1, 3), np.uint8))
+    sm.save_audio(tmp_path / "tone.mp4", make_tone(8000, 8000).T, 8000)
+    (tmp_path / "tone.mp4").rename(tmp_path / "tone.png")
+    assert check_file(tmp_path / "dot.png") == ("odd", "an image of one pixel")
+    assert check_file(tmp_path / "tone.png") == ("odd", "has audio, and is named .png")
+
+
 @pytest.mark.long
 def test_memory_of_a_check_does_not_grow_with_the_folder(tmp_path: Path) -> None:
     program = (

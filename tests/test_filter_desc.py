@@ -462,6 +462,8 @@ def test_filter_desc_refuses_a_mixture() -> None:
         get_filter_desc(Packets(Sound()), color_range="pc")
     with pytest.raises(TypeError, match="packets must be audio, video or image packets, not 'x'"):
         get_filter_desc("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fps'"):
+        get_filter_desc(fps=3)
 
 
 def test_buffer_desc() -> None:
