@@ -239,6 +239,21 @@ def as_decode_config(config: DecodeConfig | None) -> DecodeConfig:
     return _or_default(config, DEFAULT_DECODE_CONFIG, "decode_config")
 
 
+def as_indexing_config(config: DecodeConfig | None) -> DecodeConfig:
+    """Check a config for frames by index; ``None`` is the default.
+
+    Raises:
+        TypeError: ``config`` is not a DecodeConfig.
+        ValueError: It drops frames.
+    """
+    config = as_decode_config(config)
+    if config.on_corrupt == "drop":
+        raise ValueError(
+            "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or 'raise'"
+        )
+    return config
+
+
 def _or_default(config: Config | None, default: Config, name: str) -> Config:
     if config is None:
         return default

@@ -16,7 +16,7 @@ from spdl_media._picture_decoder import PicturePath, check_start
 from spdl_media._sample_decoder import SampleDecoder
 from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.config import DecodeConfig, as_decode_config
+from spdl_media.config import DecodeConfig, as_decode_config, as_indexing_config
 from spdl_media.decode import DEFAULT_FILTER, Default, decode_packets, picture_filter, sample_filter
 from spdl_media.errors import DecodeError
 from spdl_media.frame_decoder import FrameDecoder
@@ -342,11 +342,7 @@ def sample_decode_video(
     """
     if not isinstance(packets, VideoPackets):
         raise TypeError(f"sample_decode_video takes VideoPackets, not {type(packets).__name__}")
-    config = as_decode_config(decode_config)
-    if config.on_corrupt == "drop":
-        raise ValueError(
-            "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or 'raise'"
-        )
+    config = as_indexing_config(decode_config)
     metadata, coded = metadata_of(packets), av_packets(packets)
 
     def chosen_of_all() -> list[ImageFrames]:

@@ -16,7 +16,7 @@ from spdl_media._threads import when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import DecodeConfig, DemuxConfig, as_decode_config, as_demux_config
+from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config, as_indexing_config
 from spdl_media.decode import DEFAULT_FILTER, Default, configs_by_kind, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
@@ -104,12 +104,7 @@ class VideoFile:
         name: str | None = None,
     ) -> None:
         self._desc = picture_filter(filter_desc)
-        self.decode_config = config = as_decode_config(decode_config)
-        if config.on_corrupt == "drop":
-            raise ValueError(
-                "decode_config(on_corrupt='drop') would change the indices of the frames. Use 'keep' or "
-                "'raise'"
-            )
+        self.decode_config = config = as_indexing_config(decode_config)
         # A decoder named in the config may be for the audio of clips.
         for_video, _ = configs_by_kind(config)
         self._lock = threading.RLock()
