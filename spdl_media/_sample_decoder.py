@@ -164,7 +164,7 @@ class SampleDecoder(OpenDecoder):
                 ticks = self._expected if pts is None else pts * self._scale
                 position = self._position
                 if position is None or ticks > self._expected or self._is_second:
-                    position = self._locate(frame, position, ticks)
+                    position = self._locate(packet, frame, position, ticks)
                 self._position = end = position + samples
                 self._expected = ticks + samples * unit
                 if pts in self.discarded or (frame.is_corrupt and not self._accepts(frame)):
@@ -285,20 +285,27 @@ class SampleDecoder(OpenDecoder):
         self.num_dropped += self._config.on_corrupt == "drop"
         return self._config.on_corrupt == "keep"
 
-    def _locate(self, frame: av.AudioFrame, position: int | None, ticks: int) -> int:
+    def _locate(
+        self, packet: AvPacket | None, frame: av.AudioFrame, position: int | None, ticks: int
+    ) -> int:
         """Return the position of a frame's first sample, for a first frame or one ahead of the count."""
         unit, jitter = self._codec.time_base.denominator, 4 * self._scale
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
+        # Of several edits in an MP4, times are exact, and packets state what is cut of them.
+        is_edit = (
+            packet is not None and self._codec.codec_tag and packet.has_sidedata("skip_samples")
+        )
+        counted = None if is_edit and self._scale == unit else position
         # Rounded timestamps jitter by a tick or two; half a frame or more is a gap.
-        if position is not None and 0 < self._even <= frame.samples:
-            if not self._gaps.is_gap(ticks - position * unit - self._origin):
-                return position
-        elif position is not None and ahead <= max(
+        if counted is not None and 0 < self._even <= frame.samples:
+            if not self._gaps.is_gap(ticks - counted * unit - self._origin):
+                return counted
+        elif counted is not None and ahead <= max(
             jitter + self._late * unit, self._most_ahead * frame.samples * unit
         ):
             if not (is_second and self._late and ahead < -jitter):
-                return position
+                return counted
             position = None  # the first frame, which is before the window, was stated too late
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.metadata.zero)
         if position is None:

@@ -127,6 +127,20 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
             )
 
 
+@pytest.mark.parametrize("codec", ["alac", "flac"])
+def test_silence_shorter_than_a_packet_is_a_gap(codec: str) -> None:
+    """It was taken for jitter of timestamps, so that windows behind it had later samples."""
+    for milliseconds in (10, 30):
+        pieces, rate = ((500, 0.4), (milliseconds, -1), (700, 1.5)), RATES[codec]
+        data, samples = edited(codec, pieces), wanted(codec, pieces)
+        silence = rate * milliseconds // 1000
+        window = sm.load_audio(data, (0.75, 1), decode_config=config(codec)).array
+        first, last = (-int(-time * rate // 1) - silence for time in (0.75, 1))
+        np.testing.assert_array_equal(window, samples[:, first:last])
+        filled = sm.decode_config(gaps="fill")
+        assert sm.load_audio(data, decode_config=filled).shape[1] == samples.shape[1] + silence
+
+
 @pytest.mark.parametrize("codec", ["alac", "pcm_s16be"])
 def test_silence_between_and_after_edits_is_a_gap(codec: str) -> None:
     """In its place, FFmpeg gives the start of the media."""
