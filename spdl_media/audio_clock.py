@@ -319,7 +319,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
-    if after == 0 or not step or step * unit < 4 * tick:
+    if after == 0 or not step or (step * unit < 4 * tick and step * unit != tick):
         return None if after else 0
     # The first packet begins codec.delay samples before the first audible sample. Halves are rounded up, as
     # in nearest_sample.

@@ -270,6 +270,12 @@ def test_a_window_of_a_matroska_video_is_found_by_the_index_of_the_video(
     assert sum(reads) < len(data) / 2
 
 
+def test_windows_of_mp3_in_avi_are_read_from_their_lead_in() -> None:
+    """A tick of AVI may be a packet, and then tells the sample as well as a fine one."""
+    packets = sm.demux_audio(_make("libmp3lame", "avi", 44100, seconds=4), timestamp=(3, 3.1))
+    assert len(packets) < 30  # of 155, each 26 ms; the lead-in is half a second
+
+
 def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
