@@ -45,16 +45,14 @@ class _VideoRun:
     Args:
         span: Timestamps of the window's start and end, or infinity.
         codec: Codec of the stream.
-        restart: A key frame up to this timestamp makes earlier packets unnecessary.
+        restart: A key frame up to this timestamp makes earlier packets unnecessary; ``None``: none does.
 
     Attributes:
         complete: No later packet can belong to the window.
         goes_on: Frames follow after the window.
     """
 
-    def __init__(
-        self, span: tuple[float, float], codec: VideoCodec, restart: int | None = None
-    ) -> None:
+    def __init__(self, span: tuple[float, float], codec: VideoCodec, restart: int | None) -> None:
         (self._first, self._stop), self._restart = span, restart
         self._codec = codec
         self._kept: list[AvPacket] = []
@@ -100,16 +98,17 @@ class _VideoRun:
         Returns:
             Whether the window needs no later packet.
         """
+        left = nbytes
         for packet in packets:
-            nbytes -= packet.size
             count -= packet.pts is None or packet.pts >= self._first
             had_key, self._has_key = self._has_key, self._has_key or packet.is_keyframe
             if self.add(packet):
                 return True
+            left = (left if len(self._kept) > 1 else nbytes) - packet.size
             # The last packet goes into the next part. So the key frame must be one before it, because a first
             # part without any would be decoded as a stream of intra refresh.
-            is_full = had_key and min(nbytes, count) <= 0
-            if self._inside > 1 and (is_full or nbytes < -_MOST_WITHOUT_KEY):
+            is_full = had_key and min(left, count) <= 0
+            if self._inside > 1 and (is_full or left < -_MOST_WITHOUT_KEY):
                 return False
         return True
 
@@ -155,8 +154,7 @@ def read_video(
         codec = with_x264_build(container, index, codec, start)
         tests, keep = {index: _key_test(start, codec)}, nbytes == math.inf
         packets, _ = _seek_packets(container, start, tests, keep=keep)
-    metadata = PacketMetadata(container.name, container.zero, window)
-    run = _VideoRun(metadata.span(codec.time_base), codec)
+    run = _VideoRun(window.ticks(codec.time_base, container.zero), codec, start)
     count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -351,7 +349,9 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     if window.start is None or window.start <= 0:
         return None
     # In ASF, FFmpeg derives other times after a seek than from the start. Palettes are in the first packet.
-    if (container.format, codec.name) == ("asf", "h264") or codec.pix_fmt == "pal8":
+    # H.261 packets do not tell whether they are key frames.
+    known = (container.format, codec.name) != ("asf", "h264") and codec.name != "h261"
+    if not known or codec.pix_fmt == "pal8":
         return None
     return tick_at(window.start, codec.time_base, container.zero)
 

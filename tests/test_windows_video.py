@@ -382,8 +382,31 @@ def test_program_streams_state_few_times_and_are_exact_all_the_same(
     data = make_video(frames, codec="mpeg2video", format="mpeg", frame_rate=25, gop_size=12)
     first = sm.decode_packets(sm.demux_video(data)).timestamps[0]
     start, end = (first + index / 25 - 0.01 for index in window)
-    got = sm.decode_packets(sm.demux_video(data, timestamp=(start, end)))
+    packets = sm.demux_video(data, timestamp=(start, end))
+    got = sm.decode_packets(packets)
     assert [frame_index(frame.planes[0]) for frame in got] == list(range(*window))
+    # FFmpeg reads them from the start, but what precedes the last key frame is not decoded.
+    assert len(packets) < window[1] - window[0] + 12 + 17
+
+
+def test_a_source_that_cannot_seek_is_decoded_from_the_last_key_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first part that load_video decodes begins there, too, however small the parts are."""
+    monkeypatch.setattr("spdl_media.video_arrays._PART_BYTES", 1 << 10)
+    data = clip("matroska/libx264/2/open")
+    times = sm.demux_video(data).get_timestamps()
+
+    def source() -> io.BytesIO:
+        file = io.BytesIO(data)
+        file.seekable = lambda: False  # type: ignore[method-assign]
+        return file
+
+    for number in (7, 8, 9, 17, 25):
+        window = times[number], times[number] + 0.25
+        assert len(sm.demux_video(source(), timestamp=window)) < 3 + 8 + 17
+        video = sm.load_video(source(), window)
+        assert [frame_index(frame) for frame in video.array] == [number, number + 1, number + 2]
 
 
 def test_mp4_that_states_decoding_times_alone_stands_in_order() -> None:
