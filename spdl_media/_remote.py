@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +38,7 @@ def open_stream(
     name: str | None = None,
     *,
     forward: bool = False,
+    at: int = 0,
     storage_options: Mapping[str, object] | None = None,
 ) -> Content | FileReader:
     """Open a source that is not a path: return its memory, or a reader.
@@ -46,6 +47,7 @@ def open_stream(
         src: A URL, memory, or a file object.
         name: Name in messages, instead of the URL or the file object's own name.
         forward: Whether the source is read only once, from its current position to the end, without seeking.
+        at: Offset that is read first.
         storage_options: Options of fsspec for a URL.
 
     Raises:
@@ -56,7 +58,7 @@ def open_stream(
     """
     if isinstance(src, str):
         name = without_password(name or src)
-        return _open_url(src, name, storage_options or {}, forward=forward)
+        return _open_url(src, name, storage_options or {}, forward=forward, at=at)
     if (content := memory_of(src)) is not None:
         return content
     if callable(getattr(src, "read", None)):
@@ -76,7 +78,7 @@ def open_stream(
 
 
 def _open_url(
-    url: str, name: str, storage_options: Mapping[str, object], *, forward: bool
+    url: str, name: str, storage_options: Mapping[str, object], *, forward: bool, at: int
 ) -> Content | FileReader:
     """Open a URL with fsspec. Chained URLs are supported."""
     with _fsspec_errors(name):
@@ -84,15 +86,20 @@ def _open_url(
         # fsspec's in-memory caches either read far ahead or make a request for every read; ReadAhead does
         # neither. Disk caches choose a cache type themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
-        file = filesystem.open(path, "rb", **({} if cached else {"cache_type": "none"}))
+        options: dict[str, Any] = {} if cached else {"cache_type": "none"}
+        first = _first_part(filesystem, path, at)
+        if first is not None:
+            options["size"] = first.size
+        file = filesystem.open(path, "rb", **options)
         if type(file).__name__ == "HTTPFile":
-            file.session = _CheckedSession(file.session)
+            file.session = first.session if first else _CheckedSession(file.session)
     if isinstance(file, io.BytesIO):
         # memory:// gives everyone the same file object with one position, so read its memory instead.
         return flat(file.getbuffer())
     # From a server that states no size and supports no ranges, fsspec gives a stream that cannot seek.
     can_seek = _can_seek(file)
-    reader = ReadAhead(file, filesystem, forward=forward) if can_seek else file
+    spans = [first.span] if first else []
+    reader = ReadAhead(file, filesystem, forward=forward, spans=spans) if can_seek else file
     return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
 
@@ -136,9 +143,11 @@ class _CheckedSession:
         headers = {"Accept-Encoding": "identity", **(headers or {})}
         answer = await self._session.get(url, headers=headers, **options)
         requested = headers.get("Range", "").replace("=", " ")
-        part = answer.headers.get("Content-Range", requested)
+        part = (
+            answer.headers.get("Content-Range", requested) if requested and answer.ok else requested
+        )
         text = ""
-        if answer.status == 206 and part.partition("-")[0] != requested.partition("-")[0]:
+        if part.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
         # Servers behind one address may name the same version differently. Weak names tell no bytes.
         tag = answer.headers.get("ETag", "")
@@ -149,6 +158,52 @@ class _CheckedSession:
             answer.close()
             raise OSError(text)
         return answer
+
+
+class _Span(NamedTuple):
+    """Bytes of a file from ``start`` on; ``fetched`` is the size that was requested for them."""
+
+    start: int
+    data: bytes
+    fetched: int
+
+
+class _FirstPart(NamedTuple):
+    """The part of a web file that was requested first, and the size of the file, which the answer tells."""
+
+    session: _CheckedSession
+    size: int
+    span: _Span
+
+
+def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
+    """Request the bytes of a web file that are read first, because the answer also tells the file's size.
+
+    Returns:
+        ``None`` if the file is not on the web, or the answer does not tell both.
+    """
+    if type(filesystem).__name__ != "HTTPFileSystem":
+        return None
+
+    async def request() -> _FirstPart | None:
+        session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
+        part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
+        options["headers"] = {**options.get("headers", {}), **part}
+        async with await session.get(filesystem.encode_url(url), **options) as answer:
+            told, is_part = answer.headers, "Content-Range" in answer.headers
+            # Servers without ranges send the whole file, from its beginning.
+            size = told.get("Content-Range", told.get("Content-Length", "")).rpartition("/")[2]
+            is_plain = told.get("Content-Encoding", "identity") == "identity"
+            if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
+                return None
+            most = min(int(size), _MIN_FETCH)
+            data = await (answer.read() if is_part else answer.content.readexactly(most))
+        span = _Span(at * is_part, data, _MIN_FETCH)
+        is_inside = 0 < len(data) <= int(size) - span.start
+        return _FirstPart(session, int(size), span) if is_inside else None
+
+    found: _FirstPart | None = require("fsspec", url).asyn.sync(filesystem.loop, request)
+    return found
 
 
 @contextmanager
@@ -228,14 +283,6 @@ def _can_seek(file: Any) -> bool:
     return True
 
 
-class _Span(NamedTuple):
-    """Bytes of a file from ``start`` on; ``fetched`` is the size that was requested for them."""
-
-    start: int
-    data: bytes
-    fetched: int
-
-
 class ReadAhead(Positioned):
     """A remote file that is fetched with few requests, and little more than is read.
 
@@ -253,15 +300,23 @@ class ReadAhead(Positioned):
         forward: Whether the file is read once, from its first byte to its last. Without range requests it is
             then streamed; otherwise it is held in memory. (Ranges are tried first in either case: a single
             request times out after some minutes, and reading may take hours.)
+        spans: Parts that are fetched already.
     """
 
-    def __init__(self, file: Any, filesystem: Any = None, *, forward: bool = False) -> None:
+    def __init__(
+        self,
+        file: Any,
+        filesystem: Any = None,
+        *,
+        forward: bool = False,
+        spans: Sequence[_Span] = (),
+    ) -> None:
         self._file = file
         self._stated_size = getattr(file, "size", None)
         self._filesystem = filesystem
         self._forward = forward
         self._whole: Any = None
-        self._spans: list[_Span] = []
+        self._spans = list(spans)
 
     def size(self) -> int:
         """Return the size of the file in bytes."""

@@ -45,7 +45,7 @@ CPU tensor, or a binary file object."""
 
 
 def open_input(
-    src: Source, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None
+    src: Source, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None, at: int = 0
 ) -> Input:
     """Open a source of any kind.
 
@@ -56,6 +56,7 @@ def open_input(
             restores its position; other file objects are read from their current position.
         config: Its ``storage_options`` are passed to fsspec.
         name: Name of the source in messages, instead of its path, URL or size.
+        at: Offset that is read first, of a URL.
 
     Returns:
         The input. Close it, or use it in ``with``; this does not close the caller's file object.
@@ -72,7 +73,7 @@ def open_input(
         return _open_path(path, name or path)
     stream: Any = src
     if not isinstance(src, bytes):
-        stream = open_stream(src, name, storage_options=config.storage_options)
+        stream = open_stream(src, name, at=at, storage_options=config.storage_options)
     if isinstance(stream, FileReader):
         return Input(stream.label, reader=stream)
     url = src if isinstance(src, str) else None

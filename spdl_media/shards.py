@@ -336,7 +336,7 @@ class _Reader:
         index = bisect_right(self._firsts, number) - 1
         place, url = number - self._firsts[index], self._urls[index]
         start, stop = self._offsets[index][place : place + 2].tolist()
-        data = bytes(self._use(index, lambda src: src.read_at(start, stop - start)))
+        data = bytes(self._use(index, lambda src: src.read_at(start, stop - start), start))
         # With an end mark, a part of an archive is a valid archive.
         archive = Archive(data + _END)
         archive.name = url
@@ -380,11 +380,11 @@ class _Reader:
                 np.save(file, offsets)
         self._offsets[index] = offsets
 
-    def _use(self, index: int, use: Callable[[Input], T]) -> T:
-        source = self._sources[index]
+    def _use(self, index: int, use: Callable[[Input], T], at: int = 0) -> T:
+        source, name = self._sources[index], self._urls[index]
 
         def once() -> T:
-            with open_input(source, self._config, name=self._urls[index]) as src:
+            with open_input(source, self._config, name=name, at=at) as src:
                 if not src.seekable:
                     text = "cannot seek: a pipe, or a server that states no size. Use cache= and copies"
                     raise SourceError(text, source=src.name)

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class HTTPFiles:
-    """Files to serve; per path, the bytes of bodies sent and the number of GET requests.
+    """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
     The next ``busy`` requests are answered by 503. Instead of a requested range from ``start`` to ``stop``,
     ``answer(start, stop)`` is sent.
@@ -68,8 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Connection", "close")  # without a length, closing ends the body
         self.end_headers()
+        self.served.requests[path] += 1
         if with_body:
-            self.served.requests[path] += 1
             self.served.bytes_sent[path] += len(body)
             try:
                 self.wfile.write(body)
