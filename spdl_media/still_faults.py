@@ -60,7 +60,7 @@ def _jpeg(view: memoryview, size: int) -> str | None:
             if has_end and not components:  # most files need no further check
                 return None
         elif marker == still_parts.JPEG_END:
-            return f"{len(components)} of its components have no scan" if components else None
+            return f"no scan has {len(components)} of its components" if components else None
     return missing_after(size, "before the end-of-image marker")
 
 

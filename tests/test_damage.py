@@ -235,7 +235,7 @@ def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
     assert [int(plane[4, 4]) for plane in whole.planes] == pytest.approx([90, 200, 60], abs=1)
     for count in (1, 2):
         cut = b"".join((head, *scans[:count], b"\xff\xd9"))
-        message = f"mjpeg data is damaged: {3 - count} of its components have no scan"
+        message = f"mjpeg data is damaged: no scan has {3 - count} of its components"
         with pytest.raises(sm.DecodeError, match=message):
             decode_still(cut)
         assert decode_still(cut, on_corrupt="keep").is_corrupt
