@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -255,6 +256,10 @@ class SampleDecoder(OpenDecoder):
         first, self._stop = window.sample_range(rate)
         # Without a window, samples before second 0 are kept, too.
         self._first = first if window else _BEFORE_ALL
+        codec = self._codec
+        if codec.codec_tag and codec.delay and codec.start_pts and codec.time_base * rate == 1:
+            # After a seek, FFmpeg shows what the edit list of an MP4 hides before the first sample.
+            self._first = max(self._first, math.ceil(codec.start_pts - self.metadata.zero * rate))
 
     def _judge(self, packet: AvPacket | None, error: av.FFmpegError, text: str) -> None:
         """Handle a packet that cannot be decoded: raise the error, count the packet, or ignore it."""

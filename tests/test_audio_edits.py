@@ -127,6 +127,14 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
             )
 
 
+@pytest.mark.parametrize("codec", ["aac", "alac"])
+def test_windows_that_begin_before_the_only_edit_have_none_of_what_it_hides(codec: str) -> None:
+    pieces, rate = ((250, -1), (1500, 0.517)), RATES[codec]
+    data, samples = edited(codec, pieces, video=True), wanted(codec, pieces)
+    window = sm.load_audio(data, (0.2, 0.5), decode_config=config(codec)).array
+    np.testing.assert_allclose(window, samples[:, : rate // 4], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("codec", ["alac", "flac"])
 def test_silence_shorter_than_a_packet_is_a_gap(codec: str) -> None:
     """It was taken for jitter of timestamps, so that windows behind it had later samples."""
