@@ -171,6 +171,8 @@ class FastChain:
             result = scaler.reformat(
                 frame, *size, pix_fmt, interpolation=flags, threads=1, **colors
             )
+        except MemoryError:
+            raise
         except (av.FFmpegError, OverflowError) as error:  # the latter: a side exceeds 31 bits
             raise self._cannot_make(frame, size, getattr(error, "strerror", "")) from error
         if result is not frame or self._is_yuv:

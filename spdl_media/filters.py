@@ -167,6 +167,8 @@ class FrameFilter:
             return done + self._pull(self._graph)
         except av.BlockingIOError:
             return done
+        except MemoryError:
+            raise
         except av.FFmpegError as error:
             raise graph_error(self.desc, f"it failed: {describe(error, lines[mark:])}") from error
 
