@@ -71,6 +71,8 @@ def open_stream(
             " This is an image that is decoded already. Pass its file or bytes, which Image(decode=False) "
             "of Hugging Face's datasets gives."
         )
+    elif callable(getattr(src, "open", None)):
+        hint = " Pass what its open() returns."
     raise TypeError(
         f"cannot read media from {type(src).__name__}. A source is a path, a URL, bytes or another "
         f"contiguous buffer, a 1-D uint8 array or CPU tensor, or a binary file object.{hint}"

@@ -114,7 +114,6 @@ def path_error(name: str, error: OSError | ValueError) -> SourceError:
     """Make the error for a path that cannot be read, with the operating system's reason and a remedy."""
     if not isinstance(error, OSError):
         return SourceError(f"is not a path: {error}", source=name, errno=errno.EINVAL)
-    reason = error.strerror or str(error)
     start = f"a relative one starts at {str(Path.cwd())!r}"
     if name.startswith("~"):
         start = "'~' is not expanded: os.path.expanduser does that"
@@ -126,6 +125,7 @@ def path_error(name: str, error: OSError | ValueError) -> SourceError:
         errno.EACCES: "Check the owner and mode of the file and of the folders above it",
         errno.EPERM: "Check the owner and mode of the file and of the folders above it",
     }.get(error.errno or 0, "Check the disk, and that the file can be read by other programs")
+    reason = error.strerror or str(error)
     return SourceError(f"cannot be read: {reason}. {remedy}.", source=name, errno=error.errno)
 
 
@@ -244,8 +244,7 @@ class FileReader:
         pieces = []
         if self._seekable:
             self._move(start)
-        # Loop, because sockets and pipes return short reads. In pieces, so that a wrong size in a damaged
-        # header does not allocate more than one piece beyond what the file has.
+        # Sockets and pipes return short reads. A wrong size in a damaged header allocates one piece at most.
         while size > 0 and (data := self._pull(min(size, _PIECE), start)):
             pieces.append(data)
             size -= len(data)
@@ -290,10 +289,8 @@ class FileReader:
         if self._seekable:
             self._move(0)
         elif self._position > len(self._head):
-            raise ValueError(
-                f"{self.label}: it cannot seek, so it can be opened only once. "
-                "Read it into bytes to use it again."
-            )
+            text = "it cannot seek, so it can be opened only once. Read it into bytes instead"
+            raise ValueError(f"{self.label}: {text}.")
         self._position = 0
 
     def detach(self) -> None:
@@ -305,8 +302,7 @@ class FileReader:
         if self._owned and self._file is not None:
             self._file.close()
         self._file = self._restore = None
-        self._head = b""
-        self.failure = None
+        self._head, self.failure = b"", None
 
     def check(self) -> None:
         """Raise the error that stopped reading, if there was one.
@@ -386,6 +382,9 @@ class FileReader:
             too_many = ValueError(f"read({size}) gave {len(data)} bytes")
             raise self._source_error("read", too_many, position)
         self._ended = not (self._seekable or data or size == 0)
+        if self._ended and type(self._file).__module__ == "http.client" and self._file.length:
+            # Of a connection that broke, it returns nothing, too.
+            raise self._source_error("read", ConnectionError("it broke off"), position)
         # Copied, because a view may refer to memory that the file reuses for its next read.
         return data if type(data) is bytes else bytes(data)
 

@@ -16,7 +16,7 @@ class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
     The next ``busy`` requests are answered by 503. Instead of a requested range from ``start`` to ``stop``,
-    ``answer(start, stop)`` is sent.
+    ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive.
     """
 
     files: dict[str, bytes]
@@ -25,6 +25,7 @@ class HTTPFiles:
     url: str = ""
     busy: int = 0
     etag: str = ""
+    cut: int | None = None
     answer: Callable[[int, int], tuple[int, int]] = lambda start, stop: (start, stop)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -72,7 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             self.served.bytes_sent[path] += len(body)
             try:
-                self.wfile.write(body)
+                self.wfile.write(body[: self.served.cut])
+                self.close_connection |= self.served.cut is not None
             except ConnectionError:
                 self.close_connection = True  # the client has closed the connection
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -191,6 +193,20 @@ def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
                     continue
                 with pytest.raises(SourceError, match=r'changed on the server.*"1", now "2"'):
                     source.read_at(200_000, 9)
+
+
+def test_a_response_of_urllib_that_breaks_off_is_an_error(large_mp4: bytes) -> None:
+    """Its read() returns nothing then, as at the end of the file."""
+    with serve({"a.ts": bytes(300_000)}, ranges=False, sizes=True) as files:
+        files.cut = 200_000
+        connection = http.client.HTTPConnection(files.url.removeprefix("http://"))
+        connection.request("GET", "/a.ts")
+        with (
+            closing(connection),
+            open_input(connection.getresponse()) as source,
+            pytest.raises(SourceError, match=r"failed at byte 200000: .*it broke off"),
+        ):
+            source.head(300_000)
 
 
 def test_messages_and_names_show_no_password(server: HTTPFiles) -> None:
