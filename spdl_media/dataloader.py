@@ -179,7 +179,7 @@ class DataLoader:
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Arguments are checked together, and the source and the cache are objects that were made from them.
-        if name in self.__dataclass_fields__ and "_origin" in self.__dict__:
+        if name in _ARGUMENTS and "_origin" in self.__dict__:
             raise AttributeError(
                 f"{name}= of a DataLoader stays what it was made with; make another loader, and load this "
                 "one's state_dict() to go on in its epoch"
@@ -411,6 +411,11 @@ class DataLoader:
         self._source.take_turn()
         # An iterator was read ahead of what was handed out; its state rewinds it to there.
         return self._ledger.state() if is_rewindable and self._ledger is not None else start
+
+
+_ARGUMENTS = frozenset(DataLoader.__dataclass_fields__)
+# Lightning maps over the fields of a dataclass that it sends to processes, and sets them.
+del DataLoader.__dataclass_fields__
 
 
 def _origin() -> str:

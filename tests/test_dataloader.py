@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import inspect
@@ -855,6 +856,10 @@ def test_threads_are_as_many_as_the_cores_that_this_process_may_use(
 
 
 class TestPickling:
+    def test_a_loader_is_no_collection_of_its_arguments(self) -> None:
+        # Lightning maps over the fields of dataclasses that it sends to processes, and sets them.
+        assert not dataclasses.is_dataclass(DataLoader(range(3)))
+
     def test_a_copy_continues_where_the_loader_is(self) -> None:
         source = MapIterator(list(range(20)), DistributedRandomSampler(20, seed=4))
         loader = DataLoader(
