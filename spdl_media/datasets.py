@@ -280,7 +280,17 @@ class _MixOrder(Epochs):
                 f"the sources are of different (rank, world size): {sorted(places)}. Split each by the same, "
                 "a list or dataset by MapIterator(it, DistributedRandomSampler(len(it)))"
             )
-        self.rank, self.world_size = places.pop()
+
+    @property
+    def rank(self) -> int:
+        return self._place()[0]
+
+    @property
+    def world_size(self) -> int:
+        return self._place()[1]
+
+    def _place(self) -> tuple[int, int]:
+        return place_of(self.mixed[int(self.counts.argmax())])
 
     def __len__(self) -> int:
         return int(self.counts.sum())

@@ -45,6 +45,8 @@ Uneven: TypeAlias = Literal["drop", "pad", "keep"]
 Place: TypeAlias = tuple[int | None, int | None]
 """Rank and world size; ``None``: that of the process."""
 
+_VARIABLES = "RANK and WORLD_SIZE"
+
 # BatchByLength shuffles within so many groups of similar length, or fewer, of at least a batch each.
 _GROUPS = 32
 # Indices converted to Python's ints at a time: fast, and little memory compared to the order itself.
@@ -55,8 +57,6 @@ class DistributedSampler(Epochs):
     """Base of the samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
-        rank: The process that the indices are for.
-        world_size: Number of processes.
         epoch: The epoch of the next iteration.
         num_draws: Number of indices in an epoch, over all ranks.
     """
@@ -71,12 +71,34 @@ class DistributedSampler(Epochs):
         self.num_draws = self._n if num_draws is None else check_int("num_draws", num_draws)
         self._uneven: Uneven = "drop" if uneven is None else uneven
         check_choice("uneven", self._uneven, get_args(Uneven))
-        self.rank, self.world_size = _rank_and_world_size(*place)
-        if self.num_draws < self.world_size and self._uneven == "drop":
-            raise ValueError(
-                f"{self.num_draws} {self._unit} are fewer than {self.world_size} ranks, so the only round "
-                f"would be dropped; pass {self._remedy}"
-            )
+        self._place: tuple[int, int] | None = None
+        self._find_place(None if place == (None, None) else _checked_place("the arguments", *place))
+
+    @property
+    def rank(self) -> int:
+        """The process that the indices are for."""
+        return self._find_place()[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._find_place()[1]
+
+    def _find_place(self, given: tuple[int, int] | None = None) -> tuple[int, int]:
+        # Not on construction alone: Lightning makes the process group after the loaders.
+        if self._place is None:
+            place = given or _place_of_process()
+            if place and self.num_draws < place[1] and self._uneven == "drop":
+                raise ValueError(
+                    f"{self.num_draws} {self._unit} are fewer than {place[1]} ranks, so the only round "
+                    f"would be dropped; pass {self._remedy}"
+                )
+            self._place = place
+        return self._place or (0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._find_place()  # the process that gets the copy may have no place
+        return self.__dict__
 
     def check_size(self, count: int) -> None:
         """Check that a dataset of ``count`` items is large enough for the indices.
@@ -134,7 +156,7 @@ class DistributedSampler(Epochs):
         """Return a copy of the sampler for another rank or number of ranks."""
         # A shallow copy, because no attribute is changed in place.
         other = copy.copy(self)
-        other.rank, other.world_size = rank, world_size
+        other._place = rank, world_size
         return other
 
     def _share(self, count: int) -> range:
@@ -148,8 +170,12 @@ class DistributedSampler(Epochs):
         return range(self.rank, rounds * self.world_size, self.world_size)
 
     def _order_of_rank(self, epoch: int, before: Pairs) -> npt.NDArray[np.int64]:
+        places = _array(self.places_of_rank(before))
+        if self._place is None and (world_size := int_in_environment("WORLD_SIZE")) is not None:
+            # Lightning sets it before it makes the process group, but an epoch begins after that.
+            _checked_place(_VARIABLES, None, world_size)
         # Modulo, because padding repeats the order from its start.
-        return self._draw(epoch, _array(self.places_of_rank(before)) % self.num_draws)
+        return self._draw(epoch, places % self.num_draws)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """Return the indices at these positions of the order of all ranks."""
@@ -168,8 +194,8 @@ class DistributedDeterministicSampler(DistributedSampler):
         n: Size of the dataset.
         rank: The process that the indices are for, counted from 0. If both ``rank`` and
             ``world_size`` are ``None``, they come from ``torch.distributed`` if it has been imported
-            and initialised, else from the environment variables ``RANK`` and ``WORLD_SIZE``, else
-            there is a single process. They are read once, on construction.
+            and initialised, else from the environment variables ``RANK`` and ``WORLD_SIZE``. Until one
+            of them states them, there is a single process.
         world_size: Number of processes.
         uneven: What to do with a last round with fewer samples than ranks. ``"drop"`` drops it, so
             that all ranks get equally many samples, as DistributedDataParallel needs. ``"pad"``
@@ -202,14 +228,19 @@ class DistributedDeterministicSampler(DistributedSampler):
         world_size: int | None = None,
         uneven: Uneven | None = None,
     ) -> None:
+        self._warns = uneven is None
         super().__init__(n, (rank, world_size), uneven)
-        rest = self._n % self.world_size
-        if rest and uneven is None:
+
+    def _find_place(self, given: tuple[int, int] | None = None) -> tuple[int, int]:
+        rank, world_size = super()._find_place(given)
+        if self._warns and (rest := self._n % world_size):
+            self._warns = False
             warn_caller(
                 f"the last {rest} of {self._n} samples are in no epoch, because {self._n} is not a multiple "
-                f'of {self.world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
+                f'of {world_size} ranks; pass uneven="keep" or "pad" to have them, or "drop" to say so',
                 UserWarning,
             )
+        return rank, world_size
 
 
 class DistributedRandomSampler(DistributedSampler):
@@ -383,25 +414,30 @@ def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return places
 
 
-def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return rank and world size: the arguments, else PyTorch's, else from the environment, else (0, 1).
+def _place_of_process() -> tuple[int, int] | None:
+    """Return rank and world size of PyTorch, else of the environment; ``None``: neither states them."""
+    # Only if the program has imported it; torch is not imported for this.
+    torch = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        return torch.get_rank(), torch.get_world_size()
+    rank = int_in_environment("RANK")
+    return (
+        None if rank is None else _checked_place(_VARIABLES, rank, int_in_environment("WORLD_SIZE"))
+    )
+
+
+def _checked_place(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Check rank and world size.
 
     Raises:
         ValueError: Only one of the two is given, or the rank is not below the world size.
     """
-    where, remedy = "the arguments", "pass both, or neither"
-    if rank is None and world_size is None:
-        # Only if the program has imported it; torch is not imported for this.
-        torch = sys.modules.get("torch.distributed")
-        if torch is not None and torch.is_available() and torch.is_initialized():
-            return torch.get_rank(), torch.get_world_size()
-        rank, world_size = int_in_environment("RANK"), int_in_environment("WORLD_SIZE")
-        where = "RANK and WORLD_SIZE"
-        remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
-    if rank is None and world_size is None:
-        return 0, 1
     if rank is None or world_size is None:
-        raise ValueError(f"{where} give rank {rank} and world size {world_size}; {remedy}")
+        remedy = "set both variables (torchrun does), unset both, or pass rank= and world_size="
+        raise ValueError(
+            f"{where} give rank {rank} and world size {world_size}; "
+            f"{remedy if where == _VARIABLES else 'pass both, or neither'}"
+        )
     rank = check_int("rank", rank, at_least=0)
     world_size = check_int("world_size", world_size)
     if rank >= world_size:

@@ -15,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import spdl_media as sm
+from spdl_media.epochs import place_of
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler, Uneven
+from spdl_media.source import MapIterator
 
 SIZES = st.integers(1, 200)
 WORLDS = st.integers(1, 9)
@@ -228,6 +231,40 @@ class TestWhereTheRankComesFrom:
         monkeypatch.setitem(sys.modules, "torch.distributed", stand_in)
         assert place(DistributedRandomSampler(10)) == ((3, 4) if initialized else (2, 5))
 
+    def test_pytorch_initialised_after_the_sampler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # As by Lightning, with samplers that are sent to its processes or made there first.
+        group: list[int] = []
+        stand_in = types.SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: bool(group),
+            get_rank=lambda: group[0],
+            get_world_size=lambda: group[1],
+        )
+        monkeypatch.setitem(sys.modules, "torch.distributed", stand_in)
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        samplers = [DistributedRandomSampler(10, seed=1) for _ in range(3)]
+        alone, small = (
+            DistributedRandomSampler(10, rank=0, world_size=1),
+            DistributedRandomSampler(3),
+        )
+        mix = sm.Mix([MapIterator([*range(10)], DistributedRandomSampler(10))])
+        evaluated = DistributedDeterministicSampler(10)
+        assert (place(samplers[0]), len(samplers[0]), len(evaluated)) == ((0, 1), 10, 10)
+        sent = pickle.dumps(samplers[0])
+        group += 1, 4
+        expected = list(DistributedRandomSampler(10, seed=1, rank=1, world_size=4))
+        assert list(samplers[0]) == list(pickle.loads(sent)) == expected
+        assert (len(samplers[1]), place(alone), place_of(mix)) == (2, (0, 1), (1, 4))
+        with pytest.raises(ValueError, match="3 samples are fewer than 4 ranks"):
+            len(small)
+        with pytest.warns(UserWarning, match="last 2 of 10 samples are in no epoch, .* of 4 ranks"):
+            assert len(evaluated) == 2
+        # A process without a group, such as that of iterate_in_subprocess.
+        sent = pickle.dumps(samplers[2])
+        group.clear()
+        assert list(pickle.loads(sent)) == expected
+        assert place(samplers[0]) == (1, 4)
+
     @pytest.mark.long
     def test_pytorch_itself(self, tmp_path: Any) -> None:
         distributed = pytest.importorskip("torch.distributed")
@@ -243,7 +280,6 @@ class TestWhereTheRankComesFrom:
         ("rank", "world_size", "message"),
         [
             ("1", None, r"RANK and WORLD_SIZE give rank 1 and world size None; set both variables"),
-            (None, "4", r"rank None and world size 4"),
             ("4", "4", r"rank 4 of 4 processes; ranks count from 0 to 3"),
             ("x", "4", r"environment variable RANK must be a whole number, not 'x'"),
             ("0", "0", r"world_size must be at least 1, not 0"),
@@ -257,6 +293,15 @@ class TestWhereTheRankComesFrom:
                 monkeypatch.setenv(name, value)
         with pytest.raises(ValueError, match=message):
             DistributedRandomSampler(10)
+
+    def test_a_world_size_alone_is_an_error_when_an_epoch_begins(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        sampler = DistributedRandomSampler(10)
+        for begin in (iter, lambda one: one.begin_by_position(0)):
+            with pytest.raises(ValueError, match="rank None and world size 4; set both variables"):
+                begin(sampler)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
