@@ -18,6 +18,7 @@ import struct
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -317,8 +318,6 @@ def _blocks(content: bytes | memoryview, filters: list[str]) -> Iterator[Any]:
         before, sink = sink, graph.add(name, args or None)
         before.link_to(sink)
     graph.configure()
-    try:
+    with suppress(av.EOFError):
         while True:
             yield sink.pull()
-    except av.EOFError:
-        return

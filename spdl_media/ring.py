@@ -215,13 +215,12 @@ class Sender:
         """
         arrays: list[Bytes] = []
         # The buffers in `arrays` keep the arrays alive until they are copied.
-        pickled: bytes | memoryview | None = dumps(box[0], arrays)
-        assert pickled is not None
-        if len(pickled) >= _LEAST_STREAM:
-            arrays.append(np.frombuffer(pickled, np.uint8))
-            pickled = None
+        stream = dumps(box[0], arrays)
+        is_shared = len(stream) >= _LEAST_STREAM
+        if is_shared:
+            arrays.append(np.frombuffer(stream, np.uint8))
         if not arrays:
-            return pickled or b""
+            return stream
         sizes = [array.nbytes for array in arrays]
         if is_alone and sum(map(_aligned, sizes)) > self._blocks.block_size:
             return dumps(box.pop())
@@ -247,7 +246,7 @@ class Sender:
         found = [
             (*(place or next(copies)), size) for place, size in zip(places, sizes, strict=True)
         ]
-        return b"R" + pickle.dumps((found, None if pickled is None else bytes(pickled)))
+        return b"R" + pickle.dumps((found, None if is_shared else bytes(stream)))
 
     def _drop_used(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
         """Clear the places of arrays whose block is still in use here, so that they are copied."""

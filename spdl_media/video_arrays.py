@@ -227,10 +227,8 @@ class VideoRows:
         count = 2 * self._capacity or self._expected
         # No reserve in a storage, because pinned memory is occupied even if it is not touched.
         if self._storage is None and not self._is_exact:
-            try:
+            with suppress(MemoryError):  # the system does not overcommit
                 return lease_memory(count * nbytes, None, spare=(_RESERVE - 1) * count * nbytes)
-            except MemoryError:  # the system does not overcommit
-                pass
         return lease_memory(count * nbytes, self._storage)
 
     def take(self) -> CPUBuffer:
