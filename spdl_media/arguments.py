@@ -41,8 +41,7 @@ def as_list(srcs: Iterable[Source], *, one: str = "load_image") -> list[Source]:
     Raises:
         TypeError: ``srcs`` is a single source, or not iterable.
     """
-    is_batch = isinstance(srcs, list) or (isinstance(srcs, Iterable) and not _is_one_source(srcs))
-    if is_batch:
+    if isinstance(srcs, list) or (isinstance(srcs, Iterable) and not _is_one_source(srcs)):
         return list(srcs)
     raise TypeError(
         f"a batch is a sequence of sources, such as a list of paths, not {type(srcs).__name__}; {one} takes "

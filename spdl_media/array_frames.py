@@ -331,8 +331,7 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
         sample_fmt = f"{packed[values.dtype.name]}p"
     check_choice("sample_fmt", sample_fmt, [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)])
     planar = sample_fmt.endswith("p")
-    base = sample_fmt.removesuffix("p")
-    _check_dtype(values, np.dtype(SAMPLE_DTYPES[base]), sample_fmt)
+    _check_dtype(values, np.dtype(SAMPLE_DTYPES[sample_fmt.removesuffix("p")]), sample_fmt)
     if values.ndim == 1:
         values = values[None] if planar else values[:, None]
     order = "(C, N)" if planar else "(N, C)"

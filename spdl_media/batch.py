@@ -162,8 +162,7 @@ def _zeros(failures: list[Failure], request: FrameRequest, count: int) -> CPUBuf
     own = pixel_layout(ops.pix_fmt)
     reason = why_no_array(ops.width, ops.height, ops.pix_fmt, layout)
     if own is None or reason is not None:
-        remedy = f" on_error='fill' has no zeros for them: {reason}."
-        raise none_loaded(failures, count, remedy)
+        raise none_loaded(failures, count, f" on_error='fill' has no zeros for them: {reason}.")
     shape = count, *own.shape(ops.width, ops.height, layout)
     array = new_array(shape, own.dtype if values is None else values.dtype, request.storage)
     array[...] = 0

@@ -157,8 +157,7 @@ def usual_duration(codec: VideoCodec) -> int:
     if not rate:
         return 0
     # In integers, because fractions take ten times as long.
-    ticks = base.denominator * rate.denominator / (base.numerator * rate.numerator)
-    return max(1, round(ticks))
+    return max(1, round(base.denominator * rate.denominator / (base.numerator * rate.numerator)))
 
 
 _colors_of = attrgetter(*COLOR_TABLES)

@@ -343,8 +343,7 @@ def _is_hevc_key(packet: AvPacket, codec: Any) -> bool:
     See:
         ITU-T H.265, 7.4.2.2: NAL unit types 16 to 23; types below 32 are pictures.
     """
-    pictures = (kind for kind, _ in _typed_units(packet, codec) if kind < 32)
-    return 16 <= next(pictures, 16) < 24
+    return 16 <= next((kind for kind, _ in _typed_units(packet, codec) if kind < 32), 16) < 24
 
 
 def _is_mpeg2_key(packet: AvPacket, _: Any) -> bool:

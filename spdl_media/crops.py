@@ -343,8 +343,7 @@ class CropPlan:
         # upright images. Also for an image without a crop or flip, so that all of the batch are upright.
         ops = picture_ops(filter)
         if ops is None:
-            own = filter if isinstance(filter, str) else None
-            ops = PictureOps(filter_desc=own, pix_fmt=None)
+            ops = PictureOps(filter_desc=filter if isinstance(filter, str) else None, pix_fmt=None)
         return ops.with_cut(None if box == (0, 0, *size) else box, mirror=mirror)
 
     def _draw(self, position: int, size: Size) -> tuple[Box, bool]:

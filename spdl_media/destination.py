@@ -69,9 +69,8 @@ class WriteErrors:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception):
             text = getattr(error, "strerror", None) or repr(error)
-            number = getattr(error, "errno", None)
             raise WriteError(
-                f"cannot be written: {text}", source=self._name, errno=number
+                f"cannot be written: {text}", source=self._name, errno=getattr(error, "errno", None)
             ) from error
 
 
@@ -124,8 +123,7 @@ class Draft:
                 raise WriteError(text, source=self.name)
             # Shortened, because names are limited, nearly everywhere to 255 bytes. The suffix is kept,
             # because it tells the file format.
-            hidden = f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}"
-            self.path = final.with_name(hidden)
+            self.path = final.with_name(f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}")
         elif callable(getattr(dst, "write", None)):
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
             # The name may be a URL, so keep only a plausible suffix: no file format has a longer one, or one

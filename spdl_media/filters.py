@@ -237,8 +237,7 @@ def _quick_conversion(
     if pix_fmt is None or frame.format.name not in _QUICK_YUV or frame.height % 2:
         return None
     keep_freed_memory()
-    scaler = VideoReformatter()
-    return partial(scaler.reformat, format=pix_fmt, interpolation=BICUBIC, threads=1)
+    return partial(VideoReformatter().reformat, format=pix_fmt, interpolation=BICUBIC, threads=1)
 
 
 class PictureFilter:

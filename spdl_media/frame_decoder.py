@@ -242,8 +242,7 @@ class FrameDecoder:
             if missing and not is_whole and not self._ended:
                 # Decoding cannot begin at every key frame that the file states, and the concealment of
                 # damage depends on all frames before it.
-                whole = Run(index.first, run.last, missing)
-                missing, cause = self._try(whole, take, is_whole=True)
+                missing, cause = self._try(Run(index.first, run.last, missing), take, is_whole=True)
             if missing:
                 raise self._missing(missing[0], cause)
 

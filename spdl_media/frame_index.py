@@ -280,8 +280,7 @@ def _with_keys(
 ) -> FrameIndex:
     keys = np.flatnonzero(table.is_key)
     # Decoding cannot begin at a key frame that is shown before an earlier key frame.
-    rising = table.pts[keys] >= np.maximum.accumulate(table.pts[keys])
-    keys = keys[rising]
+    keys = keys[table.pts[keys] >= np.maximum.accumulate(table.pts[keys])]
     times = table.pts[keys], table.dts[keys]
     return FrameIndex(pts, packets, keys, *times, end, is_exact, counted)
 

@@ -277,8 +277,7 @@ def _decode_downscaled(
     pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
         return None
-    upright = _upright(pixels, part, orientation)
-    frame = av.VideoFrame.from_numpy_buffer(upright, "rgb24")
+    frame = av.VideoFrame.from_numpy_buffer(_upright(pixels, part, orientation), "rgb24")
     # PyAV does not set these for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     # Mirroring comes last, because the result is the smaller image.

@@ -213,8 +213,7 @@ class Input:
             _ffmpeg.check_format(config.format)
             _ffmpeg.check_format_options(config.format, config.format_options)
         self._close_container()
-        target = self._target(config)
-        self._container = container = self._open_container(target, config)
+        self._container = container = self._open_container(self._target(config), config)
         # Checked after opening, when the format is known: FFmpeg ignores options that it does not have.
         if config.format is None and config.format_options:
             try:

@@ -101,8 +101,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
     """
-    request = _image_request(arguments, 1, "load_image(cuda=)", is_single=True)
-    return _steps([src], request)(None)
+    return _steps([src], _image_request(arguments, 1, "load_image(cuda=)", is_single=True))(None)
 
 
 @overload
@@ -387,8 +386,7 @@ def frame_request(
     dtype, mean, std = arguments["dtype"], arguments["mean"], arguments["std"]
     if any(value is not None for value in (dtype, mean, std)):
         # The output format of the caller's graph is known only with the first image.
-        pix_fmt = ops.pix_fmt if is_plain else None
-        given["values"] = parse_values(dtype, mean, std, pix_fmt=pix_fmt)
+        given["values"] = parse_values(dtype, mean, std, pix_fmt=ops.pix_fmt if is_plain else None)
     crops, flips, rng = arguments["crops"], arguments["flips"], arguments["rng"]
     if crops is not None or flips is not None:
         given["cuts"] = CropPlan(count, crops, flips, rng)

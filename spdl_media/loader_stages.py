@@ -375,8 +375,7 @@ class LoaderStages:
             # Also in threads, because reading an item of a dataset often takes most of the time.
             yield self._tagged(self._fetch, "dataset", **self._parallel(self._fetch))
         if self._preprocessor is not None:
-            options = self._parallel(self._preprocessor)
-            yield self._tagged(self._preprocessor, draws=True, **options)
+            yield self._tagged(self._preprocessor, draws=True, **self._parallel(self._preprocessor))
 
     def _single_stage(self) -> PipeConfig:
         # An instance, not a closure, because it is pickled for processes.

@@ -325,8 +325,7 @@ def chunks_at(stbl: memoryview) -> tuple[Ticks, Ticks]:
     if not len(chunks):
         chunks = table_at(stbl, "co64", ">u8")
     runs = table_at(stbl, "stsc", ">u4,>u4,>u4")
-    firsts = runs["f0"].astype(np.int64) - 1
-    lengths = np.diff(firsts, append=len(chunks))
+    lengths = np.diff(runs["f0"].astype(np.int64) - 1, append=len(chunks))
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)
     if len(counts) != len(chunks):
         raise ValueError("chunks without a number of samples")
@@ -394,8 +393,7 @@ def _run_rows(run: memoryview, usual: list[int], size: int) -> tuple[Any, int | 
     rows = np.empty((count, 4), np.int64)
     rows[:] = [*usual, 0]
     if columns:
-        found = np.frombuffer(run, ">u4", count * len(columns), start).reshape(count, -1)
-        rows[:, columns] = found
+        rows[:, columns] = np.frombuffer(run, ">u4", count * len(columns), start).reshape(count, -1)
         # Offsets of version 0 are unsigned in the standard, but files have negative ones.
         rows[:, 3] = rows[:, 3].astype(np.int32)
     if first is not None and count and not flags & 0x400:

@@ -199,8 +199,7 @@ class _Packets(Generic[C]):
         )
 
     def _with(self, packets: Sequence[AvPacket], codec: C, **changes: Any) -> Self:
-        metadata = replace(self._metadata, **changes)
-        return type(self)(packets, codec, metadata, self._discarded)
+        return type(self)(packets, codec, replace(self._metadata, **changes), self._discarded)
 
     def with_metadata(self, **changes: Any) -> Self:
         """Return the same packets with other metadata. Used within this package."""

@@ -197,8 +197,7 @@ class Sender:
             self._own.append(None)
             self._num_holders[number] = 1
         post = (self._freeing, number, os.getpid(), self._own)
-        memory = self._blocks.block(number)[: nbytes + spare]
-        return np.asarray(Lease(memory, _give_back, *post))
+        return np.asarray(Lease(self._blocks.block(number)[: nbytes + spare], _give_back, *post))
 
     def pack(self, box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
         """Pickle a value, with its arrays in blocks. Waits for a free block.

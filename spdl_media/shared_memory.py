@@ -71,8 +71,7 @@ class SharedBlocks:
     def place(self, memory: Bytes) -> tuple[int, int] | None:
         """Return the block that contains an array, and the offset in it; ``None`` if no block does."""
         start = _address(memory) - _address(self._memory)
-        inside = 0 <= start < self._memory.nbytes
-        return divmod(start, self.block_size) if inside else None
+        return divmod(start, self.block_size) if 0 <= start < self._memory.nbytes else None
 
     def reserve(self, number: int, nbytes: int) -> None:
         """Allocate memory for the first bytes of a block. Writing without memory would kill the process.

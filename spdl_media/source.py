@@ -242,8 +242,7 @@ class MergeIterator(Epochs, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         # Iterables with weight 0 are not begun: they may be connections, or iterators.
-        iterators = [begin_epoch(iterable, epoch) for iterable in self.made_of]
-        merged = self._merge(iterators, epoch)
+        merged = self._merge([begin_epoch(iterable, epoch) for iterable in self.made_of], epoch)
         return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
 
     def _merge(self, iterators: list[Iterator[T]], epoch: int) -> Iterator[T]:

@@ -289,8 +289,7 @@ def read_clip(
         codec = with_x264_build(container, index, codec, video_start)
         tests = {index: _key_test(video_start, codec), audio_index: begins}
         packets, exact = _seek_packets(container, place, tests)
-        span = window.ticks(codec.time_base, container.zero)
-        frames = _VideoRun(span, codec, video_start)
+        frames = _VideoRun(window.ticks(codec.time_base, container.zero), codec, video_start)
         stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
         samples: list[AvPacket] = []
         heard = False

@@ -158,8 +158,7 @@ def load_wav(
         message = f"is cut short: {missing} of {header.data_size} bytes of samples are missing"
         raise _error(content, message, len(content))
     offset = header.data_offset + start * header.block_align
-    shape = (stop - start, header.num_channels)
-    return kind.read(content, offset, shape)
+    return kind.read(content, offset, (stop - start, header.num_channels))
 
 
 def _error(content: Content, message: str, offset: int) -> ArrayFormatError:

@@ -174,8 +174,7 @@ def _check_one(folder: Path, item: tuple[int, bytes, bool]) -> tuple[Any, ...]:
     if is_alike and kind in ("sound", "damaged", "odd"):
         # A file that cannot be read any more is not reported as a duplicate.
         with suppress(OSError), path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            digest = found.digest()
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
     return kind, reason, digest, number
 
 

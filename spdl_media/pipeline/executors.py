@@ -66,8 +66,7 @@ def name_of(fn: Callable[..., Any]) -> str:
     """
     while isinstance(fn, functools.partial):
         fn = fn.func
-    name = getattr(fn, "__name__", None) or type(fn).__name__
-    return str(name).strip("<>")
+    return str(getattr(fn, "__name__", None) or type(fn).__name__).strip("<>")
 
 
 def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:

@@ -380,8 +380,7 @@ _DASK = ("distributed.cfexecutor", "ClientExecutor")
 
 def is_dask(executor: object) -> bool:
     """Whether an executor submits calls to a Dask cluster."""
-    kinds = type(executor).__mro__
-    return any((kind.__module__, kind.__name__) == _DASK for kind in kinds)
+    return any((kind.__module__, kind.__name__) == _DASK for kind in type(executor).__mro__)
 
 
 class DaskPool(AwaitedPool):

@@ -362,10 +362,9 @@ class _Profiler:
             number = stage.aggregator * min(number, _MAX_KEPT)
         # The first epoch starts the pools and is not timed.
         sizes = (concurrency if is_pipe else 0, number)
-        source = SourceConfig(_Epochs(inputs.items, sizes))
         pipeline: Pipeline[Any] = Pipeline(
             # A larger buffer, so that the loop below does not slow the stage down.
-            PipelineConfig(source, (stage,), SinkConfig(8)),
+            PipelineConfig(SourceConfig(_Epochs(inputs.items, sizes)), (stage,), SinkConfig(8)),
             num_threads=concurrency,
             max_failures=math.inf,
         )

@@ -138,8 +138,7 @@ class Graph:
         # The stages have added up the threads that they can use; more threads would be idle.
         self._shared.size = min(options.num_threads, self._shared.size)
         continuous = isinstance(config.src, SourceConfig) and config.src.continuous
-        buffer_size = (config.sink or SinkConfig()).buffer_size
-        self.sink = Sink(hub, buffer_size, continuous=continuous)
+        self.sink = Sink(hub, (config.sink or SinkConfig()).buffer_size, continuous=continuous)
         tail.connect(self.sink)
         if not tail.depth:
             self._quick.append(self.sink)
@@ -225,8 +224,7 @@ class Graph:
             self._quick.append(source)
             self._threads.append(source.threads)
             return self._stages(config.pipes, source, is_alone=is_alone)
-        parts = config.src.pipeline_configs
-        join = Join(self._chain(part, is_alone=False) for part in parts)
+        join = Join(self._chain(part, is_alone=False) for part in config.src.pipeline_configs)
         return self._stages(config.pipes, join, is_alone=is_alone)
 
     def _stages(self, stages: Iterable[StageConfig], tail: Outlet, *, is_alone: bool) -> Outlet:
@@ -244,8 +242,7 @@ class Graph:
             self._log.watch(node.name, node.counters, limit, is_alone=is_alone)
             tail = node
             if isinstance(config, PathVariantsConfig):
-                paths = config.paths
-                tail = Join(self._stages(path, node, is_alone=False) for path in paths)
+                tail = Join(self._stages(path, node, is_alone=False) for path in config.paths)
         return tail
 
     def _stage(self, config: StageConfig) -> Node:

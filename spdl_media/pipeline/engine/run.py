@@ -184,8 +184,7 @@ class Run:
 
     def statistics(self) -> PipelineStatistics:
         """Return the statistics of the run so far."""
-        elapsed = (self._ended_at or perf_counter()) - self._started_at
-        return self.graph.statistics(elapsed)
+        return self.graph.statistics((self._ended_at or perf_counter()) - self._started_at)
 
     def disown(self) -> None:
         """In a forked process, which has none of the threads: make ``take`` raise an error that says so."""
@@ -299,8 +298,7 @@ class Run:
     async def _live(self) -> None:
         self._hub.loop_thread = threading.get_ident()
         # Before any user code runs on the loop.
-        executor = LoopExecutor(self._hub, self._to_thread)
-        self._loop.set_default_executor(executor)
+        self._loop.set_default_executor(LoopExecutor(self._hub, self._to_thread))
         try:
             self._hub.post(self._begin_epoch, object())
             self._look_out()

@@ -338,8 +338,7 @@ class TaskRunner:
 
     def running(self) -> list[Slot]:
         """Return the slots whose calls are awaited, without paused generators."""
-        slots = list(self._running.values())
-        return [slot for slot in slots if not getattr(slot, "paused", False)]
+        return [slot for slot in list(self._running.values()) if not getattr(slot, "paused", False)]
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
