@@ -51,9 +51,7 @@ def picture_filter(
     Raises:
         ValueError: ``quality`` is unknown.
     """
-    if isinstance(filter_desc, Default):
-        return PictureOps(quality=quality)
-    return filter_desc
+    return PictureOps(quality=quality) if isinstance(filter_desc, Default) else filter_desc
 
 
 def sample_filter(filter_desc: str | PictureOps | Default | None) -> str | None:

@@ -44,9 +44,7 @@ def value_of(tagged: Tagged | list[Tagged]) -> Any:
 
 def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
     """Return the tags of the samples that a value is made of."""
-    if isinstance(tagged, list):
-        return [tag for one in tagged for tag in one.tags]
-    return tagged.tags
+    return [tag for one in tagged for tag in one.tags] if isinstance(tagged, list) else tagged.tags
 
 
 def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
