@@ -1,4 +1,4 @@
-"""Calls in threads, objects that serve one thread, and Ctrl-C where Python would lose it.
+"""Calls in threads, objects that serve one thread or one block, and Ctrl-C where Python would lose it.
 
 Python only prints what is raised in finalizers, handlers of forks, and callbacks of C code.
 """
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import sleep
-from typing import NoReturn
+from typing import NoReturn, Self
 
 
 def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
@@ -100,6 +100,18 @@ class OneThread:
         raise TypeError(
             f"{self._what} objects are not picklable: they hold FFmpeg's state. Make one where it is used"
         )
+
+
+class ClosedByWith:
+    """Something that a ``with`` block closes."""
+
+    close: Callable[[], None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 # Seconds between two looks whether the finalizer that caught a Ctrl-C has returned.

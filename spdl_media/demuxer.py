@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 from av.stream import Disposition
 
 from spdl_media._checks import check_int
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media._threads import OneThread
+from spdl_media._threads import ClosedByWith, OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
@@ -32,7 +32,7 @@ _Chunk: TypeAlias = dict[int, list[AvPacket]]
 _MAX_INTERLEAVE = Fraction(10)
 
 
-class Demuxer:
+class Demuxer(ClosedByWith):
     """Reads many windows, streams and chunks of one opened source.
 
     Use it as a context manager, or call :meth:`close`. Packets stay usable after that.
@@ -73,12 +73,6 @@ class Demuxer:
                 self._container.close()
                 self._container = None
             self._input.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Demuxer: {self._input.name}{', closed' if self._container is None else ''}>"

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property
-from typing import Any, NoReturn, Self, Unpack, overload
+from typing import Any, NoReturn, Unpack, overload
 
 import numpy as np
 
-from spdl_media._threads import when_dropped
+from spdl_media._threads import ClosedByWith, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -37,7 +37,7 @@ __all__ = ("VideoFile",)
 _KEPT_IMAGES = 5
 
 
-class VideoFile:
+class VideoFile(ClosedByWith):
     """An open video with random access to its frames by number or by time.
 
     Frames are the same as from decoding the whole video, bit for bit. A call reads and decodes only the
@@ -326,12 +326,6 @@ class VideoFile:
             "a VideoFile has an open file, and is not copied or pickled. Open it where it is used, or send a "
             "VideoCache, which opens videos there"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

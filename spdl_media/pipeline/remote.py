@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Final, Generic, Self, TypeVar, Unpack
+from typing import Any, Final, Generic, TypeVar, Unpack
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
-from spdl_media._threads import when_dropped
+from spdl_media._threads import ClosedByWith, when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
 from spdl_media.pipeline.executors import WHERE_TO_WRITE_IT, name_of
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
@@ -149,7 +149,7 @@ class _PipelineFactory:
         return pipeline
 
 
-class SubprocessIterable(Generic[T]):
+class SubprocessIterable(ClosedByWith, Generic[T]):
     """An iterable that runs in another process. :func:`iterate_in_subprocess` makes one.
 
     The process ends when this object is deleted or closed, at the end of a ``with`` statement, and when this
@@ -209,12 +209,6 @@ class SubprocessIterable(Generic[T]):
         """End the process. Items that were taken stay valid."""
         self._is_closed = True
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise PipelineError("what iterates in a process of its own cannot be pickled or copied")
