@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from typing import Any, TypeAlias
@@ -185,28 +185,15 @@ Frames: TypeAlias = AudioFrames | VideoFrames | ImageFrames
 
 def sample_planes(frame: av.AudioFrame) -> list[Array]:
     """Return views of samples: one ``(samples,)`` per channel, or one ``(samples, channels)`` if packed."""
-    if _hides_planes(frame):
-        return list(sample_planes(_interleaved(frame))[0].T)
     count, channels = frame.samples, frame.layout.nb_channels
     dtype = SAMPLE_DTYPES[frame.format.name.removesuffix("p")]
-    # Not frame.planes: a frame of "channelsplit" has planes of other channels, at which PyAV 19 raises.
+    # Not frame.planes: of 8 or more channels, PyAV lists too many planes, and for frames of "channelsplit",
+    # which have planes of other channels, PyAV 19 raises.
     plane: Any = AudioPlane
     if not frame.format.is_planar:
         return [np.frombuffer(plane(frame, 0), dtype, count * channels).reshape(count, channels)]
     # With a count, because FFmpeg pads planes after the last sample.
     return [np.frombuffer(plane(frame, index), dtype, count) for index in range(channels)]
-
-
-def _hides_planes(frame: av.AudioFrame) -> bool:
-    """Whether planes cannot be listed: with 8 or more, PyAV reads past the end of FFmpeg's array."""
-    return frame.format.is_planar and frame.layout.nb_channels >= 8
-
-
-def _interleaved(frame: av.AudioFrame) -> av.AudioFrame:
-    """Convert the samples of a frame to one packed plane."""
-    resampler = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
-    (result,) = resampler.resample(frame)
-    return result
 
 
 def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) -> av.AudioFrame:
@@ -215,17 +202,14 @@ def new_frame(samples: Array, sample_fmt: str, layout: str, sample_rate: int) ->
     Raises:
         ValueError: ``sample_fmt`` or ``layout`` is unknown, or the layout has another number of channels.
     """
-    # FFmpeg's resampler makes no frame of no samples.
-    packed = sample_fmt.removesuffix("p") if len(samples) else sample_fmt
-    frame = av.AudioFrame(packed, layout, len(samples))
+    frame = av.AudioFrame(sample_fmt, layout, len(samples))
     if frame.layout.nb_channels != samples.shape[1]:
         raise ValueError(f"samples of shape {samples.shape} are not of the layout {layout!r}")
     frame.sample_rate = sample_rate
     if len(samples):
-        sample_planes(frame)[0][...] = samples
-    if packed != sample_fmt:
-        # FFmpeg's resampler writes the planes, because PyAV cannot list eight or more of them.
-        (frame,) = av.AudioResampler(sample_fmt, frame.layout, sample_rate).resample(frame)
+        parts = samples.T if frame.format.is_planar else (samples,)
+        for plane, part in zip(sample_planes(frame), parts, strict=True):
+            plane[...] = part
     return frame
 
 
@@ -323,8 +307,6 @@ def frame_of(
         zero: Second 0 of the container on the stream's own clock.
         is_shared: The chunk's frame may be in use elsewhere: copy it instead of changing it.
     """
-    if _hides_planes(chunk.frame):
-        chunk = replace(chunk, frame=_interleaved(chunk.frame))
     frame, pts = chunk.frame, _exact_pts(chunk, time_base, zero)
     is_whole = len(chunk) == frame.samples
     if is_shared and is_whole and (pts, time_base) == (frame.pts, time_base_of(frame)):
