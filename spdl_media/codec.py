@@ -254,9 +254,6 @@ _ERR_DETECT = {
 _STILL_JPEG_OPTIONS = {"idct": "xvid"} if platform.machine().lower() in ("x86_64", "amd64") else {}
 
 
-_MOST_PLANES = 64  # channels that FFmpeg's resampler takes
-
-
 def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContext:
     """Open a decoder that behaves as that of the stream from which ``codec`` was read.
 
@@ -277,11 +274,6 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
             "layout: ffmpeg -i FILE -af aformat=channel_layouts=5.1 NEW.wav",
             source=source,
         )
-    if isinstance(codec, AudioCodec) and codec.num_channels > _MOST_PLANES:
-        what = f"{codec.name} of {codec.num_channels} channels: this package takes at most"
-        # PyAV gives packed samples of them, but planes only through FFmpeg's resampler.
-        if (codec.sample_fmt or "p").endswith("p"):
-            raise DecodeError(f"it is {what} {_MOST_PLANES}", source=source)
     # A data pipeline runs many decoders at once; PyAV's default is one thread per core.
     context.thread_count = 1
     if "threads" in config.decoder_options:
