@@ -277,8 +277,6 @@ class FilterGraph:
             RuntimeError: Another thread is using the graph.
         """
         with self._guard:
-            if self._flushed:
-                return
             if self._built is None:
                 empty = [port.key for port in self._inputs if not (port.declared or port.args)]
                 raise graph_error(self._wiring.desc, f"the inputs {empty} have had no frame")

@@ -423,8 +423,6 @@ def of_array(array: npt.NDArray[Any]) -> Iterable[_Labelled]:
 
 def _levels(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Convert an image to uint8. Floats are stretched from minimum to maximum, as they may be normalised."""
-    if image.dtype == np.uint8:
-        return image
     values = image.astype(np.float64)
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
