@@ -241,8 +241,9 @@ def make_index(
         shown &= np.isin(table.pts, found) | (table.pts >= max([start, *found]))
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
-    end = int(table.pts.max()) + (table.last_duration or usual_duration(codec))
-    return _with_keys(table, table.pts[packets], packets, end, is_exact=True, counted=False)
+    pts = table.pts[packets]
+    end = int(pts.max(initial=0)) + (table.last_duration or usual_duration(codec))
+    return _with_keys(table, pts, packets, end, is_exact=True, counted=False)
 
 
 def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:

@@ -85,7 +85,7 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
     if codec.name == "h261":
         is_key[1:] = False
     repeats = codec.name == "mpeg4" and bool((sizes < _REPEATS).any())
-    duration = int(durations[np.argmax(all_pts)]) if rows else 0
+    duration = int(durations[_last(all_pts, shown)]) if rows else 0
     return PacketTable(all_pts, all_dts, is_key, shown, duration, repeats)
 
 
@@ -139,7 +139,6 @@ def _on_ffmpeg_clock(samples: Samples, stream: Any) -> PacketTable | None:
         return None
     # FFmpeg shifts timestamps so that no dts is later than its pts.
     shifts = samples.offsets + max(0, -int(samples.offsets.min()))
-    last = int(samples.durations[np.argmax(samples.dts + samples.offsets)])
     first = entries[0].timestamp - int(samples.dts[0])
     edges = *range(min(_EDGE, count)), *range(max(0, count - _EDGE), count)
     spots = [(i, entries[i]) for i in {*edges, *range(0, count, max(1, count // _NUM_SPOTS))}]
@@ -150,6 +149,7 @@ def _on_ffmpeg_clock(samples: Samples, stream: Any) -> PacketTable | None:
         for i, one in spots
     ):
         dts, shown = samples.dts + first, np.ones(total, np.bool_)
+        last = int(samples.durations[np.argmax(dts + shifts)])
         return PacketTable(dts + shifts, dts, samples.is_key, shown, last)
     if not samples.is_listed:
         return None
@@ -161,7 +161,14 @@ def _on_ffmpeg_clock(samples: Samples, stream: Any) -> PacketTable | None:
     if (samples.places[found] != rows[:, 1]).any():
         return None
     dts, is_shown = rows[:, 0], rows[:, 2] == 0
-    return PacketTable(dts + shifts[found], dts, samples.is_key[found], is_shown, last)
+    pts = dts + shifts[found]
+    last = int(samples.durations[found[_last(pts, is_shown)]])
+    return PacketTable(pts, dts, samples.is_key[found], is_shown, last)
+
+
+def _last(pts: Ticks, is_shown: Mask) -> np.intp:
+    """Return the number of the packet that is shown last."""
+    return np.argmax(np.where(is_shown, pts, NO_TIME))
 
 
 # The tables of an MP4: where its samples lie in the file, and when they are decoded and shown.

@@ -141,6 +141,13 @@ def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -
         assert [frame_index(frame.planes[0]) for frame in video[:]] == numbers
 
 
+def test_the_end_is_that_of_the_last_frame_that_an_edit_list_shows() -> None:
+    with sm.VideoFile(edited(8, (1000, 3))) as video:
+        assert (len(video), video.end) == (10, 1.0)
+        with pytest.raises(ValueError, match=r"at 1\.1 s: 10 frames are shown from 0\.000 s to 1\.000"):
+            video.at([1.1])
+
+
 def test_windows_hold_frames_that_are_stated_to_be_decoded_after_they_are_shown() -> None:
     # With negative offsets and an edit list, FFmpeg's decode timestamps are later than the frames are shown.
     frames = sm.decode_packets(sm.demux_video(of_a_phone()), None)
