@@ -24,7 +24,7 @@ from spdl_media.errors import DecodeError, DemuxError, FilterError
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
-from spdl_media.inputs import Source, open_input
+from spdl_media.inputs import Source, local_path, open_input
 from spdl_media.operations import Desc, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
@@ -69,6 +69,7 @@ class VideoSource:
         config: DecodeConfig,
         name: str | None,
     ) -> None:
+        self._given, self._process = (src, demux_config, name), os.getpid()
         self._input = open_input(src, demux_config, name=name)
         self._config = config
         try:
@@ -100,13 +101,28 @@ class VideoSource:
         self._input.close()
 
     def opened(self) -> Container:
-        """Return the open container.
+        """Return the open container. In a fork of the process, the source is opened again.
 
         Raises:
-            ValueError: The file is closed.
+            ValueError: The file is closed, or was opened before a fork and is not a path.
+            SourceError: The source cannot be opened again.
+            DemuxError: The source is no longer a media file.
         """
         if self.container is None:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
+        # Processes share the position in a file that was open at the fork, so one would read where another
+        # one has sought.
+        if self._process != (process := os.getpid()):
+            src, config, name = self._given
+            if not self._input.is_local:
+                raise ValueError(
+                    f"{self._input.name}: this VideoFile was opened before the fork of this process. Open it "
+                    "in each process, or give the path of a local file"
+                )
+            if local_path(src) is not None:
+                self._input = open_input(src, config, name=name)
+                self.container = Container(self._input, config)
+            self._process = process
         return self.container
 
     def _check_input(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import pickle
 import re
 import struct
@@ -11,6 +12,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from itertools import chain, product
@@ -144,7 +146,9 @@ def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -
 def test_the_end_is_that_of_the_last_frame_that_an_edit_list_shows() -> None:
     with sm.VideoFile(edited(8, (1000, 3))) as video:
         assert (len(video), video.end) == (10, 1.0)
-        with pytest.raises(ValueError, match=r"at 1\.1 s: 10 frames are shown from 0\.000 s to 1\.000"):
+        with pytest.raises(
+            ValueError, match=r"at 1\.1 s: 10 frames are shown from 0\.000 s to 1\.000"
+        ):
             video.at([1.1])
 
 
@@ -981,3 +985,24 @@ def test_threads_wait_for_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(4), True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
+    """Processes share the position in an open file: frames were missing, or those of another place."""
+    images = np.random.default_rng(0).integers(0, 256, (30, 320, 320, 3), np.uint8)
+    path = tmp_path / "noise.avi"
+    path.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=1, format="avi"))
+    with path.open("rb") as file, sm.VideoFile(path) as video, sm.VideoFile(file) as other:
+        video[0]
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                same = np.array_equal(video.load([20]).array[0], images[20])
+                with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
+                    other[20]
+                os._exit(7 if same else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        np.testing.assert_array_equal(video.load([1]).array[0], images[1])
