@@ -83,6 +83,7 @@ class Demuxer(ClosedByWith):
         with self._guard:
             if self._container is None:
                 raise ValueError(f"{self._input.name}: this Demuxer is closed")
+            self._input.check()  # after a failed read, FFmpeg states the end of the file
             yield self._container
 
     @property

@@ -20,7 +20,7 @@ from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
 from spdl_media.coded_units import image_head, is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
-from spdl_media.errors import DecodeError, DemuxError, FilterError
+from spdl_media.errors import DecodeError, DemuxError, FilterError, SourceError
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
@@ -59,6 +59,7 @@ class VideoSource:
     """
 
     container: Container | None = None
+    _failure = ""
 
     def __init__(
         self,
@@ -100,14 +101,25 @@ class VideoSource:
             self.container = None
         self._input.close()
 
+    def close_if_failed(self) -> None:
+        """Close the source if a read has failed, because FFmpeg states the end of the file from then on."""
+        try:
+            self._input.check()
+        except BaseException as error:  # noqa: BLE001  # also a Ctrl-C, while FFmpeg read
+            self._failure = f"{type(error).__name__}: {getattr(error, 'message', error)}"
+            self.close()
+
     def opened(self) -> Container:
         """Return the open container. In a fork of the process, the source is opened again.
 
         Raises:
             ValueError: The file is closed, or was opened before a fork and is not a path.
-            SourceError: The source cannot be opened again.
+            SourceError: The source cannot be opened again, or was closed because a read has failed.
             DemuxError: The source is no longer a media file.
         """
+        if self._failure:
+            text = f"an earlier read failed, so open it again ({self._failure})"
+            raise SourceError(text, source=self._input.name)
         if self.container is None:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
         # Processes share the position in a file that was open at the fork, so one would read where another

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Unpack, overload
 
 import numpy as np
 
+from spdl_media._container import Container
 from spdl_media._threads import ClosedByWith, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
@@ -297,8 +298,8 @@ class VideoFile(ClosedByWith):
         """
         window = parse_window(timestamp)
         # Locked, because video and audio share the container's position in the file.
-        with self._lock:
-            return read_audio(self._file.opened(), stream_index, window)
+        with self._opened() as container:
+            return read_audio(container, stream_index, window)
 
     def save_index(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, for ``VideoFile(src, index=path)``.
@@ -318,7 +319,7 @@ class VideoFile(ClosedByWith):
 
     @property
     def closed(self) -> bool:
-        """Whether the video is closed."""
+        """Whether the video is closed, as it is after a failed read; a :class:`VideoCache` opens it again."""
         return self._file.container is None
 
     def __reduce__(self) -> NoReturn:
@@ -328,8 +329,16 @@ class VideoFile(ClosedByWith):
         )
 
     @contextmanager
+    def _opened(self) -> Iterator[Container]:
+        with self._lock:
+            try:
+                yield self._file.opened()
+            finally:
+                self._file.close_if_failed()
+
+    @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._lock, self._file.opened().reading():
+        with self._opened() as container, container.reading():
             yield
 
 

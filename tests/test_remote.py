@@ -312,6 +312,25 @@ def test_server_that_fails_while_reading(large_mp4: bytes) -> None:
             source.check()
 
 
+def test_after_a_failed_read_a_video_is_opened_again(server: HTTPFiles) -> None:
+    """FFmpeg takes the failure for the end of the file, so later frames would be reported as missing."""
+    url, cache = f"{server.url}/large.mp4", sm.VideoCache(2)
+    video, demuxer = cache.open(url), sm.Demuxer(url)
+    first = sm.convert_frames(video[[0]])
+    server.busy = 1
+    with pytest.raises(SourceError, match="503, message"):
+        video[[200]]
+    with pytest.raises(SourceError, match=r"an earlier read failed, so open it again .*503, mess"):
+        video[[0]]
+    np.testing.assert_array_equal(sm.convert_frames(cache.open(url)[[0]]), first)
+    server.busy = 1
+    for _ in range(2):
+        with pytest.raises(SourceError, match="503, message"):
+            demuxer.demux_video((8, 9))
+    demuxer.close()
+    cache.clear()
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [("text.mp4", "cannot open it as media"), ("empty.mp4", r"empty \(0 bytes\)")],
