@@ -281,9 +281,6 @@ def apply_bsf(packets: P, bsf: str) -> P:
         # None flushes the filter.
         for packet in (*map(copy_packet, av_packets(packets)), None):
             filtered.extend(context.filter(packet))
-    for packet in filtered:
-        # PyAV leaves it unset on filtered packets.
-        packet.time_base = packets.time_base
     return packets.with_packets(filtered, codec)  # type: ignore[arg-type]  # the kind stays
 
 

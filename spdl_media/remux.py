@@ -94,7 +94,6 @@ class PacketCopier:
         copy = with_data(packet, memoryview(packet))
         if self._filter is not None:
             (copy,) = self._filter.filter(copy)
-            copy.time_base = packet.time_base
         # FFmpeg's filter adds them to IDR frames alone, and other key frames may come first.
         if self._headers and packet.is_keyframe and self._headers not in bytes(copy):
             copy = with_data(copy, memoryview(self._headers + bytes(copy)))
