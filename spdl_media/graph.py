@@ -347,7 +347,7 @@ def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labe
 
 def _kind(desc: str, node: Node, side: int, index: int) -> Kind:
     """Return the media kind of an input (side 0) or output (side 1)."""
-    # PyAV does not expose a pad's media type, but FFmpeg refuses to link pads of two types.
+    # PyAV 18 does not expose a pad's media type (19 does), but FFmpeg refuses to link pads of two types.
     graph = AvGraph()
     context = add_filter(graph, desc, node)
     with av.logging.Capture():  # a refusal is expected here and must not be logged
