@@ -1,8 +1,8 @@
 """Detect truncated and damaged images that FFmpeg decodes without an error.
 
 FFmpeg leaves gray or stale pixels where the data of an image ended. The sizes stated in the file tell what is
-missing. For formats that are not in the table, FFmpeg reports even a single missing byte (TIFF, JPEG 2000,
-DDS, binary PNM), or nothing in the file can tell.
+missing. For formats that are not in the table, FFmpeg reports even a single missing byte (JPEG 2000, DDS,
+binary PNM), or nothing in the file can tell.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from operator import add
+from operator import add, lt
 
 from spdl_media import parts, still_parts
 from spdl_media.parts import Bytes, missing_after, short_of
@@ -254,10 +254,36 @@ def _sunrast(view: memoryview, size: int) -> str | None:
 _SUN_RUN = re.compile(rb"\x80(?:[\1-\xff].|\0|.?\Z)", re.DOTALL)
 
 
+_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS, _TIFF_COMPRESSION = 256, 257, 258, 259
+_TIFF_SAMPLES, _TIFF_ROWS, _TIFF_SIZES = 277, 278, 279
+
+
+def _tiff(view: memoryview, _size: int) -> str | None:
+    entry = still_parts.tiff_entry(view, _TIFF_SIZES)
+    if entry is None:
+        return None  # tiles
+    order, kind, values = entry
+    sizes = [each for (each,) in struct.iter_unpack(order + still_parts.TIFF_TYPES[kind], values)]
+    if len(sizes) < 2:
+        return None  # FFmpeg takes all of the file
+
+    def tag(number: int) -> int:
+        return still_parts.tiff_value(view, number) or 1
+
+    needed = [1] * len(sizes)
+    if tag(_TIFF_COMPRESSION) == 1:
+        row = (tag(_TIFF_WIDTH) * tag(_TIFF_BITS) * tag(_TIFF_SAMPLES) + 7) // 8
+        rows, height = tag(_TIFF_ROWS), tag(_TIFF_HEIGHT)
+        needed = [row * min(rows, height - first) for first in range(0, height, rows)]
+    # FFmpeg leaves out these and all after them.
+    short = sum(map(lt, sizes, needed))
+    return f"{short} of {len(sizes)} strips of rows are too short" if short else None
+
+
 _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
     dict.fromkeys(("jpegls", "mjpeg"), _jpeg)
     | dict.fromkeys(("apng", "png"), _png)
     | dict.fromkeys(("webp", "webp_anim"), _webp)
     | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
-    | {"pam": _pam, "sgi": _sgi, "sunrast": _sunrast, "targa": _targa}
+    | {"pam": _pam, "sgi": _sgi, "sunrast": _sunrast, "targa": _targa, "tiff": _tiff}
 )

@@ -111,7 +111,7 @@ def _gif_colors(view: memoryview, flags: int) -> int:
 
 _TIFF_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 # struct codes by type: BYTE, SHORT, LONG, SBYTE, UNDEFINED, SSHORT and SLONG.
-_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 7: "B", 8: "h", 9: "i"}
+TIFF_TYPES = {1: "B", 3: "H", 4: "I", 6: "b", 7: "B", 8: "h", 9: "i"}
 
 
 def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | None:
@@ -130,8 +130,8 @@ def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | N
     if len(entries) < 12 * count:
         raise struct.error("the directory is cut short")
     for number, (tag, kind, length) in enumerate(struct.iter_unpack(f"{order}HHI4x", entries)):
-        if tag == wanted and kind in _TIFF_TYPES and length:
-            size = struct.calcsize(_TIFF_TYPES[kind]) * length
+        if tag == wanted and kind in TIFF_TYPES and length:
+            size = struct.calcsize(TIFF_TYPES[kind]) * length
             # Values of more than four bytes are stored at an offset.
             place = position + 2 + 12 * number + 8
             if size > 4:
@@ -149,4 +149,4 @@ def tiff_value(view: memoryview, wanted: int) -> int | None:
     if (entry := tiff_entry(view, wanted)) is None:
         return None
     order, kind, values = entry
-    return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
+    return int(struct.unpack_from(order + TIFF_TYPES[kind], values)[0])

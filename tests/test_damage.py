@@ -33,7 +33,7 @@ from damage import (
     pictures,
     sound,
 )
-from still_metadata import png_chunk
+from still_metadata import gray_tiff, png_chunk
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_audio, make_image, make_video
@@ -281,6 +281,29 @@ def test_each_damaged_frame_of_flac_is_an_error() -> None:
         if place < places[6]:
             packets = sm.demux_audio(bytes(damaged), timestamp=(1.5, 2))
             assert np.array_equal(sm.convert_frames(sm.decode_packets(packets)).array, wanted)
+
+
+def test_short_strips_of_a_tiff_are_damage() -> None:
+    """FFmpeg leaves out all rows from the first of them on, without a word."""
+    gray = np.arange(40, dtype=np.uint8).reshape(8, 5)
+    # Four strips of ten bytes, whose sizes are before the first one.
+    data = bytearray(gray_tiff(gray))
+    place = len(data) - gray.size - 4 * 2
+    assert struct.unpack_from("<I", data, place) == (10,)
+    for size in (0, 9):
+        struct.pack_into("<I", data, place, size)
+        with pytest.raises(sm.DecodeError, match="damaged: 1 of 4 strips of rows are too short"):
+            decode_still(bytes(data))
+        rows = decode_still(bytes(data), on_corrupt="keep").planes[0]
+        assert np.array_equal(rows[:4], gray[:4])
+        assert not rows[6:].any()
+    # Of a single strip without a size, it takes what is there.
+    single = gray_tiff(gray, rows_per_strip=8)
+    unsized = single.replace(
+        struct.pack("<HHII", 279, 4, 1, 40), struct.pack("<HHII", 279, 4, 1, 0)
+    )
+    assert unsized != single
+    assert np.array_equal(decode_still(unsized).planes[0], gray)
 
 
 @pytest.mark.parametrize("name", ["jpeg", "tiff deflate", "exr"])
