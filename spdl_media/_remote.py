@@ -279,7 +279,9 @@ def _can_seek(file: Any) -> bool:
     if getattr(file, "size", None) is not None:
         return True
     try:
-        file.seek(0, io.SEEK_END)
+        # Not to the end, to which a member of an archive would be decompressed.
+        file.seek(1)
+        file.seek(0)
     except Exception:  # noqa: BLE001  # each fsspec backend raises its own exception classes
         return False
     return True

@@ -272,8 +272,8 @@ class FileReader:
         if self._seekable:
             self._move(0)
             data = self._pull(None, 0)
-            # Some classes return less than all.
-            return data + self.peek(len(data), self.size() - len(data))
+            missing = self.size() - len(data)  # some classes return less than all
+            return data + self.peek(len(data), missing) if missing > 0 else data
         if self._position:
             raise ValueError(f"{self.label}: it cannot seek, and some of it has been read")
         rest = self._pull(None, len(self._head))

@@ -436,6 +436,20 @@ def test_short_reads_of_a_seekable_file(faststart_mp4: bytes) -> None:
         assert packets(source) == expected(faststart_mp4)
 
 
+def test_a_whole_file_object_is_not_sought_in_again(clip: bytes) -> None:
+    """A compressed one would be decompressed once more."""
+    places = []
+
+    class Sought(io.BytesIO):
+        def seek(self, offset: int, whence: int = 0) -> int:
+            places.append((offset, whence))
+            return super().seek(offset, whence)
+
+    with open_input(Sought(clip)) as source:
+        assert source.read_all() == clip
+    assert set(places) == {(0, io.SEEK_SET), (0, io.SEEK_END)}
+
+
 def test_a_stream_is_not_read_after_its_end() -> None:
     """A terminal or named pipe would wait for more, and aiohttp's stream warns of an endless loop."""
     ends = []
