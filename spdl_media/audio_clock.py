@@ -33,6 +33,7 @@ AUDIO_PREROLL = Fraction(1, 2)
 _WITHOUT_PREROLL = frozenset({"alac", "flac", "tta", "wavpack"})
 
 _ZERO = Fraction(0)
+_FROM_START = Fraction(1 << 40)  # seconds, more than any file has
 
 # The usual number of samples in a packet. Other packets, such as Opus of 10 ms, are recognised by timestamps
 # that are not multiples of it.
@@ -414,6 +415,8 @@ def preroll(codec: AudioCodec) -> Fraction:
         return AUDIO_PREROLL + Fraction(codec.delay, 48000)
     block = 0
     if codec.name == "vorbis":
+        if not tells_each_sample(codec):
+            return _FROM_START
         block = vorbis_blocks(codec)[1]
     elif is_aac_lc(codec):
         block = AAC_FRAME_SIZE

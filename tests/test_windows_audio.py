@@ -249,25 +249,34 @@ def test_a_packet_of_wma_may_state_the_time_of_its_third_frame(rng: np.random.Ge
     np.testing.assert_array_equal(samples_of(window), samples_of(whole)[:, first : first + 24000])
 
 
+class _Counted(io.BytesIO):
+    nbytes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.nbytes += len(data)
+        return data
+
+
 def test_a_window_of_a_matroska_video_is_found_by_the_index_of_the_video(
     rng: np.random.Generator,
 ) -> None:
     """FFmpeg would read everything before a place in the audio, which the index does not list."""
-    reads = []
-
-    class Counted(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            part = super().read(size)
-            reads.append(len(part))
-            return part
-
     samples = rng.integers(-9999, 9999, (8000 * 20, 1), np.int16)
     frames = list(rng.integers(0, 256, (40, 320, 320), np.uint8))
     video = VideoTrack(frames=frames, frame_rate=2, gop_size=1)
     data = make_media([video, AudioTrack(samples=samples, sample_rate=8000, codec="flac")])
-    window = sm.load_audio(Counted(data), (15, 16), sample_fmt="s16")
+    file = _Counted(data)
+    window = sm.load_audio(file, (15, 16), sample_fmt="s16")
     np.testing.assert_array_equal(window, samples[8000 * 15 : 8000 * 16])
-    assert sum(reads) < len(data) / 2
+    assert file.nbytes < len(data) / 2
+
+
+def test_vorbis_in_matroska_is_read_once_from_its_start() -> None:
+    """None of its timestamps tells a sample, so no place in the file has to be tried."""
+    file = _Counted(clip("vorbis", "matroska", 44100, 20))
+    sm.load_audio(file, (18, 19))
+    assert file.nbytes < len(file.getvalue()) + 150_000
 
 
 def test_windows_of_mp3_in_avi_are_read_from_their_lead_in() -> None:
