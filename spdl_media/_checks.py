@@ -60,8 +60,8 @@ def check_positive(name: str, value: object) -> int:
 
 def as_int(value: object) -> int | None:
     """Return ``value`` as an ``int`` if it is a whole number, else ``None``."""
-    # Python accepts a bool as an index, but where a number is expected it is nearly always a mistake.
-    if isinstance(value, bool):
+    # Python and torch accept a bool as an index, but where a number is expected it is nearly always a mistake.
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]  # a TypeError means: no integer

@@ -987,6 +987,15 @@ def test_threads_wait_for_each_other() -> None:
     assert found == dict.fromkeys(range(4), True)
 
 
+def test_a_mask_of_torch_is_refused_as_other_masks_are() -> None:
+    """Its elements are valid indices of Python: 0 and 1."""
+    torch = pytest.importorskip("torch")
+    with sm.VideoFile(clip("mp4/libx265/2/open")) as video:
+        assert len(video[torch.tensor([3, 1])]) == 2
+        with pytest.raises(TypeError, match=r"must be an int, not tensor\(False\)"):
+            video[torch.zeros(NUM_FRAMES, dtype=torch.bool)]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
