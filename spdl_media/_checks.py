@@ -60,7 +60,7 @@ def check_positive(name: str, value: object) -> int:
 
 def as_int(value: object) -> int | None:
     """Return ``value`` as an ``int`` if it is a whole number, else ``None``."""
-    # Python and torch accept a bool as an index, but where a number is expected it is nearly always a mistake.
+    # Python and torch accept a bool as an index, but where a number is expected it is mostly a mistake.
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:

@@ -254,8 +254,10 @@ class SampleDecoder(OpenDecoder):
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
         window = self.metadata.window
         first, self._stop = window.sample_range(rate)
-        # Without a window, samples before second 0 are kept, too.
-        self._first = first if window else _BEFORE_ALL
+        # Without a window, samples before second 0 are kept, too. In MP4, those of Opus are delay, of which
+        # FFmpeg skips as many samples as it has ticks.
+        is_exact = window or (self._codec.name == "opus" and self._codec.codec_tag)
+        self._first = first if is_exact else _BEFORE_ALL
         codec = self._codec
         if codec.codec_tag and codec.delay and codec.start_pts and codec.time_base * rate == 1:
             # After a seek, FFmpeg shows what the edit list of an MP4 hides before the first sample.

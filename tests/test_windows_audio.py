@@ -285,6 +285,14 @@ def test_windows_of_mp3_in_avi_are_read_from_their_lead_in() -> None:
     assert len(packets) < 30  # of 155, each 26 ms; the lead-in is half a second
 
 
+def test_opus_in_mp4_of_another_rate_begins_behind_the_delay_of_the_encoder() -> None:
+    """FFmpeg counts the 312 samples of it in ticks of the encoder's rate, and left 208 in front."""
+    whole = _decode(_make("libopus", "mp4", 16000), None)
+    in_webm = samples_of(_decode(_make("libopus", "webm", 16000), None))
+    assert whole.first_sample == 0
+    np.testing.assert_array_equal(samples_of(whole)[:, : in_webm.shape[1]], in_webm)
+
+
 def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
