@@ -42,11 +42,17 @@ BETTER = dict.fromkeys(_POOR.items(), "aac") | {
 }
 # Codecs that FFmpeg refuses for MOV, but only when it writes the header.
 MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
-# Codecs for MPEG-TS. FFmpeg writes others as data streams, in which readers find no video or audio.
-IN_MPEGTS = frozenset(
+# Codecs for formats to which FFmpeg writes others so that readers do not find them.
+_IN_MPEGTS = (
     "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
-    "vc1 vvc".split()
+    "vc1 vvc"
 )
+_IN_MPEG = "ac3 dts h264 mp1 mp2 mp3 mpeg1video mpeg2video mpeg4 pcm_dvd pcm_s16be"
+IN_FORMATS = {
+    **dict.fromkeys(("mpeg", "vob", "svcd", "dvd", "vcd"), _IN_MPEG.split()),
+    "mpegts": _IN_MPEGTS.split(),
+    "flac": ["flac"],
+}
 # Codecs that FFmpeg writes to FLV at a wrong rate or in the wrong byte order, or refuses only at the header.
 NOT_IN_FLV = frozenset({"mpeg4", "pcm_s16be", "pcm_s16le", "pcm_u8"})
 # Sample rates of MP3 that formats take, if not all.

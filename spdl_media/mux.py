@@ -20,7 +20,7 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import (
     BETTER,
-    IN_MPEGTS,
+    IN_FORMATS,
     MP3_RATES,
     MP4_ONLY,
     NOT_IN_FLV,
@@ -234,8 +234,12 @@ class Muxer:
         # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
         # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
         name = self.default_codec(kind, covers=True)
+        name = "vp8" if name == "theora" else name  # Theora has no encoder here
         model = av.open(io.BytesIO(), "w", format="nut").add_stream(name)
-        stream: Any = self._container.add_stream_from_template(model, opaque=True)
+        try:
+            stream: Any = self._container.add_stream_from_template(model, opaque=True)
+        except ValueError as error:
+            raise self._refused(codec.name, "format=") from error
         BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
         context, stream.time_base = stream.codec_context, codec.time_base
         context.extradata = codec.extradata
@@ -398,8 +402,8 @@ class Muxer:
         return self._format == "mpegts" or not names or name in names
 
     def _loses(self, codec: str) -> bool:
-        if codec == "pillow" or self._format == "mpegts":  # "pillow" stands for a whole animation
-            return codec not in IN_MPEGTS
+        if codec == "pillow" or self._format in IN_FORMATS:  # "pillow" stands for a whole animation
+            return codec not in IN_FORMATS.get(self._format, ())
         # FFmpeg would write packets of other codecs as raw video.
         raw = self._format in ("avi", "asf") and codec not in self._container.supported_codecs
         return raw or (self._format == "flv" and codec in NOT_IN_FLV)

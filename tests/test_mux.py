@@ -489,10 +489,16 @@ def test_packets_without_times_are_refused() -> None:
         muxer.write(muxer.add_remux_stream(packets), packets)
 
 
-def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
+def test_formats_take_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
     frames = np.zeros((60, 48, 64, 3), np.uint8)
     source, target = tmp_path / "vp9.webm", tmp_path / "out.ts"
     sm.save_video(source, frames, encoder="libvpx-vp9")
+    for format in ("mpeg", "vob", "flac", "aiff"):
+        with sm.Muxer(io.BytesIO(), format=format) as muxer:
+            with pytest.raises(sm.EncodeError, match=f"'{format}' does not take vp9"):
+                muxer.add_remux_stream(sm.demux_video(source))
+            muxer.add_encode_stream(sm.audio_encode_config(sample_rate=48000, num_channels=2))
+            muxer.write(0, sm.frames_from_array(np.zeros((2, 4800), np.float32), sample_rate=48000))
     with sm.Muxer(io.BytesIO(), format="mpegts") as muxer:
         for encoder in ("ffv1", "jpeg2000"):
             with pytest.raises(sm.EncodeError, match=f"'mpegts' does not take {encoder}"):
@@ -505,6 +511,17 @@ def test_mpegts_takes_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
         muxer.write(index, sm.frames_from_array(frames))
     assert not sm.cut(source, target, 0, None)
     assert len(sm.demux_video(target)) == 60
+
+
+def test_ogg_takes_packets_of_video() -> None:
+    """FFmpeg's default for Ogg is Theora, of which it has no encoder."""
+    packets, file = sm.demux_video(make_video(FRAMES, codec="libvpx", format="webm")), io.BytesIO()
+    with sm.Muxer(file, format="ogg") as muxer:
+        muxer.write(muxer.add_remux_stream(packets), packets)
+    assert np.array_equal(
+        sm.load_video(file.getvalue()).array,
+        sm.convert_frames(sm.decode_packets(packets)).array,
+    )
 
 
 def test_avi_takes_no_packets_that_are_read_back_as_raw_video() -> None:
