@@ -105,8 +105,7 @@ def _open_path(path: str, name: str) -> Input:
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
         return Input(name, path=path, file=_File(file, status.st_size))
     # A pipe cannot be read twice, but head() must not consume; FileReader buffers it.
-    pipe = io.FileIO(file)
-    return Input(name, reader=FileReader(pipe, name, seekable=False, owned=True))
+    return Input(name, reader=FileReader(io.FileIO(file), name, seekable=False, owned=True))
 
 
 # Files up to this size are read whole when their head is read. For larger files, which take milliseconds to

@@ -112,8 +112,7 @@ def save_video(
             sound = _as_audio(audio)
             muxer.write(_add_audio(muxer, sound), sound)
         # The first frame is shown at second 0.
-        zero = Fraction(first.pts[0] or 0) * first.time_base
-        _write(muxer, index, runs, zero)
+        _write(muxer, index, runs, Fraction(first.pts[0] or 0) * first.time_base)
 
 
 def save_audio(
@@ -433,5 +432,4 @@ def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> Non
         if isinstance(run, VideoPackets):
             muxer.write(index, run.with_metadata(zero=zero))
         else:
-            metadata = replace(frame_metadata(run), zero=zero)
-            muxer.write(index, VideoFrames(av_frames(run), metadata))
+            muxer.write(index, VideoFrames(av_frames(run), replace(frame_metadata(run), zero=zero)))

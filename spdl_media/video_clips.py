@@ -278,8 +278,7 @@ def _audio(
         rate = ops.sample_rate or packets.sample_rate
         # Computed from the duration, so that rounding of starts and ends does not change the length.
         count = max(round(seconds * rate), 1)
-        request = AudioRequest(ops, None, config, count, "zeros")
-        one = decode_audio_array(packets, request)
+        one = decode_audio_array(packets, AudioRequest(ops, None, config, count, "zeros"))
         samples, fmt = one.buffer.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
         if array is None:
             array = np.full((len(starts), *samples.shape), silence_of(fmt), samples.dtype)
@@ -376,5 +375,4 @@ class VideoCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Open files cannot be sent to another process.
-        new = partial(VideoCache, max_bytes=self._max_bytes, **self._options)
-        return new, (self._max_videos,)
+        return partial(VideoCache, max_bytes=self._max_bytes, **self._options), (self._max_videos,)

@@ -149,8 +149,7 @@ def contact_sheet_command(*, video: str, output: Path, columns: int, rows: int, 
         count = min(columns * rows, len(file))
         first, end = file.timestamps[0], file.end
         # Take the middle of equal parts, because the first and last frames are often black.
-        times = [first + (end - first) * (n + 0.5) / count for n in range(count)]
-        numbers = file.numbers_at(times)
+        numbers = file.numbers_at([first + (end - first) * (n + 0.5) / count for n in range(count)])
         frames = file.load(numbers, width=width, height=height, scale_mode=None).array
         columns = min(columns, count)
         rows = -(-count // columns)

@@ -362,8 +362,7 @@ class FailureLog:
 
     def end_epoch(self) -> Excess | None:
         """Check the rates of the epoch that has ended, at any number of calls, and reset the counts."""
-        found = (self._excess(name, 0) for name in self._by_loss())
-        excess = next(filter(None, found), None)
+        excess = next(filter(None, (self._excess(name, 0) for name in self._by_loss())), None)
         for stage in self._stages.values():
             stage.begin_epoch()
         return excess
