@@ -181,7 +181,8 @@ def cut(
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window; to PCM in WAV and similar formats. Rates that an encoder does not take are resampled: 44.1 kHz to
     48 kHz for Opus. In AVI, FLV, ASF and MPEG-TS, which do not state what encoders add, AAC begins 1024
-    samples late and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
+    samples late and MP3 1105. MXF holds audio of whole frames only: the last one may be cut short or
+    filled. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
