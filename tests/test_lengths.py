@@ -190,6 +190,11 @@ def test_clips_have_one_shape_wherever_they_start(format: str, rng: np.random.Ge
             data, start, num_frames=3, frame_rate=5, num_samples=2205, sample_rate=22050
         )
         assert (strided.video.shape[0], strided.audio.shape) == (3, (2, 2205))
+    # One number gives the length of both streams.
+    clip = sm.load_clip(data, 0.2, num_frames=3, frame_rate=5)
+    assert (clip.video.shape[0], clip.audio.shape) == (3, (2, 3 * RATE // 5))
+    clip = sm.load_clip(data, 0.2, num_samples=RATE // 5)
+    assert (clip.video.shape[0], clip.audio.shape) == (2, (2, RATE // 5))
     # Windows drawn by duration have these lengths as well.
     clip = sm.load_clip(data, "0.05", "0.4", num_frames=4, num_samples=3200, sample_rate=8000)
     assert (clip.video.shape[0], clip.audio.shape) == (4, (2, 3200))
