@@ -133,9 +133,6 @@ def start_ticks(stream: Any) -> int | None:
 def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
     """Set the start, and as delay what the edit list of an MP4 hides before it: packets begin that early."""
     entries, codec = stream.index_entries, replace(codec, start_pts=start_ticks(stream))
-    header = codec.extradata or b""
-    if header.startswith(b"OpusHead"):  # of an MP4, PyAV 19 states the delay in ticks
-        codec = replace(codec, delay=int.from_bytes(header[10:12], "little"))
     counts_samples = codec.time_base == Fraction(1, codec.sample_rate)
     if codec.delay or not entries or codec.start_pts is None or not counts_samples:
         return codec
@@ -323,7 +320,9 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
-    if after == 0 or not step or (step * unit < 4 * tick and step * unit != tick):
+    # A tick may be a packet, of AVI. There, an empty chunk counts as one of FLAC.
+    is_coarse = step * unit < 4 * tick and (step * unit != tick or codec.name == "flac")
+    if after == 0 or not step or is_coarse:
         return None if after else 0
     # The first packet begins codec.delay samples before the first audible sample. Halves are rounded up, as
     # in nearest_sample.

@@ -293,6 +293,22 @@ def test_opus_in_mp4_of_another_rate_begins_behind_the_delay_of_the_encoder() ->
     np.testing.assert_array_equal(samples_of(whole)[:, : in_webm.shape[1]], in_webm)
 
 
+def test_windows_behind_an_empty_chunk_of_avi_have_the_samples_of_the_file() -> None:
+    """FFmpeg writes one after the first packet of FLAC that begins after the video."""
+    file = io.BytesIO()
+    with (
+        av.open(io.BytesIO(_make("flac", "flac", 44100, seconds=3))) as src,
+        av.open(file, "w", "avi") as dst,
+    ):
+        stream = dst.add_stream("flac", 44100)
+        for frame in (*src.decode(audio=0), None):
+            for packet in stream.encode(frame):
+                if packet.size:  # the last one is a new header
+                    packet.pts = packet.dts = packet.pts + 4608 * (packet.pts > 0)
+                    dst.mux_one(packet)
+    _check(file.getvalue(), Fraction(2), Fraction(1, 2), 44100)
+
+
 def _last(frames: sm.AudioFrames) -> int:
     return frames.chunks[-1].position or 0
 
