@@ -329,7 +329,7 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
 
 
 def _with_true_keys(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:
-    """Clear wrong key frame flags: files of some phones lack the list of key frames, so all are marked."""
+    """Clear wrong key frame flags: in files of some phones and in old ASF, all are set."""
     for packet in packets:
         codec = codecs.get(packet.stream_index)
         if codec is not None and packet.is_keyframe and not _KEY_TESTS[codec.name](packet, codec):
@@ -373,14 +373,17 @@ def _is_h263_key(packet: AvPacket, _: Any) -> bool:
     return bits[start : start + 3] == "000"
 
 
+def _is_msmpeg4_key(packet: AvPacket, _: Any) -> bool:
+    """Whether a packet of MS-MPEG-4 or WMV 1 is an I picture: type 0, in the first two bits."""
+    return memoryview(packet)[0] >> 6 == 0
+
+
 # For H.264, VP8, VP9 and AV1, FFmpeg reads the packets itself.
-_KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = {
-    "h263": _is_h263_key,
-    "hevc": _is_hevc_key,
-    "mpeg1video": _is_mpeg2_key,
-    "mpeg2video": _is_mpeg2_key,
-    "mpeg4": _is_mpeg4_key,
-}
+_KEY_TESTS: Mapping[str, Callable[[AvPacket, Any], bool]] = (
+    {"h263": _is_h263_key, "hevc": _is_hevc_key, "mpeg4": _is_mpeg4_key}
+    | dict.fromkeys(("mpeg1video", "mpeg2video"), _is_mpeg2_key)
+    | dict.fromkeys(("msmpeg4", "msmpeg4v2", "wmv1"), _is_msmpeg4_key)  # the first is version 3
+)
 
 
 # DivX and Xvid write this for packed B-frames: a P and a B frame in one packet, and an empty one after it.
