@@ -188,8 +188,6 @@ COLOR_TABLES: Mapping[str, Mapping[int, str]] = {
     "color_trc": COLOR_TRCS,
 }
 
-_PALETTE = np.dtype("u4")
-
 
 @lru_cache(maxsize=256)
 def is_yuv(pix_fmt: str) -> bool:
@@ -249,8 +247,6 @@ def _geometry(
 ) -> tuple[tuple[int, ...], np.dtype[Any], int, tuple[int, ...]]:
     """Return shape, type, offset of the first row in bytes, and strides of a plane."""
     dtype, samples, bits = _plane_type(pix_fmt, index)
-    if dtype is _PALETTE:
-        return (height, width), _PALETTE, 0, (width * _PALETTE.itemsize, _PALETTE.itemsize)
     # With a negative line size, the first row is the last one in memory.
     start = (height - 1) * -line_size if line_size < 0 else 0
     if dtype is None:
@@ -268,7 +264,7 @@ def _plane_type(pix_fmt: str, index: int) -> tuple[np.dtype[Any] | None, int, in
     bits = format.padded_bits_per_pixel
     components = [part for part in format.components if part.plane == index]
     if not components:  # the palette of pal8: 256 colours in native-endian ARGB
-        return _PALETTE, 1, 32
+        return np.dtype("u4"), 1, 32
     depth = max(part.bits for part in components)
     size = 4 if depth > 16 else 2 if depth > 8 else 1
     if any(part.plane != 0 for part in format.components):
