@@ -1,4 +1,4 @@
-"""Write files under a temporary name until they are complete; which codecs file formats take."""
+"""Write files atomically: under a temporary name until they are complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -31,35 +30,6 @@ Target: TypeAlias = "str | os.PathLike[str] | Writable"
 """A path, or a binary file object with ``write``."""
 
 _CHUNK = 1 << 20
-
-# FFmpeg's defaults of these formats take few sample rates, channels or sizes, or lose the start (WMA).
-_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
-BETTER = dict.fromkeys(_POOR.items(), "aac") | {
-    ("3gp", "h263"): "h264",
-    ("3g2", "h263"): "h264",
-    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
-    ("asf", "wmav2"): "mp3",
-}
-# Codecs that FFmpeg refuses for MOV, but only when it writes the header.
-MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
-# Codecs for formats to which FFmpeg writes others so that readers do not find them.
-_IN_MPEGTS = (
-    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
-    "vc1 vvc"
-)
-_IN_MPEG = "ac3 dts h264 mp1 mp2 mp3 mpeg1video mpeg2video mpeg4 pcm_dvd pcm_s16be"
-IN_FORMATS = {
-    **dict.fromkeys(("mpeg", "vob", "svcd", "dvd", "vcd"), _IN_MPEG.split()),
-    "mpegts": _IN_MPEGTS.split(),
-    "flac": ["flac"],
-}
-# Codecs that FFmpeg writes to FLV at a wrong rate or in the wrong byte order, or refuses only at the header.
-NOT_IN_FLV = frozenset({"mpeg4", "pcm_s16be", "pcm_s16le", "pcm_u8"})
-# Sample rates of MP3 that formats take, if not all.
-_MPEG_RATES = 16000, 22050, 24000, 32000, 44100, 48000
-MP3_RATES: Mapping[str, Sequence[int]] = dict.fromkeys(
-    ("mp4", "ipod", "3gp", "3g2"), _MPEG_RATES
-) | {"flv": (11025, 22050, 44100, 48000)}
 
 
 class WriteErrors:

@@ -18,15 +18,7 @@ from spdl_media._ffmpeg import AvPacket, TranslatedErrors, ffmpeg_log, format_hi
 from spdl_media._threads import OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
-from spdl_media.destination import (
-    BETTER,
-    IN_FORMATS,
-    MP3_RATES,
-    MP4_ONLY,
-    NOT_IN_FLV,
-    Draft,
-    Target,
-)
+from spdl_media.destination import Draft, Target
 from spdl_media.encode import (
     AudioEncodeConfig,
     AudioEncoder,
@@ -42,7 +34,7 @@ from spdl_media.frames import AudioFrames
 from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.packets import AudioPackets, ImagePackets, VideoPackets
-from spdl_media.remux import PacketCopier
+from spdl_media.remux import PacketCopier, better_codec, is_lost, takes
 
 __all__ = ("Muxer",)
 
@@ -169,7 +161,7 @@ class Muxer:
             encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
             refused = self._refused(encoder.canonical_name, "encoder= or format=")
             # FFmpeg would write a data stream without an error.
-            if self._loses(encoder.canonical_name):
+            if is_lost(encoder.canonical_name, self._format, self._container.supported_codecs):
                 raise refused
             try:
                 stream = self._container.add_stream(encoder.name, rate=rate)
@@ -212,7 +204,7 @@ class Muxer:
             codec: Any = getattr(source, "codec", source)
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
-            if self._loses(codec.name):
+            if is_lost(codec.name, self._format, self._container.supported_codecs):
                 raise self._refused(codec.name, "format=")
             if not is_native_layout(layout := getattr(codec, "channel_layout", "")):
                 raise EncodeError(f"PyAV crashes at the order of {layout}", source=self._name)
@@ -376,7 +368,7 @@ class Muxer:
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        name = BETTER.get((self._format, name), name)
+        name = better_codec(self._format, name)
         if name == "none" or (name == "png" and not covers):
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
@@ -391,22 +383,7 @@ class Muxer:
 
     def takes(self, codec: Any) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
-        name = codec.name
-        if self._loses(name) or (self._format == "mov" and name in MP4_ONLY):
-            return False
-        if name == "mp3" and codec.sample_rate not in MP3_RATES.get(
-            self._format, [codec.sample_rate]
-        ):
-            return False
-        names = self._container.supported_codecs
-        return self._format == "mpegts" or not names or name in names
-
-    def _loses(self, codec: str) -> bool:
-        if codec == "pillow" or self._format in IN_FORMATS:  # "pillow" stands for a whole animation
-            return codec not in IN_FORMATS.get(self._format, ())
-        # FFmpeg would write packets of other codecs as raw video.
-        raw = self._format in ("avi", "asf") and codec not in self._container.supported_codecs
-        return raw or (self._format == "flv" and codec in NOT_IN_FLV)
+        return takes(codec, self._format, self._container.supported_codecs)
 
     def _refused(self, codec: str, remedy: str) -> EncodeError:
         text = f"format {self._format!r} does not take {codec}; give another {remedy}"
