@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from collections import deque
@@ -126,7 +127,7 @@ class VideoSource:
         # one has sought.
         if self._process != (process := os.getpid()):
             src, config, name = self._given
-            if not self._input.is_local:
+            if not (self._input.is_local or isinstance(src, io.BytesIO)):
                 raise ValueError(
                     f"{self._input.name}: this VideoFile was opened before the fork of this process. Open it "
                     "in each process, or give the path of a local file"

@@ -1003,12 +1003,19 @@ def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (30, 320, 320, 3), np.uint8)
     path = tmp_path / "noise.avi"
     path.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=1, format="avi"))
-    with path.open("rb") as file, sm.VideoFile(path) as video, sm.VideoFile(file) as other:
+    memory = io.BytesIO(path.read_bytes())  # of which each process has its own position
+    with (
+        path.open("rb") as file,
+        sm.VideoFile(path) as video,
+        sm.VideoFile(memory) as copied,
+        sm.VideoFile(file) as other,
+    ):
         video[0]
         child = os.fork()
         if not child:
             with suppress(BaseException):
-                same = np.array_equal(video.load([20]).array[0], images[20])
+                found = [one.load([20]).array[0] for one in (video, copied)]
+                same = np.array_equal(found, [images[20]] * 2)
                 with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
                     other[20]
                 os._exit(7 if same else 8)
