@@ -52,7 +52,8 @@ def _jpeg(view: memoryview, size: int) -> str | None:
     components: set[int] = set()  # those without a scan so far; FFmpeg would make the image green
     for marker, start, end in still_parts.jpeg_segments(view):
         if end > size:
-            return short_of(size, end, f"a segment with marker 0xFF{marker:02X}")
+            what = f"a segment with marker 0xFF{marker:02X}"
+            return None if has_end else short_of(size, end, what)
         if marker in still_parts.JPEG_FRAMES:
             components = set(view[start + 6 : end : 3])
         elif marker == still_parts.JPEG_SCAN:

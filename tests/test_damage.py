@@ -239,6 +239,9 @@ def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
         with pytest.raises(sm.DecodeError, match=message):
             decode_still(cut)
         assert decode_still(cut, on_corrupt="keep").is_corrupt
+    # With its end, it is not cut short, whatever a segment says of its length.
+    with pytest.raises(sm.DecodeError, match="damaged mjpeg data"):
+        decode_still(b"".join((head, b"\xff\xdb\xff\xff", *scans, b"\xff\xd9")))
 
 
 def test_an_exr_that_ffmpeg_does_not_read_is_unsupported() -> None:
