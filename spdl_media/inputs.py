@@ -169,8 +169,7 @@ class Input:
 
         Raises:
             SourceError: They cannot be read.
-            ValueError: The source cannot seek, FFmpeg has opened it, and more bytes are requested than
-                before.
+            ValueError: The source cannot seek, FFmpeg has opened it, and these are more bytes than before.
         """
         if self._content is None:
             if self._path is None:
@@ -202,11 +201,10 @@ class Input:
             PyAV's container. It is closed with this input.
 
         Raises:
-            ValueError: FFmpeg has no such format, the format no such option, or the option does not take
-                the value; or a source that cannot seek is opened a second time.
+            ValueError: The format, an option or its value is unknown, or a source that cannot seek is opened
+                a second time.
             SourceError: The source cannot be read.
-            DemuxError: The source is empty, not media, or an MP4 with its index at the end that cannot
-                seek.
+            DemuxError: The source is empty, not media, or an MP4 that cannot seek to its index at the end.
         """
         if config.format is not None:
             _ffmpeg.check_format(config.format)
@@ -233,8 +231,8 @@ class Input:
     def check(self) -> None:
         """Raise the error that stopped a read inside FFmpeg, if there was one.
 
-        PyAV raises such an error itself where it can. Call this when FFmpeg reports the end of the
-        source, so that a partial result is not taken for a complete one.
+        Call this when FFmpeg reports the end of the source, so that a partial result is not taken for a
+        complete one. Where PyAV can, it raises the error itself.
 
         Raises:
             SourceError: A read or seek of the source failed.
@@ -288,7 +286,11 @@ class Input:
         return self._reader is None
 
     def in_memory(self, limit: int) -> bool:
-        """Whether no read waits for a disk: of memory, or a file of at most ``limit`` bytes, read here."""
+        """Whether no read waits for a disk: of memory, or a file of at most ``limit`` bytes, read here.
+
+        Raises:
+            SourceError: The file cannot be read.
+        """
         if self._path is None or self._content is not None:
             return self._reader is None
         return self.has_size and self.size() <= limit and len(self.read_at(0, limit)) > 0

@@ -90,7 +90,11 @@ class Hub:
         self._loop_is_due = False
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
-        """Have ``handler(argument)`` called in a turn, soon. From any thread."""
+        """Have ``handler(argument)`` called in a turn, soon. From any thread.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C in the user's thread. If the message was posted, it is delivered.
+        """
         try:
             self._messages.append((handler, argument))
             # A thread that takes a turn looks for more messages after it.

@@ -137,7 +137,11 @@ class Run:
             self._loop.close()
 
     def request_epoch(self) -> None:
-        """Begin another epoch."""
+        """Begin another epoch.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C. The epoch begins nevertheless.
+        """
         epoch = object()
         self.graph.sink.begin_epoch()
         try:
