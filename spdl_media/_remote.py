@@ -131,7 +131,7 @@ class _CheckedSession:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._tags: dict[str, str] = {}
+        self._versions: dict[str, tuple[str, str]] = {}
 
     async def get(
         self, url: Any, *, headers: Mapping[str, str] | None = None, **options: Any
@@ -151,11 +151,13 @@ class _CheckedSession:
         text = ""
         if part.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
-        # Servers behind one address may name the same version differently. Weak names tell no bytes.
-        tag = answer.headers.get("ETag", "")
-        first = self._tags.setdefault(answer.url.host, tag) if answer.ok and tag[:1] == '"' else tag
-        if first != tag:
-            text = f"the file has changed on the server: its ETag was {first}, now {tag}"
+        # Servers behind one address may give a version other names, but not other dates. Weak names tell no
+        # bytes.
+        tag, date = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified"))
+        if answer.ok and tag.startswith('"'):
+            first, was = self._versions.setdefault(answer.url.host, (tag, date))
+            if tag != first and not (date and date == was):
+                text = f"the file has changed on the server: its ETag was {first}, now {tag}"
         if text:
             answer.close()
             raise OSError(text)

@@ -25,6 +25,7 @@ class HTTPFiles:
     url: str = ""
     busy: int = 0
     etag: str = ""
+    modified: str = ""
     cut: int | None = None
     answer: Callable[[int, int], tuple[int, int]] = lambda start, stop: (start, stop)
     bytes_sent: Counter[str] = field(default_factory=Counter)
@@ -60,6 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if len(body) < len(content) else 200)
         if self.served.etag:
             self.send_header("ETag", self.served.etag)
+            self.send_header("Last-Modified", self.served.modified)
         if self.served.ranges:
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")

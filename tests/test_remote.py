@@ -183,12 +183,18 @@ def test_other_bytes_than_requested_are_an_error(
 
 def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
     with serve({"a.wav": make_audio(np.zeros((200_000, 1), np.int16), 8000)}) as files:
-        for tag, changes in (('W/"1"', False), ('"1"', True)):
-            files.etag = tag
+        # A weak tag may differ for equal bytes, and servers behind one address may differ in strong ones.
+        date = "Sat, 28 Nov 2026 12:00:00 GMT"
+        for tag, modified, changes in (
+            ('W/"1"', "", False),
+            ('"1"', date, False),
+            ('"1"', "", True),
+        ):
+            files.etag, files.modified = tag, modified
             with open_input(f"{files.url}/a.wav") as source:
                 source.head(64)
                 files.etag = tag.replace("1", "2")
-                if not changes:  # a weak tag may differ for equal bytes
+                if not changes:
                     assert len(source.read_at(200_000, 9)) == 9
                     continue
                 with pytest.raises(SourceError, match=r'changed on the server.*"1", now "2"'):
