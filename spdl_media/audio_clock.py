@@ -134,7 +134,7 @@ def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
     """Set the start, and as delay what the edit list of an MP4 hides before it: packets begin that early."""
     entries, codec = stream.index_entries, replace(codec, start_pts=start_ticks(stream))
     header = codec.extradata or b""
-    if codec.codec_tag and header.startswith(b"OpusHead"):  # of an MP4, PyAV 19 states the delay in ticks
+    if codec.codec_tag and header.startswith(b"OpusHead"):  # PyAV 19 states ticks of an MP4
         codec = replace(codec, delay=int.from_bytes(header[10:12], "little"))
     counts_samples = codec.time_base == Fraction(1, codec.sample_rate)
     if codec.delay or not entries or codec.start_pts is None or not counts_samples:
