@@ -151,8 +151,8 @@ class _CheckedSession:
         text = ""
         if part.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
-        # Servers behind one address may give a version other names, but not other dates. Weak names tell no
-        # bytes.
+        # Servers behind one address may differ in the ETag of the same version, but not in its date. A weak
+        # ETag (W/) does not identify the bytes.
         tag, date = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified"))
         if answer.ok and tag.startswith('"'):
             first, was = self._versions.setdefault(answer.url.host, (tag, date))
@@ -371,7 +371,7 @@ class ReadAhead(Positioned):
             if span.start <= position < stop:
                 self._spans.remove(span)
                 break
-            # Headers are read with the gaps of their contents between them.
+            # A reader of headers skips what is between them, if that is short.
             before = span if 0 <= position - stop < _MIN_FETCH else before
         else:
             # A sequential read probably goes on, so fetch more; a new position may be read only once.
@@ -396,7 +396,7 @@ class ReadAhead(Positioned):
             return data
         left = max(0, self.size() - position)
         left = left if size < 0 else min(size, left)
-        # A server may answer with a part of the range. Nothing is not the end of the file.
+        # A server may answer with a part of the range. An empty answer before the end is an error, below.
         while len(data) < left and (more := self._file.read(left - len(data))):
             data += more
         if len(data) != left:

@@ -254,8 +254,8 @@ class SampleDecoder(OpenDecoder):
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
         window = self.metadata.window
         first, self._stop = window.sample_range(rate)
-        # Without a window, samples before second 0 are kept, too. In MP4, those of Opus are delay, of which
-        # FFmpeg skips as many samples as it has ticks.
+        # Without a window, samples before second 0 are kept, too. Those of Opus in MP4 are the encoder's
+        # delay, of which FFmpeg skips too few: it takes ticks for samples.
         is_exact = window or (self._codec.name == "opus" and self._codec.codec_tag)
         self._first = first if is_exact else _BEFORE_ALL
         codec = self._codec
@@ -299,7 +299,7 @@ class SampleDecoder(OpenDecoder):
         unit, jitter = self._codec.time_base.denominator, 4 * self._scale
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
-        # Of several edits in an MP4, times are exact, and packets state what is cut of them.
+        # If an MP4 has several edits, times are exact, and packets state how many samples are cut off.
         is_edit = (
             packet is not None and self._codec.codec_tag and packet.has_sidedata("skip_samples")
         )

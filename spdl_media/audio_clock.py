@@ -323,7 +323,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
-    # A tick may be a packet, of AVI. There, an empty chunk counts as one of FLAC.
+    # In AVI, a tick may be a packet. Of FLAC, an empty chunk counts as one, too, so ticks do not tell.
     is_coarse = step * unit < 4 * tick and (step * unit != tick or codec.name == "flac")
     if after == 0 or not step or is_coarse:
         return None if after else 0

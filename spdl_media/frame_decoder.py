@@ -123,8 +123,8 @@ class VideoSource:
             raise SourceError(text, source=self._input.name)
         if self.container is None:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
-        # Processes share the position in a file that was open at the fork, so one would read where another
-        # one has sought.
+        # Processes share the position in a file that was open at the fork: one would read where another one
+        # has moved it.
         if self._process != (process := os.getpid()):
             src, config, name = self._given
             if not (self._input.is_local or isinstance(src, io.BytesIO)):

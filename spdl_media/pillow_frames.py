@@ -101,7 +101,7 @@ def _mend_tiles(image: Any) -> None:
             numbers = "F;32NF"  # libtiff has swapped the bytes already
         elif is_short and numbers in ("R", "G", "B", "A"):  # a plane, without its number of bits
             numbers += ";16B" if image.tag_v2.prefix == b"MM" else ";16L"
-        elif is_short and numbers == "I":  # the only plane
+        elif is_short and numbers == "I":  # the only plane of the file
             numbers = image.mode
         image.tile[index] = tile._replace(args=(numbers, *rest))
 

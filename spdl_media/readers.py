@@ -244,7 +244,7 @@ class FileReader:
         pieces = []
         if self._seekable:
             self._move(start)
-        # Sockets and pipes return short reads. A wrong size in a damaged header allocates one piece at most.
+        # In a loop, because sockets and pipes return short reads; in pieces, because a header may be wrong.
         while size > 0 and (data := self._pull(min(size, _PIECE), start)):
             pieces.append(data)
             size -= len(data)
@@ -383,7 +383,7 @@ class FileReader:
             raise self._source_error("read", too_many, position)
         self._ended = not (self._seekable or data or size == 0)
         if self._ended and type(self._file).__module__ == "http.client" and self._file.length:
-            # Of a connection that broke, it returns nothing, too.
+            # Its read() returns nothing at the end, but also if the connection broke.
             raise self._source_error("read", ConnectionError("it broke off"), position)
         # Copied, because a view may refer to memory that the file reuses for its next read.
         return data if type(data) is bytes else bytes(data)

@@ -34,7 +34,7 @@ _BETTER = dict.fromkeys(_POOR.items(), "aac") | {
 }
 # Codecs that FFmpeg refuses for MOV, but only when it writes the header.
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
-# Codecs for formats to which FFmpeg writes others so that readers do not find them.
+# The codecs that readers find in these formats. FFmpeg writes others without an error.
 _IN_MPEGTS = (
     "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
     "vc1 vvc"
