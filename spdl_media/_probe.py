@@ -195,12 +195,12 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
         if not input.seekable:
             with open_input(input.read_all(), name=input.name) as whole:
                 return _probe_input(whole, config)
-        if input.has_size and (found := read_still(head, input.read_at, input.size())):
+        if input.seekable and (found := read_still(head, input.read_at, input.size())):
             return _still_media(*found)
     if _is_still(input, config):
         return _probe_still(read_image(input, config))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
-    if config == DemuxConfig() and input.has_size:
+    if config == DemuxConfig() and input.seekable:
         info = _wav_info(input, bytes(head[:WAV_HEAD_SIZE]))
         if info is not None:
             return info

@@ -285,7 +285,7 @@ def _load_without_container(
 ) -> AudioArray | None:
     """Load WAV, MP3, FLAC, AAC or Ogg without PyAV's container; ``None`` if that has to read or to raise."""
     config, most, rate, asked = request.config, request.num_samples, ops.sample_rate, window
-    if config.decoder is not None or config.decoder_options or not input.has_size:
+    if config.decoder is not None or config.decoder_options or not input.seekable:
         return None
     if rate is not None and most is not None:
         # More than needed, because the resampler delays some samples.

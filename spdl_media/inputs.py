@@ -64,7 +64,7 @@ def open_input(
     Raises:
         TypeError: ``src`` is not a source, such as a text file, an array that is not uint8, or GPU memory.
         ValueError: An array or buffer is not 1-D or not contiguous, or a file object is closed.
-        SourceError: The URL cannot be opened, or the file object fails.
+        SourceError: The path or URL cannot be opened, or the file object fails.
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
 
     Thread safety: safe; the input serves one thread at a time.
@@ -96,14 +96,11 @@ def _open_path(path: str, name: str) -> Input:
     try:
         # os.open, because io.FileIO makes nine system calls for a small file where four suffice.
         file = os.open(path, _READ_ONLY)
-    except OSError:
-        # The path may be a pattern for FFmpeg. If FFmpeg fails, the file is opened again for its error.
-        return Input(name, path=path)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise path_error(name, error) from error
     status = os.fstat(file)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-        return Input(name, path=path, file=_File(file, status.st_size))
+        return Input(name, file=_File(path, file, status.st_size))
     # A pipe cannot be read twice, but head() must not consume; FileReader buffers it.
     return Input(name, reader=FileReader(io.FileIO(file), name, seekable=False, owned=True))
 
@@ -114,12 +111,12 @@ _SMALL = 256 * 1024
 
 
 class _File:
-    """Descriptor and size of an open local file, which is closed when nothing refers to this object."""
+    """Path, descriptor and size of an open local file, which is closed when nothing refers to this object."""
 
-    __slots__ = ("__del__", "number", "size")
+    __slots__ = ("__del__", "number", "path", "size")
 
-    def __init__(self, number: int, size: int) -> None:
-        self.number, self.size = number, size
+    def __init__(self, path: str, number: int, size: int) -> None:
+        self.path, self.number, self.size = path, number, size
         # A Python function would lose a Ctrl-C.
         self.__del__ = partial(os.close, number)
 
@@ -149,7 +146,6 @@ class Input:
         self,
         name: str,
         *,
-        path: str | None = None,
         file: _File | None = None,
         content: bytes | memoryview | None = None,
         reader: FileReader | None = None,
@@ -157,7 +153,6 @@ class Input:
         self.name = name
         self.seekable = reader is None or reader.seekable()
         self.checksum_failed = False
-        self._path = path
         self._file = file
         self._content = content
         self._reader = reader
@@ -172,9 +167,9 @@ class Input:
             ValueError: The source cannot seek, FFmpeg has opened it, and these are more bytes than before.
         """
         if self._content is None:
-            if self._path is None:
+            if self._file is None:
                 return self._stream().head(size)
-            if self._file is None or self._file.size > _SMALL:
+            if self._file.size > _SMALL:
                 return self.read_at(0, size)
             self._content = self.read_at(0, _SMALL)
         return memoryview(self._content)[:size]
@@ -192,7 +187,7 @@ class Input:
         content = self._content
         if content is not None:
             return content if isinstance(content, bytes) else memoryview(content)
-        return self._stream().read_all() if self._path is None else self.read_at(0, self.size())
+        return self._stream().read_all() if self._file is None else self.read_at(0, self.size())
 
     def open(self, config: DemuxConfig) -> av.container.InputContainer:
         """Open the source with FFmpeg. A container that was opened before is closed.
@@ -249,7 +244,7 @@ class Input:
                 self._content.release()
         if self._reader is not None:
             self._reader.detach()
-        self._path = self._content = self._reader = self._file = None
+        self._content = self._reader = self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -274,12 +269,6 @@ class Input:
             self._memory_reader.close()
             self._memory_reader = None
 
-    def _local_file(self, path: str) -> _File:
-        """Open a local file that could not be opened before."""
-        descriptor = os.open(path, _READ_ONLY)
-        self._file = file = _File(descriptor, os.fstat(descriptor).st_size)
-        return file
-
     @property
     def is_local(self) -> bool:
         """Whether reads at any offset take microseconds: the input is memory or a local file."""
@@ -291,14 +280,9 @@ class Input:
         Raises:
             SourceError: The file cannot be read.
         """
-        if self._path is None or self._content is not None:
+        if self._file is None or self._content is not None:
             return self._reader is None
-        return self.has_size and self.size() <= limit and len(self.read_at(0, limit)) > 0
-
-    @property
-    def has_size(self) -> bool:
-        """Whether size() and read_at() work: for memory, regular files, and readers that can seek."""
-        return self.seekable and (self._path is None or os.path.isfile(self._path))  # noqa: PTH113  # half the time
+        return self._file.size <= limit and len(self.read_at(0, limit)) > 0
 
     def size(self) -> int:
         """Return the size of the content in bytes. The source must be seekable.
@@ -308,12 +292,7 @@ class Input:
         """
         if self._content is not None:
             return len(self._content)
-        if self._path is None:
-            return self._stream().size()
-        try:
-            return (self._file or self._local_file(self._path)).size
-        except OSError as error:
-            raise path_error(self.name, error) from error
+        return self._stream().size() if self._file is None else self._file.size
 
     def read_at(self, start: int, size: int) -> bytes | memoryview:
         """Return up to ``size`` bytes from offset ``start``; fewer at the end.
@@ -324,10 +303,9 @@ class Input:
         """
         if self._content is not None:
             return memoryview(self._content)[start : start + size]
-        if self._path is None:
+        if (file := self._file) is None:
             return self._stream().peek(start, size)
         try:
-            file = self._file or self._local_file(self._path)
             os.lseek(file.number, start, os.SEEK_SET)
             missing = max(0, min(size, file.size - start))
             data = os.read(file.number, missing)
@@ -340,12 +318,12 @@ class Input:
 
     def _target(self, config: DemuxConfig) -> Any:
         """Return what PyAV opens: a path, or an object to read from."""
-        if self._path is not None:
+        if self._file is not None:
             # Checked here, because FFmpeg would open an empty file as raw data.
-            if self._file is not None and self._file.size == 0:
+            if self._file.size == 0:
                 raise self._empty()
             # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
-            return f"file:{self._path}"
+            return f"file:{self._file.path}"
         content = self._content
         if content is not None:
             if not len(content):
@@ -381,7 +359,7 @@ class Input:
             raise DemuxError(text, source=self.name)
         # Protocols that FFmpeg may open itself, for playlists and scripts. "none" matches no protocol.
         options = {"protocol_whitelist": "none"}
-        if self._path is not None:
+        if self._file is not None:
             # pattern_type, because "img%03d.jpg" would otherwise mean img001.jpg and the following files.
             options = {"protocol_whitelist": "file", "pattern_type": "none"}
         try:
@@ -396,14 +374,17 @@ class Input:
                     **_METADATA,
                 )
         except DemuxError as error:
-            # FFmpeg reports a failed read of the source as invalid data.
-            self._raise_better(error, config)
+            self.check()  # FFmpeg reports a failed read of the source as invalid data
+            bad = re.search(r"Error setting option (\S+) to value", str(error))
+            if bad and bad[1] in config.format_options:
+                raise ValueError(
+                    f"format option {bad[1]!r} does not take the value "
+                    f"{config.format_options[bad[1]]!r}. "
+                    "See https://ffmpeg.org/ffmpeg-formats.html"
+                ) from error.__cause__
             raise
         self.checksum_failed = _ffmpeg.says_damaged(lines[mark:])
-        # A read may have failed without an error from FFmpeg.
-        if self._reader is not None and self._reader.failure is not None:
-            container.close()
-            self._reader.check()
+        self.check()  # a Ctrl-C may have ended a read without an error from FFmpeg
         return container
 
     def _not_media(self, text: str, _: object) -> DemuxError:
@@ -427,24 +408,6 @@ class Input:
                 "signature, name the format: demux_config(format=...)"
             )
         return DemuxError(text, source=self.name)
-
-    def _raise_better(self, error: DemuxError, config: DemuxConfig) -> None:
-        """Raise a more precise error if the content is not the cause of the failure."""
-        cause = error.__cause__
-        self.check()
-        bad = re.search(r"Error setting option (\S+) to value", str(error))
-        if bad and bad[1] in config.format_options:
-            raise ValueError(
-                f"format option {bad[1]!r} does not take the value "
-                f"{config.format_options[bad[1]]!r}. "
-                "See https://ffmpeg.org/ffmpeg-formats.html"
-            ) from cause
-        if self._path is not None and "pattern_type" not in config.format_options:
-            # Read the file directly: the operating system's error is clearer than FFmpeg's.
-            try:
-                self.read_at(0, 1)
-            except SourceError as os_error:
-                raise os_error from cause
 
 
 _MP4_NAMES = frozenset({"mov", "mp4", "m4a", "3gp", "3g2", "mj2"})
