@@ -267,18 +267,16 @@ class FrameDecoder:
         index = self._index
         for run in index.runs(frames):
             is_whole = run.first == index.first and not index.is_exact
-            missing, cause = self._try(run, take, is_whole=is_whole)
+            missing = self._try(run, take, is_whole=is_whole)
             if missing and not is_whole and not self._ended:
                 # Decoding cannot begin at every key frame that the file states, and the concealment of
                 # damage depends on all frames before it.
-                missing, cause = self._try(Run(index.first, run.last, missing), take, is_whole=True)
+                missing = self._try(Run(index.first, run.last, missing), take, is_whole=True)
             if missing:
-                raise self._missing(missing[0], cause)
+                raise self._missing(missing[0])
 
-    def _try(
-        self, run: Run, take: Take, *, is_whole: bool
-    ) -> tuple[list[int], BaseException | None]:
-        """Decode a run. Return the frames that are missing, and FFmpeg's error if reading failed.
+    def _try(self, run: Run, take: Take, *, is_whole: bool) -> list[int]:
+        """Decode a run. Return the frames that are missing.
 
         Args:
             run: The packets to decode.
@@ -293,10 +291,7 @@ class FrameDecoder:
         except DecodeError:
             if is_whole:
                 raise
-        except av.FFmpegError as error:
-            self._ended = True
-            return list(left), error
-        return list(left), None
+        return list(left)
 
     def _decode_run(self, run: Run, left: dict[int, None], take: Take, *, is_whole: bool) -> None:
         """Pass the wanted frames of a run to ``take``, and remove each from ``left``."""
@@ -334,20 +329,17 @@ class FrameDecoder:
         self._ended = last is not None and number < last
         yield None
 
-    def _missing(self, frame: int, cause: BaseException | None) -> DecodeError:
+    def _missing(self, frame: int) -> DecodeError:
         index, metadata = self._index, self._metadata
         time = float(ticks_to_seconds(int(index.pts[frame]), self._codec.time_base, metadata.zero))
-        reason = "the decoder gives no such frame"
-        if metadata.incomplete or cause is not None:
-            reason = metadata.incomplete or f"the data ends before it: {cause}"
-        error = DecodeError(
-            f"frame {frame} of {len(index)}, at {time:.3f} s, is missing: {reason}",
+        found = "the data ends before it" if self._ended else "the decoder gives no such frame"
+        return DecodeError(
+            f"frame {frame} of {len(index)}, at {time:.3f} s, is missing: "
+            f"{metadata.incomplete or found}",
             source=metadata.source,
             pts_seconds=time,
             packet_index=int(index.packets[frame]),
         )
-        error.__cause__ = cause
-        return error
 
     def frames(self, numbers: list[int], desc: Desc) -> VideoFrames:
         """Decode frames by number, in any order, and filter them.
