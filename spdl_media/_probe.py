@@ -188,14 +188,14 @@ def probe(
 
 
 def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
-    # With a format such as image2, the source may be a name pattern instead of a file.
+    # With a given format, the content is not examined.
     head = input.head(HEAD_SIZE) if config.format is None else b""
     if head and (still_codec(head) or container_still(head)):
         # The orientation and the end of a still may be anywhere in the file.
         if not input.seekable:
             with open_input(input.read_all(), name=input.name) as whole:
                 return _probe_input(whole, config)
-        if input.seekable and (found := read_still(head, input.read_at, input.size())):
+        if found := read_still(head, input.read_at, input.size()):
             return _still_media(*found)
     if _is_still(input, config):
         return _probe_still(read_image(input, config))

@@ -43,8 +43,6 @@ _PACKET_SAMPLES = {"ac3": 1536, "eac3": 1536, "opus": 960}
 # another clock, so they jitter around the exact times.
 _EVEN_CODECS = frozenset({"aac", "ac3", "eac3", "mp1", "mp2", "mp3"})
 
-_SHORTEST_VORBIS, _LONGEST_VORBIS = 64, 8192
-
 # Tolerance in half ticks. The stream's first timestamp and the current one are rounded, by half a tick each.
 _ROUNDING_HALF_TICKS = 3
 
@@ -348,11 +346,9 @@ def _packet_samples(codec: AudioCodec) -> int:
 
 
 def _flac_block_size(extradata: bytes) -> int:
-    """Return the block size in the STREAMINFO of FLAC; 0 if it varies."""
+    """Return the block size in the STREAMINFO of FLAC; 0 if it varies, or is missing."""
     start = 8 if extradata[:4] == b"fLaC" else 0
-    if len(extradata) < start + 4:
-        return 0
-    smallest, largest = struct.unpack_from(">HH", extradata, start)
+    smallest, largest = struct.unpack_from(">HH", extradata.ljust(start + 4, b"\0"), start)
     return int(smallest) if smallest == largest else 0
 
 
@@ -373,11 +369,9 @@ def vorbis_blocks(codec: AudioCodec) -> tuple[int, int]:
     See:
         Vorbis I specification, 4.2.2: the sizes of the blocks.
     """
-    header = codec.extradata or b""
-    offset = header.find(b"\x01vorbis") + 28
-    if offset < 28 or offset >= len(header):
-        return _SHORTEST_VORBIS, _LONGEST_VORBIS
-    return 1 << (header[offset] & 15), 1 << (header[offset] >> 4)
+    _, _, header = (codec.extradata or b"").partition(b"\x01vorbis")
+    powers = header[21] if len(header) > 21 else 0xD6  # the extremes, 64 and 8192
+    return 1 << (powers & 15), 1 << (powers >> 4)
 
 
 AAC_FRAME_SIZE = 1024

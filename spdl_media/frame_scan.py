@@ -288,20 +288,15 @@ def find_flac(
 
     Raises:
         SourceError: The file cannot be read.
-        LookupError, struct.error: FFmpeg has to read the file, which is truncated or damaged.
+        LookupError, struct.error: FFmpeg has to read the file, which is truncated or damaged, or has more
+            than two channels.
     """
     signature, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
-    # With variable block sizes, headers number samples, not frames. FFmpeg reads those files, and those with
-    # more than two channels, whose layouts it knows.
-    if (
-        signature != b"fLaC"
-        or kind & 0x7F
-        or length != b"\0\0\x22"
-        or not 0 < smallest == block
-        or channels > 2
-    ):
+    # With variable block sizes, headers number samples, not frames, so FFmpeg reads those files.
+    if (signature, kind & 0x7F, length) != (b"fLaC", 0, b"\0\0\x22") or not 0 < smallest == block:
         return None
+    layout = LAYOUTS[channels - 1]
     begin = _first_flac_frame(input)
     start, stop = window.sample_range(rate, num_samples)
     stop = min(stop, total)
@@ -316,7 +311,7 @@ def find_flac(
     data, cuts = frames
     # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
-    unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
+    unit = Fraction(1, rate)
     codec = AudioCodec("flac", "flac", rate, layout, channels, time_base=unit, extradata=extradata)
     found = packet_positions(first * block, min(last * block, total), step * block)
     return CodedFrames(codec, 0, (start, stop), found, split(data, cuts))
