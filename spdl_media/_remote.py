@@ -116,8 +116,8 @@ def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, s
         return fsspec.filesystem(scheme, **options), url
     options = dict(storage_options)
     for scheme in ("http", "https"):
-        # By default fsspec would fetch 5 MB for each part of an archive.
-        if f"::{scheme}://" in url:
+        # By default fsspec would fetch 5 MB for each part of a zip archive.
+        if "zip://" in url and f"::{scheme}://" in url:
             options[scheme] = {"block_size": _MAX_FETCH} | options.get(scheme, {})
     filesystem, path = fsspec.core.url_to_fs(url, **options)
     return filesystem, path
@@ -144,12 +144,13 @@ class _CheckedSession:
         # Parts of compressed data could not be decompressed.
         headers = {"Accept-Encoding": "identity", **(headers or {})}
         answer = await self._session.get(url, headers=headers, **options)
-        requested = headers.get("Range", "").replace("=", " ")
-        part = (
-            answer.headers.get("Content-Range", requested) if requested and answer.ok else requested
-        )
-        text = ""
-        if part.partition("-")[0] != requested.partition("-")[0]:
+        requested, text = headers.get("Range", "").replace("=", " "), ""
+        is_part = requested and answer.ok
+        part = answer.headers.get("Content-Range", requested) if is_part else requested
+        stated = part.replace(
+            "=", " "
+        ).lower()  # some servers write "bytes=0-9/10" or "Bytes 0-9/10"
+        if stated.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
         # Servers behind one address may differ in the ETag of the same version, but not in its date. A weak
         # ETag (W/) does not identify the bytes.
@@ -194,9 +195,12 @@ def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
         part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
         options["headers"] = {**options.get("headers", {}), **part}
         async with await session.get(filesystem.encode_url(url), **options) as answer:
-            told, is_part = answer.headers, "Content-Range" in answer.headers
+            told, is_part = (
+                answer.headers,
+                answer.status == 206 or "Content-Range" in answer.headers,
+            )
             # Servers without ranges send the whole file, from its beginning.
-            size = told.get("Content-Range", told.get("Content-Length", "")).rpartition("/")[2]
+            size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
             is_plain = told.get("Content-Encoding", "identity") == "identity"
             if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
                 return None

@@ -27,6 +27,7 @@ class HTTPFiles:
     etag: str = ""
     modified: str = ""
     cut: int | None = None
+    content_range: str = "bytes {}-{}/{}"
     answer: Callable[[int, int], tuple[int, int]] = lambda start, stop: (start, stop)
     bytes_sent: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -64,7 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Last-Modified", self.served.modified)
         if self.served.ranges:
             self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+            if stated := self.served.content_range.format(start, stop - 1, len(content)):
+                self.send_header("Content-Range", stated)
             self.send_header("Content-Length", str(len(body)))
         elif self.served.sizes:
             self.send_header("Content-Length", str(len(body)))

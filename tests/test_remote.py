@@ -181,6 +181,17 @@ def test_other_bytes_than_requested_are_an_error(
             source.read_at(44, 200_000)
 
 
+@pytest.mark.parametrize("content_range", ["", "Bytes {}-{}/{}", "bytes={}-{}/{}"])
+def test_servers_that_state_ranges_otherwise_are_read(content_range: str) -> None:
+    """The length of a first part without a Content-Range is not the size of the file."""
+    content = bytes(range(256)) * 400
+    with serve({"a.bin": content}) as files:
+        files.content_range = content_range
+        with open_input(f"{files.url}/a.bin") as source:
+            assert source.read_at(0, 9) == content[:9]
+            assert source.read_at(70_000, 90_000) == content[70_000:]
+
+
 def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
     with serve({"a.wav": make_audio(np.zeros((200_000, 1), np.int16), 8000)}) as files:
         # A weak tag may differ for equal bytes, and servers behind one address may differ in strong ones.
@@ -419,6 +430,19 @@ def test_of_an_archive_little_more_than_the_member_is_fetched(
     with serve({"clips.zip": written.getvalue()}) as files:
         assert sm.load_video(f"zip://clip.mkv::{files.url}/clips.zip").shape[0] == 4
         assert files.bytes_sent["clips.zip"] < 2 * MIB
+
+
+def test_a_tar_of_a_server_without_ranges_is_fetched_in_one_request() -> None:
+    """All of it is needed to find a member. In smaller parts, such servers do not give it."""
+    written, info = io.BytesIO(), tarfile.TarInfo("a.bin")
+    info.size = MIB
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        archive.addfile(info, io.BytesIO(bytes(MIB)))
+    with (
+        serve({"a.tar": written.getvalue()}, ranges=False, sizes=True) as files,
+        open_input(f"tar://a.bin::{files.url}/a.tar") as source,
+    ):
+        assert len(source.read_all()) == MIB
 
 
 def test_storage_options_reach_the_file_system(small_clip: bytes, tmp_path: Path) -> None:
