@@ -252,7 +252,7 @@ def _convert(
             if axis is None and array.dtype == first.dtype:
                 rule += (
                     ". Load images with one width= and height=, audio with one num_channels= and "
-                    "num_samples=; or fill arrays up along one axis with pad="
+                    "num_samples=; or pad arrays along one axis: collate(items, pad=True)"
                 )
             raise ConvertError(
                 f"items[0]{where} has shape {first.shape} and type {first.dtype}, items[{position}]{where} "

@@ -223,8 +223,7 @@ def _fsspec_errors(name: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise MissingDependencyError(
-            f"fsspec needs another package for this URL: {error}. Install what it names, such as: "
-            "pip install s3fs",
+            f"fsspec needs another package for this URL: {error}. Install what it names with pip install",
             source=name,
             name=error.name,
         ) from error

@@ -39,7 +39,8 @@ _TORCH_NAMES = {
     "dataset": "Use src=dataset",
     "collate_fn": "Use aggregator=collate_fn; without one, to='torch' collates",
     "num_workers": "Use num_threads=, or num_processes= for Python code that holds the GIL",
-    "shuffle": "Use src=MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
+    "shuffle": "The source shuffles: ImageFolder(shuffle=True), Shards(shuffle_buffer=...), or "
+    "MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
     "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
     "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
     "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",

@@ -364,7 +364,7 @@ def test_padding_of_audio_frames_is_silence() -> None:
             [np.ones(2), np.ones(3)],
             False,
             sm.ConvertError,
-            "type. Load images with one width= and height=, audio with one num_channels=",
+            r"type. Load images with one width= and height=, audio .*: collate\(items, pad=True\)$",
         ),
         ([np.ones(2), np.ones(2, np.int8)], False, sm.ConvertError, "one shape and type$"),
         ([np.ones((2, 2)), np.ones((3, 2))], True, sm.ConvertError, r"shape \(2, 2\) .* \(3, 2\)"),

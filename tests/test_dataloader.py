@@ -823,7 +823,7 @@ def test_unknown_arguments_are_answered_with_ours() -> None:
     for name, answer in {
         "collate_fn": "Use aggregator=collate_fn",
         "num_workers": "Use num_threads=",
-        "shuffle": ".*DistributedRandomSampler",
+        "shuffle": r".*ImageFolder\(shuffle=True\).*DistributedRandomSampler",
         "sampler": r".*MapIterator\(dataset, sampler\)",
         "in_order": "Use output_order='input'",
         "batchsize": "Did you mean 'batch_size'?",

@@ -201,7 +201,8 @@ def _report_error(error: BaseException) -> int:
     message, status = str(error), 2
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "spdl-media"
-        message = f"{error.format_message().removesuffix('.')}. See: {command} --help"
+        text = error.format_message()
+        message = f"{text}{'' if text.endswith(('.', '?')) else '.'} See: {command} --help"
     elif isinstance(error, OSError) and not isinstance(error, MediaError):
         # Compare error numbers, because the texts of the system are in the user's language.
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
