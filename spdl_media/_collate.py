@@ -80,9 +80,9 @@ def collate(
     Thread safety: safe.
 
     Example:
-        >>> collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
+        >>> sm.collate([{"label": 3, "name": "cat"}, {"label": 5, "name": "dog"}])
         {'label': <CPUBuffer: (2,) int64>, 'name': ['cat', 'dog']}
-        >>> collate([np.ones(3, np.float32), np.ones(5, np.float32)], pad=True)
+        >>> sm.collate([np.ones(3, np.float32), np.ones(5, np.float32)], pad=True)
         Padded(data=<CPUBuffer: (2, 5) float32>, lengths=<CPUBuffer: (2,) int64>)
     """
     # Strings and mappings are iterable, but are not a batch.

@@ -181,6 +181,11 @@ def probe(
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
+
+    Example:
+        >>> info = sm.probe("clip.mp4")
+        >>> info.duration, info.video.codec, info.video.width, info.audio.sample_rate
+        (13.056, 'h264', 480, 16000)
     """
     config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:

@@ -92,10 +92,11 @@ def frames_from_array(
 
     Thread safety: safe.
 
-    Example::
-
-        frames = frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
-        waveform = frames_from_array(np.zeros((2, 16000), np.float32), sample_rate=16000)
+    Example:
+        >>> sm.frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
+        <VideoFrames: 30 of 64x48 rgb24, 0.000 s to 0.967 s>
+        >>> sm.frames_from_array(np.zeros((2, 16000), np.float32), sample_rate=16000)
+        <AudioFrames: ...>
     """
     first = limited("pts", check_int("pts", pts, at_least=None), 62)
     if sample_rate is not None:

@@ -100,8 +100,9 @@ def load_clip(
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
     Example:
-        >>> clip = load_clip("movie.mp4", 12.5, num_frames=16, frame_rate=8,
-        ...                  sample_rate=16000, num_samples=32000)  # doctest: +SKIP
+        >>> clip = sm.load_clip("clip.mp4", 2.5, num_frames=16, frame_rate=8, num_samples=32000)
+        >>> clip.video, clip.audio
+        (<CPUBuffer: (16, 270, 480, 3) uint8>, <CPUBuffer: (2, 32000) float32>)
     """
     for_video, for_audio = configs_by_kind(arguments["decode_config"])
     on_short = arguments["on_short"]
@@ -244,7 +245,7 @@ def sample_windows(
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
     Example:
-        >>> [(start, end)] = sample_windows(12.5, 3, rng=0)
+        >>> [(start, end)] = sm.sample_windows(12.5, 3, rng=0)
         >>> end - start
         Fraction(3, 1)
     """

@@ -74,7 +74,7 @@ class RandomResizedCrop:
     Thread safety: safe; it is immutable.
 
     Example:
-        >>> crop = RandomResizedCrop(scale=(1, 1), ratio=(4 / 3, 4 / 3))
+        >>> crop = sm.RandomResizedCrop(scale=(1, 1), ratio=(4 / 3, 4 / 3))
         >>> crop((500, 375), np.random.default_rng(0))
         (0, 0, 500, 375)
     """
@@ -206,7 +206,7 @@ def apply_crop(
     Thread safety: safe.
 
     Example:
-        >>> apply_crop([(30, 25)], (20, 10, 20, 20), (40, 40), flip=True)
+        >>> sm.apply_crop([(30, 25)], (20, 10, 20, 20), (40, 40), flip=True)
         array([[20., 30.]])
     """
     given = np.asarray(coordinates, np.float64)

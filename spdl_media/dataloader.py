@@ -82,7 +82,8 @@ class DataLoader:
         drop_last: Whether to drop the last batch if it is smaller.
         aggregator: A function or coroutine function that turns the list of samples of a batch, or without
             ``batch_size`` each sample, into a result of the loader. Several calls run concurrently. Without
-            an aggregator, batches are lists, or with ``to=`` the results of :func:`~spdl_media.collate`.
+            an aggregator, batches are lists, or with ``to=`` the results of :func:`~spdl_media.collate`. For
+            samples that differ in length, ``lambda batch: collate(batch, pad=True)``.
         transfer_fn: A function of a result before ``to`` converts it, such as a copy of its buffers to a GPU
             by :func:`~spdl_media.transfer_tensor`. It runs in a thread of its own, for one batch at a time.
         to: ``"torch"``, ``"numpy"`` or ``"jax"``: convert buffers and arrays in the results to arrays of
@@ -115,7 +116,8 @@ class DataLoader:
             preprocessor must then be a plain function.
         num_processes: Number of processes in which the preprocessor runs and the dataset is read instead,
             with ``num_threads`` threads each (``None``: the cores divided among the processes). Without
-            preprocessor and dataset, the processes run the aggregator.
+            preprocessor and dataset, the processes run the aggregator. A script needs
+            ``if __name__ == "__main__":`` before its own work, because the processes import it.
         cache: Bytes of memory in which to keep pickled samples for later epochs. The keys are the source's
             items, which must be hashable. Not for preprocessors that are generators, take ``rng``, or are an
             ``ImageRecipe`` with random operations.
@@ -134,9 +136,12 @@ class DataLoader:
     Thread safety: an iterator serves one thread at a time. Use the loader itself from one thread.
 
     Example:
-        >>> loader = DataLoader(range(10), preprocessor=str, batch_size=4, output_order="input")
-        >>> list(loader)
-        [['0', '1', '2', '3'], ['4', '5', '6', '7'], ['8', '9']]
+        >>> recipe = sm.ImageRecipe(224, random_crop=True, flip=0.5, dtype="float32")
+        >>> samples = [("photo.jpg", 3)] * 10
+        >>> for images, labels in sm.DataLoader(samples, preprocessor=recipe, batch_size=5, to="numpy"):
+        ...     print(images.shape, labels)
+        (5, 3, 224, 224) [3 3 3 3 3]
+        (5, 3, 224, 224) [3 3 3 3 3]
     """
 
     src: Iterable[Any] | AsyncIterable[Any] | SupportsGetItem[int, Any]

@@ -69,7 +69,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
     Thread safety: iterators are independent; begin each in one thread at a time.
 
     Example:
-        >>> train = ImageFolder("train/", shuffle=True)  # doctest: +SKIP
+        >>> train = sm.ImageFolder("train/", shuffle=True)  # doctest: +SKIP
         >>> train.classes, train.samples[0]  # doctest: +SKIP
         (['cat', 'dog'], ('train/cat/0001.jpg', 0))
     """
@@ -197,7 +197,7 @@ class Mix(MapIterator[Any]):
     Thread safety: iterators are independent; begin each in one thread at a time.
 
     Example:
-        >>> mix = Mix([["a", "b", "c"], range(9)], weights=[1, 1])
+        >>> mix = sm.Mix([["a", "b", "c"], range(9)], weights=[1, 1])
         >>> mix.counts, sorted(map(str, mix))
         ([6, 6], ['0', '1', '2', '3', '4', '5', 'a', 'a', 'b', 'b', 'c', 'c'])
     """

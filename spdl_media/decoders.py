@@ -222,14 +222,18 @@ class VideoDecoder(_Decoder[VideoPackets, VideoFrames]):
 
     Thread safety: one thread at a time; a second one gets a RuntimeError.
 
-    Example::
-
-        decoder = VideoDecoder(demuxer.video_codec, num_frames=32)
-        for packets in demuxer.streaming_demux(duration=10):
-            for frames in decoder.decode(packets):
-                ...  # exactly 32 frames
-        for frames in decoder.flush():
-            ...  # the rest
+    Example:
+        >>> with sm.Demuxer("clip.mp4") as demuxer:
+        ...     decoder = sm.VideoDecoder(demuxer.video_codec, num_frames=100)
+        ...     for packets in demuxer.streaming_demux(duration=2):
+        ...         for frames in decoder.decode(packets):
+        ...             print(len(frames))
+        ...     for frames in decoder.flush():
+        ...         print(len(frames))
+        100
+        100
+        100
+        90
     """
 
     _kind, _codecs, _packets_type, _frames_type = "video", VideoCodec, VideoPackets, VideoFrames

@@ -76,7 +76,7 @@ def demux_image(
     Raises:
         SourceError: The source cannot be opened or read.
         MissingDependencyError: The source is a URL, and fsspec is not installed.
-        DemuxError: The source is not an image.
+        DemuxError: The source has no image.
         ValueError: ``demux_config`` has a format or an option that FFmpeg does not know.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.

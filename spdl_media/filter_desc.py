@@ -1,6 +1,6 @@
 """Build descriptions of filter graphs that keep the options they were built from.
 
-    >>> desc = get_video_filter_desc(scale_width=224, scale_height=224)
+    >>> desc = sm.get_video_filter_desc(scale_width=224, scale_height=224)
     >>> desc.ops.width
     224
 

@@ -88,9 +88,8 @@ def encode_image(
 
     Thread safety: safe.
 
-    Example::
-
-        data = encode_image(np.zeros((48, 64, 3), np.uint8), "png")
+    Example:
+        >>> data = sm.encode_image(np.zeros((48, 64, 3), np.uint8), "png")
     """
     frames = image if isinstance(image, ImageFrames) else frames_from_array(image, layout=layout)
     if not isinstance(frames, ImageFrames):

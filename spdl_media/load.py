@@ -80,7 +80,7 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[None]]) -> CPUBuf
 def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike]]) -> CUDABuffer: ...
 @declared(ImageArguments)
 def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None]]) -> Buffer:
-    """Load one image, upright.
+    """Load one image, upright; of a video, the first frame.
 
     Returns:
         A buffer in host memory, a copy, or with ``cuda=`` a :class:`CUDABuffer`: ``(height, width, 3)``
@@ -89,17 +89,20 @@ def load_image(src: Source, **arguments: Unpack[ImageArguments[DeviceLike | None
 
     Raises:
         SourceError: The source cannot be opened or read.
-        DemuxError: The source is not an image.
+        DemuxError: The source has no image.
         DecodeError: The image is damaged.
         MissingDependencyError: fsspec for a URL, or Pillow or simplejpeg for the image, is not installed.
         FilterError: The image cannot be scaled to the size, or ``filter_desc`` cannot be used.
-        ConvertError: The pixel format has no array layout, the crop exceeds the image, or the storage is too
-            small.
+        ConvertError: The format has no array layout, the crop exceeds the image, or storage is too small.
         TransferError: With ``cuda=``: there is no CUDA device, or its memory is exhausted.
         ValueError: An option is invalid, or is given with a ``filter_desc`` that replaces it.
         TypeError: ``src`` is not a source, or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
+
+    Example:
+        >>> sm.load_image("photo.jpg", width=224, height=224, scale_mode="crop")
+        <CPUBuffer: (224, 224, 3) uint8>
     """
     return _steps([src], _image_request(arguments, 1, "load_image(cuda=)", is_single=True))(None)
 
@@ -197,6 +200,10 @@ def load_video(
         TypeError: ``src`` is not a source, or ``timestamp`` or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
+
+    Example:
+        >>> sm.load_video("clip.mp4", (1.5, 3.0), width=112, height=112)
+        <CPUBuffer: (45, 112, 112, 3) uint8>
     """
     request = frame_request(arguments, VIDEO_OPS, "load_video(cuda=)")
     index = arguments["stream_index"]
@@ -248,6 +255,10 @@ def load_audio(
         TypeError: ``src`` is not a source, or ``timestamp`` or an option has the wrong type.
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
+
+    Example:
+        >>> sm.load_audio("clip.mp4", (1.5, 3.0), sample_rate=16000, num_channels=1)
+        <CPUBuffer: (1, 24000) float32>
     """
     desc: Any = audio_options(arguments)
     if not isinstance(arguments["filter_desc"], Default):
@@ -255,7 +266,6 @@ def load_audio(
     finish, memory = None, arguments["storage"]
     if arguments["cuda"] is not None or arguments["cuda_config"] is not None:
         config = one_cuda_config(arguments["cuda"], arguments["cuda_config"])
-        # The device is opened first, so that nothing is read if there is none.
         finish, memory = on_its_way(config, memory, "load_audio(cuda=)")
     count, on_short = arguments["num_samples"], arguments["on_short"]
     if count is not None or on_short is not None:
@@ -272,13 +282,7 @@ def load_audio(
 def _prepare_image_batch(
     srcs: Iterable[Source], **arguments: Unpack[BatchArguments[DeviceLike | None]]
 ) -> ImageSteps:
-    """Check the arguments of :func:`load_image_batch`, and return a function that loads the batch.
-
-    Raises:
-        ConvertError: There are no inputs.
-        ValueError: An option is invalid, or the number of crops or flips differs from that of inputs.
-        TypeError: An option has the wrong type, or ``srcs`` is not a sequence.
-    """
+    """Check the arguments of :func:`load_image_batch`, and return a function that loads the batch."""
     # Checked before the sources are listed, which exhausts an iterator.
     check_choice("on_error", arguments["on_error"], _ON_ERROR)
     check_int("num_threads", arguments["num_threads"])
@@ -317,7 +321,6 @@ def frame_steps(request: FrameRequest) -> Callable[[VideoPackets], TimedFrames]:
     """
     if request.config is None:
         return lambda packets: load_frames(packets, request)
-    # Imported here, so that CPU users do not pay for it.
     from spdl_media.cuda.videos import device_frame_steps
 
     return device_frame_steps(request, request.config)

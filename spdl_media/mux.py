@@ -87,12 +87,11 @@ class Muxer:
 
     Thread safety: one thread at a time; a concurrent call raises RuntimeError.
 
-    Example::
-
-        with Muxer("out.mp4") as muxer:
-            index = muxer.add_encode_stream(video_encode_config(width=64, height=48, frame_rate=30))
-            for frames in decoder.decode(packets):
-                muxer.write(index, frames)
+    Example:
+        >>> frames = sm.frames_from_array(np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
+        >>> with sm.Muxer("out.mp4") as muxer:
+        ...     index = muxer.add_encode_stream(sm.video_encode_config(width=64, height=48, frame_rate=30))
+        ...     muxer.write(index, frames)
     """
 
     def __init__(

@@ -80,10 +80,9 @@ class ImageRecipe:
     Thread safety: immutable, free to share. Picklable.
 
     Example:
-        >>> recipe = ImageRecipe(224, random_crop=True, flip=0.5)
-        >>> image, label = recipe(("photo.jpg", 3), rng=np.random.default_rng(0))  # doctest: +SKIP
-        >>> image  # doctest: +SKIP
-        <ImageBuffer: (3, 224, 224) uint8>
+        >>> recipe = sm.ImageRecipe(224, random_crop=True, flip=0.5)
+        >>> recipe(("photo.jpg", 3), rng=np.random.default_rng(0))
+        (<ImageBuffer: (3, 224, 224) uint8>, 3)
     """
 
     size: int

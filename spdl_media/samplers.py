@@ -340,7 +340,7 @@ class BatchByLength(DistributedRandomSampler):
     Thread safety: iterators are independent; begin each in one thread at a time.
 
     Example:
-        >>> list(BatchByLength([3, 9, 2, 8, 3], max_total=18))
+        >>> list(sm.BatchByLength([3, 9, 2, 8, 3], max_total=18))
         [[1, 3], [4, 2, 0]]
     """
 

@@ -85,9 +85,8 @@ def save_video(
 
     Thread safety: safe.
 
-    Example::
-
-        save_video("out.mp4", np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
+    Example:
+        >>> sm.save_video("out.mp4", np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
     """
     single = isinstance(frames, VideoFrames | ImageFrames) or hasattr(frames, "shape")
     item, items = _peek([frames] if single else frames)
@@ -149,9 +148,8 @@ def save_audio(
 
     Thread safety: safe.
 
-    Example::
-
-        save_audio("out.flac", np.zeros(16000, np.float32), 16000)
+    Example:
+        >>> sm.save_audio("out.flac", np.zeros(16000, np.float32), 16000)
     """
     if sample_rate is not None:
         waveform = waveform, sample_rate
@@ -207,9 +205,9 @@ def cut(
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or ``dst``.
 
-    Example::
-
-        cut("long.mp4", "piece.mp4", 12.5, 20)
+    Example:
+        >>> sm.cut("clip.mp4", "piece.mp4", 2.5, 6)
+        False
     """
     window = parse_window((start, end))
     _check_other_file(src, dst)

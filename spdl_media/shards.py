@@ -89,7 +89,7 @@ def iter_samples(
     Thread safety: one thread at a time, as any generator.
 
     Example:
-        >>> for sample in iter_samples("train-{000..099}.tar", rank=0, world_size=8):
+        >>> for sample in sm.iter_samples("train-{000..099}.tar", rank=0, world_size=8):  # doctest: +SKIP
         ...     image, label = sample["jpg"], int(sample["cls"])
     """
     rank, world_size = _place("rank", rank, "world_size", world_size)
@@ -249,8 +249,8 @@ class Shards(MapIterator[dict[str, Any]]):
     any number of threads.
 
     Example:
-        >>> shards = Shards("train-*.tar", shuffle_shards=True, shuffle_buffer=10_000)  # doctest: +SKIP
-        >>> DataLoader(shards, preprocessor=decode, batch_size=256)  # doctest: +SKIP
+        >>> shards = sm.Shards("train-*.tar", shuffle_shards=True, shuffle_buffer=10_000)  # doctest: +SKIP
+        >>> sm.DataLoader(shards, preprocessor=decode, batch_size=256)  # doctest: +SKIP
     """
 
     def __init__(

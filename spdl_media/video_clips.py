@@ -118,10 +118,11 @@ def sample_clips(
 
     Thread safety: safe, if no other thread uses the ``rng``; calls with one ``video`` wait for each other.
 
-    Example::
-
-        with sm.VideoFile("movie.mp4") as video:
-            clips = sm.sample_clips(video, num_clips=8, num_frames=16, step=2, rng=rng, width=224, height=224)
+    Example:
+        >>> with sm.VideoFile("clip.mp4") as video:
+        ...     clips = sm.sample_clips(video, num_clips=4, num_frames=16, step=2, width=112, height=112)
+        >>> clips.video
+        <CPUBuffer: (4, 16, 112, 112, 3) uint8>
     """
     if not isinstance(video, VideoFile):
         raise TypeError(
@@ -310,12 +311,9 @@ class VideoCache:
     Thread safety: safe. Threads that open the same path share a video, and their calls wait for each other.
     A copy in another process begins empty.
 
-    Example::
-
-        cache = sm.VideoCache(64)
-
-        def load(path):
-            return sm.sample_clips(cache.open(path), num_clips=4, num_frames=16, width=224, height=224)
+    Example:
+        >>> cache = sm.VideoCache(64)
+        >>> clips = sm.sample_clips(cache.open("clip.mp4"), num_clips=4, num_frames=16)
     """
 
     def __init__(

@@ -85,12 +85,10 @@ class VideoFile(ClosedByWith):
     Thread safety: safe; calls wait for each other, so one VideoFile per thread is faster. Nothing else may
     use a file-like ``src``.
 
-    Example::
-
-        with sm.VideoFile("movie.mp4") as video:
-            frames = video[[10, 400, 10, -1]]                        # VideoFrames
-            batch = video.load([10, 400], width=224, height=224)     # (2, 224, 224, 3)
-            shown = video.at([1.0, 2.5])
+    Example:
+        >>> with sm.VideoFile("clip.mp4") as video:
+        ...     print(video[[385, 10, -1]], video.load([10, 385], width=224, height=224), video.at([1.0]))
+        <VideoFrames: 3 of 480x270 rgb24, ...> <CPUBuffer: (2, 224, 224, 3) uint8> <VideoFrames: 1 of ...>
     """
 
     def __init__(

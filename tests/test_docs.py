@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import spdl_media
@@ -89,6 +91,24 @@ def test_examples_run_and_print_what_stands_behind_them(page: Path) -> None:
     for block in blocks(page):
         if not block.packages:
             run(block, names, name_of(page))
+
+
+EXAMPLES = [
+    path
+    for path in sorted((ROOT / "spdl_media").rglob("*.py"))
+    if re.search(r">>> (?!.*\+SKIP)", path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.usefixtures("example_folder")
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_examples_of_docstrings_give_what_they_show(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    module = pytest.importorskip(name, exc_type=ImportError)
+    names = {"sm": spdl_media, "np": np}
+    result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+    assert result.attempted
+    assert not result.failed
 
 
 NEEDED = sorted(
