@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -351,13 +350,9 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         if self._bar is not None:
             self._bar.close()
         if run is not None and self._is_own:
-            loop = asyncio.get_running_loop()
-            ended = loop.create_future()
-            _stop_in_thread(
-                run, functools.partial(loop.call_soon_threadsafe, ended.set_result, None)
-            )
-            # The other thread blocks while the run ends, so that this event loop does not.
-            await asyncio.wait([ended])
+            run.request_stop()
+            # In a thread, because it blocks until the run has ended.
+            await asyncio.to_thread(run.stop, STOP_SECONDS)
 
 
 def _end_live(run: Run) -> None:
@@ -378,17 +373,11 @@ def _abandon(run: Run | None, bar: Any) -> None:
         bar.close()
     if run is not None and not run.was_stopped:
         run.request_stop()
+        stop = threading.Thread(
+            target=run.stop, args=(STOP_SECONDS,), name="spdl_media stop", daemon=True
+        )
         with suppress(RuntimeError):  # the interpreter is about to exit
-            _stop_in_thread(run)
-
-
-def _stop_in_thread(run: Run, then: Callable[[], object] = lambda: None) -> None:
-    def stop() -> None:
-        run.stop(STOP_SECONDS)
-        with suppress(RuntimeError):  # the event loop that waited has been closed
-            then()
-
-    threading.Thread(target=stop, name="spdl_media stop", daemon=True).start()
+            stop.start()
 
 
 def _bar_class() -> Any:

@@ -84,10 +84,10 @@ class Hub:
         self.taker: int | None = None
         self.loop_thread: int | None = None
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._turn_is_due = False
-        self._touched: deque[Node] = deque()
         self._for_loop: deque[tuple[Callable[[Any], object], Any]] = deque()
-        self._loop_is_due = False
+        self._touched: deque[Node] = deque()
+        # Whether the loop is about to call _serve.
+        self._loop_is_asked = False
 
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread.
@@ -101,8 +101,9 @@ class Hub:
             if not self.turn.locked():
                 self._ask_loop()
         except BaseException:
-            # A Ctrl-C in the user's thread: the loop may not have been asked, although the turn is due.
-            self._call_soon(self._take_due_turn)
+            # A Ctrl-C in the user's thread, which may have come before the loop was asked.
+            self._loop_is_asked = False
+            self._ask_loop()
             raise
 
     def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
@@ -120,9 +121,7 @@ class Hub:
     def post_to_loop(self, handler: Callable[[Any], object], argument: Any) -> None:
         """Have ``handler(argument)`` called on the loop, outside of turns. From any thread."""
         self._for_loop.append((handler, argument))
-        if not self._loop_is_due:
-            self._loop_is_due = True
-            self._call_soon(self._serve_loop)
+        self._ask_loop()
 
     def touch(self, node: Node) -> None:
         """Have ``node`` advance in this turn."""
@@ -139,15 +138,14 @@ class Hub:
 
     def abandon(self) -> None:
         """Close the hub in a forked process, which has no loop and must not wake the parent's loop."""
-        self.closed = True
-        self._turn_is_due = self._loop_is_due = True
+        self.closed = self._loop_is_asked = True
 
     def let_go(self) -> None:
         """Drop all messages, once the loop has been closed."""
         self._messages.clear()
         self._for_loop.clear()
-        # So that the next message calls _call_soon, which drops it as well.
-        self._turn_is_due = self._loop_is_due = False
+        # So that the next message asks the loop, which drops it as well.
+        self._loop_is_asked = False
 
     def _hear_of_end(self, task: asyncio.Task[None]) -> None:
         # Always retrieve the exception, or asyncio prints it.
@@ -156,33 +154,26 @@ class Hub:
             self.post(self._report_defect, error)
 
     def _ask_loop(self) -> None:
-        # Two threads may both see it unset; the second turn then finds nothing to do.
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._call_soon(self._take_due_turn)
-
-    def _call_soon(self, call: Callable[[], None]) -> None:
+        # Two threads may both see it unset; the second call of _serve then finds nothing to do.
+        if self._loop_is_asked:
+            return
+        self._loop_is_asked = True
+        is_here = threading.get_ident() == self.loop_thread
+        ask = self.loop.call_soon if is_here else self.loop.call_soon_threadsafe
         try:
-            if threading.get_ident() == self.loop_thread:
-                self.loop.call_soon(call)
-            else:
-                self.loop.call_soon_threadsafe(call)
+            ask(self._serve)
         except RuntimeError:
             # The loop has been closed while this thread was in a blocking call.
             self.let_go()
 
-    def _serve_loop(self) -> None:
+    def _serve(self) -> None:
         # Reset first, so that messages that arrive from now on cause another call.
-        self._loop_is_due = False
+        self._loop_is_asked = False
+        self._take_turns()
         waiting = self._for_loop
         for _ in range(len(waiting)):
             handler, argument = waiting.popleft()
             handler(argument)
-
-    def _take_due_turn(self) -> None:
-        # Reset first, so that messages that arrive from now on cause another turn.
-        self._turn_is_due = False
-        self._take_turns()
 
     def _take_turns(self) -> None:
         # If another thread has the turn, it looks for messages after the turn and finds that of this thread.

@@ -211,7 +211,7 @@ class FanOut(Stage):
             slot = self.queue.popleft()
             self._open[slot] = None
             self.open(slot)
-        self.runner.dispatch()
+        super().dispatch()
 
     def room(self) -> int:
         """Return how many more items fit. The slack applies to values, not to items."""

@@ -313,28 +313,28 @@ class TaskRunner:
         self._stage = stage
         self._idle: deque[asyncio.Future[None]] = deque()
         self._num_tasks = 0
-        self._is_waking = self._is_asked = False
+        # Whether the loop was asked to wake a task, or a task is about to look for slots.
+        self._is_waking = False
         self._running: dict[asyncio.Task[None], Any] = {}
 
     def dispatch(self) -> None:
         """Have the loop wake a task, or start one, unless one is about to look for slots."""
-        if not (self._is_asked or self._is_waking):
-            self._is_asked = True
+        if not self._is_waking:
+            self._is_waking = True
             self._stage.hub.post_to_loop(self._wake_task, None)
 
     def _wake_task(self, _: None) -> None:
-        # Reset first, so that slots that arrive from now on cause another call.
-        self._is_asked = False
         stage = self._stage
-        if self._is_waking or not stage.todo:
-            return
-        if self._idle:
+        # Reset first, so that slots that arrive from now on cause another call.
+        self._is_waking = False
+        # Other tasks are in calls, and look for slots after these.
+        if stage.todo and (self._idle or self._num_tasks < stage.concurrency):
             self._is_waking = True
-            wake(self._idle.popleft())
-        elif self._num_tasks < stage.concurrency:
-            self._is_waking = True
-            self._num_tasks += 1
-            stage.hub.spawn(self._work(), stage.name)
+            if self._idle:
+                wake(self._idle.popleft())
+            else:
+                self._num_tasks += 1
+                stage.hub.spawn(self._work(), stage.name)
 
     def running(self) -> list[Slot]:
         """Return the slots whose calls are awaited, without paused generators."""
