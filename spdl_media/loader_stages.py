@@ -397,9 +397,7 @@ class LoaderStages:
             result = call(item if is_bare else (item, self._place(position)))
             if is_async:
                 return await result
-            if isinstance(result, CoroutineType):
-                refuse_coroutine(result, name_of(self._preprocessor or call))
-            return result
+            return refuse_coroutine(result, name_of(self._preprocessor or call))
 
         async def load(item: Any, position: int) -> Any:
             if self._cache is None:

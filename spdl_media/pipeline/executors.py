@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from spdl_media._checks import check_callable, check_choice, check_int
 from spdl_media.pipeline.failures import PipelineError
@@ -32,6 +32,8 @@ __all__ = (
     "TaskHook",
     "ThreadPoolExecutorConfig",
 )
+
+T = TypeVar("T")
 
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
@@ -69,18 +71,20 @@ def name_of(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", None) or type(fn).__name__).strip("<>")
 
 
-def refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], stage: str) -> NoReturn:
-    """Raise an error, because a plain function returned a coroutine that nothing awaits.
+def refuse_coroutine(result: T, stage: str) -> T:
+    """Return the result of a plain function.
 
     Raises:
-        TypeError: Always.
+        TypeError: It is a coroutine, which nothing would await.
     """
-    # Close it, or the interpreter warns that it was never awaited.
-    coroutine.close()
-    raise TypeError(
-        f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
-        'awaited when it is defined by "async def"; write one that awaits what this one returns'
-    )
+    if isinstance(result, CoroutineType):
+        # Close it, or the interpreter warns that it was never awaited.
+        result.close()
+        raise TypeError(
+            f"the function of stage {stage!r} returned a coroutine, so the call was not made. A function is "
+            'awaited when it is defined by "async def"; write one that awaits what this one returns'
+        )
+    return result
 
 
 def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from spdl_media._optional import require
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
-from spdl_media.pipeline.engine.run import LIVE, Run
+from spdl_media.pipeline.engine.run import Run
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
     FailureLimit,
@@ -179,7 +179,7 @@ class Pipeline(Generic[T_co]):
             try:
                 # Stored before it has started, so that stop() in another thread finds it.
                 run = self._run = Run(self._config, self._options)
-                self._end = when_dropped(_end_live, run)
+                self._end = when_dropped(run.request_stop)
                 run.start()
             except BaseException:
                 self._run = None
@@ -254,8 +254,7 @@ class Pipeline(Generic[T_co]):
         bar = self._make_bar()
         # Looked up once, because take() is called for each item.
         take = run.graph.sink.take
-        has_end = is_own or bar is not None
-        end = when_dropped(_end_iteration, run if is_own else None, bar) if has_end else None
+        end = when_dropped(_end_iteration, run if is_own else None, bar)
         try:
             while (item := take(timeout)) is not END_OF_EPOCH:
                 if bar is not None:
@@ -353,11 +352,6 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             run.request_stop()
             # In a thread, because it blocks until the run has ended.
             await asyncio.to_thread(run.stop, STOP_SECONDS)
-
-
-def _end_live(run: Run) -> None:
-    if run in LIVE:
-        run.request_stop()
 
 
 def _end_iteration(run: Run | None, bar: Any) -> None:

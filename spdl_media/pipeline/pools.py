@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from types import CoroutineType
 from typing import Any, Final
 
 from spdl_media._optional import require
@@ -213,10 +212,8 @@ def _work(*arguments: Any) -> None:
 
 def _serve(pipe: Connection, name: str, fn: Callable[[Any], Any]) -> None:
     def call() -> Any:
-        result = fn(pickle.loads(data))  # noqa: S301  # from the process that started this one
-        if isinstance(result, CoroutineType):
-            refuse_coroutine(result, name)
-        return result
+        # The data is from the process that started this one.
+        return refuse_coroutine(fn(pickle.loads(data)), name)  # noqa: S301
 
     with contextlib.suppress(EOFError, OSError):  # the parent has ended, or closed the pipe
         while True:
@@ -282,10 +279,7 @@ class AwaitedPool:
             TypeError: The function returned a coroutine.
             BaseException: What the function raised.
         """
-        result = await self._outcome(self._stage.fn, item)
-        if isinstance(result, CoroutineType):
-            refuse_coroutine(result, self._stage.name)
-        return result
+        return refuse_coroutine(await self._outcome(self._stage.fn, item), self._stage.name)
 
     async def generate(self, item: Any) -> AsyncIterator[Any]:
         """Step a generator, each time in one of the executor's threads.

@@ -260,7 +260,6 @@ class _Profiler:
         stages = tuple(
             replace(one, inputs_per_item=one.inputs_per_item / total) for one in self._profiles
         )
-        config = replace(config, sink=config.sink or SinkConfig())
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=num_threads, max_failures=math.inf)
         with pipeline.auto_stop():
             for _ in pipeline:
