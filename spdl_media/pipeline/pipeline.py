@@ -254,7 +254,8 @@ class Pipeline(Generic[T_co]):
         bar = self._make_bar()
         # Looked up once, because take() is called for each item.
         take = run.graph.sink.take
-        end = when_dropped(_end_iteration, run if is_own else None, bar)
+        has_end = is_own or bar is not None
+        end = when_dropped(_end_iteration, run if is_own else None, bar) if has_end else None
         try:
             while (item := take(timeout)) is not END_OF_EPOCH:
                 if bar is not None:

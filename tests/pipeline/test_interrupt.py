@@ -37,7 +37,6 @@ from spdl_media.pipeline import (
 )
 from spdl_media.pipeline.children import _children
 from spdl_media.pipeline.engine import run as engine_run
-from spdl_media.pipeline.engine.hub import new_loop
 
 PROGRAM = """
 import asyncio
@@ -210,29 +209,19 @@ def test_programs_end_at_once(tmp_path: Path) -> None:
     assert trials(count, count, tmp_path) == []
 
 
-@pytest.mark.parametrize("moment", ["start", "join"])
-def test_one_while_the_event_loop_is_made_closes_it(
-    moment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_while_the_event_loop_is_made_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-made loop raises an error when it is collected, so the loop has to be made first."""
     loops: list[asyncio.AbstractEventLoop] = []
-    make, method = asyncio.new_event_loop, getattr(threading.Thread, moment)
+    make = asyncio.new_event_loop
 
-    def kept() -> asyncio.AbstractEventLoop:
+    def interrupted() -> asyncio.AbstractEventLoop:
+        _thread.interrupt_main()
         loops.append(make())
         return loops[-1]
 
-    def interrupted(self: threading.Thread) -> None:
-        method(self)
-        threads.append(self)
-        raise KeyboardInterrupt
-
-    threads: list[threading.Thread] = []
-    monkeypatch.setattr(asyncio, "new_event_loop", kept)
-    monkeypatch.setattr(threading.Thread, moment, interrupted)
+    monkeypatch.setattr(asyncio, "new_event_loop", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        new_loop()
-    monkeypatch.undo()
-    threads[0].join()
+        PipelineBuilder().add_source(range(3)).build().start()
     assert [loop.is_closed() for loop in loops] == [True]
 
 
@@ -267,27 +256,22 @@ def test_exit_stops_all_runs_and_forgets_those_that_have_ended() -> None:
 
 
 def test_one_while_a_thread_is_being_started_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt arrives after the thread has started, and before Thread.start() has returned."""
+    """The interrupt arrives after the thread was asked for, and before it is known to have started."""
     start = threading.Thread.start
-    gate = threading.Event()
-    late: list[threading.Thread] = []
+    started: list[threading.Thread] = []
 
     def interrupted(self: threading.Thread) -> None:
-        if not self.name.startswith("spdl_media pipeline"):
-            start(self)
-            return
-        late.append(threading.Thread(target=lambda: gate.wait(20) and self.run()))
-        start(late[0])
-        raise KeyboardInterrupt
+        if self.name.startswith("spdl_media pipeline"):
+            _thread.interrupt_main()
+            started.append(self)
+        start(self)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     pipeline = PipelineBuilder().add_source(range(3)).pipe(abs).build()
     with pytest.raises(KeyboardInterrupt):
         list(pipeline)
     monkeypatch.undo()
-    # pytest fails the test if this thread raises.
-    gate.set()
-    late[0].join()
+    assert [thread.is_alive() for thread in started] == [False]
     assert list(pipeline) == [0, 1, 2]
 
 

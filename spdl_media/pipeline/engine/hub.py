@@ -7,7 +7,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,19 +91,12 @@ class Hub:
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C in the user's thread. If the message was posted, it is delivered.
+        A Ctrl-C must not interrupt it, because the message may be there without the loop being asked.
         """
-        try:
-            self._messages.append((handler, argument))
-            # A thread that takes a turn looks for more messages after it.
-            if not self.turn.locked():
-                self._ask_loop()
-        except BaseException:
-            # A Ctrl-C in the user's thread, which may have come before the loop was asked.
-            self._loop_is_asked = False
+        self._messages.append((handler, argument))
+        # A thread that takes a turn looks for more messages after it.
+        if not self.turn.locked():
             self._ask_loop()
-            raise
 
     def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, by this thread unless another one takes turns.
@@ -217,32 +209,6 @@ def wake(future: asyncio.Future[None]) -> None:
     """Wake the task that awaits ``future``, unless it was woken or cancelled before."""
     if not future.done():
         future.set_result(None)
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Make an event loop, in a thread where no Ctrl-C arrives: collecting a half-made loop raises an error.
-
-    Raises:
-        OSError: The process may open no more files.
-    """
-    made: Future[asyncio.AbstractEventLoop] = Future()
-
-    def make() -> None:
-        try:
-            made.set_result(asyncio.new_event_loop())
-        except BaseException as error:  # noqa: BLE001  # raised below
-            made.set_exception(error)
-
-    thread = threading.Thread(target=make, name="spdl_media loop", daemon=True)
-    try:
-        thread.start()
-        # Otherwise the thread may get a signal that is blocked in this one.
-        thread.join()
-        return made.result()
-    except BaseException:
-        # Nothing else closes the loop, and the garbage collector may find its sockets first.
-        made.add_done_callback(lambda _: made.exception() or made.result().close())
-        raise
 
 
 class Inlet(Protocol):

@@ -14,8 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from spdl_media._checks import abridged
+from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.engine.graph import Graph, RunOptions
-from spdl_media.pipeline.engine.hub import Hub, Slot, new_loop, wake
+from spdl_media.pipeline.engine.hub import Hub, Slot, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
@@ -68,8 +69,6 @@ class Run:
         # Makes the exception for the consumer, a new one each time, because each raise adds to its traceback.
         self._failure: Callable[[], PipelineFailure] | None = None
         self._source_error: BaseException | None = None
-        # The last epoch that was begun.
-        self._epoch: object = None
         self._started_at = perf_counter()
         self._ended_at: float | None = None
         self._started_hooks: list[TaskHook] = []
@@ -80,8 +79,6 @@ class Run:
         self._to_thread = WorkerThreads(self._hub, "spdl_media to_thread", size)
         # Calls on_failure, one failure after the other.
         self._reporter = WorkerThreads(self._hub, "spdl_media on_failure", 1)
-        # Taken by the thread when it begins, or by a failed start, so that the thread does nothing.
-        self._start_lock = threading.Lock()
         self._stop: asyncio.Future[None]
         self._thread = threading.Thread(
             target=self._main, name=f"spdl_media pipeline {next(_NUMBERS)}", daemon=True
@@ -102,16 +99,17 @@ class Run:
         """
         threads = [self._to_thread, self._reporter]
         try:
-            # Not before, because a Ctrl-C would leave it open.
-            self._loop = self._hub.loop = new_loop()
+            # A Ctrl-C would leave a half-made loop, and collecting that raises an error.
+            with interrupts_delayed():
+                self._loop = self._hub.loop = asyncio.new_event_loop()
             self.graph = Graph(self._hub, self._config, self._options, self.log, threads)
             self._start_thread()
         except BaseException:
-            # A Ctrl-C may arrive after the thread has begun, which then ends everything itself.
-            if self._start_lock.acquire(blocking=False):
-                self._undo_start()
-            else:
+            # A thread that has begun ends everything itself.
+            if self.has_begun:
                 self.stop(EXIT_SECONDS)
+            else:
+                self._undo_start()
             raise
         if self.was_stopped:
             self.request_stop()
@@ -125,7 +123,9 @@ class Run:
             hook.stage_start()
             self._started_hooks.append(hook)
         LIVE.add(self)
-        self._thread.start()
+        # A Ctrl-C within Thread.start() would not tell whether the thread begins.
+        with interrupts_delayed():
+            self._thread.start()
 
     def _undo_start(self) -> None:
         LIVE.discard(self)
@@ -137,19 +137,11 @@ class Run:
             self._loop.close()
 
     def request_epoch(self) -> None:
-        """Begin another epoch.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C. The epoch begins nevertheless.
-        """
-        epoch = object()
-        self.graph.sink.begin_epoch()
-        try:
-            self._hub.post(self._begin_epoch, epoch)
-        except BaseException:
-            # A Ctrl-C, perhaps before the message was there. The next consumer would wait for ever.
-            self._hub.post(self._begin_epoch, epoch)
-            raise
+        """Begin another epoch."""
+        # After a Ctrl-C between the two steps, the next consumer would wait for ever.
+        with interrupts_delayed():
+            self.graph.sink.begin_epoch()
+            self._hub.post(self._begin_epoch, None)
 
     def request_stop(self) -> None:
         """Ask the run to end, without waiting. From any thread, any number of times."""
@@ -158,7 +150,8 @@ class Run:
         self._hub.closed = True
         # Before the begin, start() will see the request.
         if self.has_begun:
-            self._hub.post(self._end, None)
+            with interrupts_delayed():
+                self._hub.post(self._end, None)
 
     def stop(self, timeout: float) -> None:
         """End the run, and wait at most ``timeout`` seconds until its threads have ended.
@@ -265,8 +258,6 @@ class Run:
     # In the loop's thread.
 
     def _main(self) -> None:
-        if not self._start_lock.acquire(blocking=False):
-            return
         try:
             self._run_to_its_end(self._live())
             self._run_to_its_end(self._loop.shutdown_asyncgens())
@@ -304,7 +295,7 @@ class Run:
         # Before any user code runs on the loop.
         self._loop.set_default_executor(LoopExecutor(self._hub, self._to_thread))
         try:
-            self._hub.post(self._begin_epoch, object())
+            self._hub.post(self._begin_epoch, None)
             self._look_out()
             if (interval := self._options.report_stats_interval) is not None:
                 self._hub.spawn(self._report_every(interval), "statistics")
@@ -342,10 +333,7 @@ class Run:
             except BaseException:
                 LOG.exception("a task hook raised at the end of its stage")
 
-    def _begin_epoch(self, epoch: object) -> None:
-        if epoch is self._epoch:
-            return
-        self._epoch = epoch
+    def _begin_epoch(self, _: None) -> None:
         # Between epochs no items are expected, so the quiet time begins with the epoch.
         self.graph.sink.quiet_since = perf_counter()
         for source in self.graph.sources:
