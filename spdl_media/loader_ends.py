@@ -275,15 +275,15 @@ class SharedSource:
 
 
 class _Iteration:
-    """Base of the iterators that return the batches of a loader's pipeline."""
+    """Base of the iterators that return the batches of a loader's pipeline. ``stop`` ends that."""
 
-    def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
-        self._loader, self._pipeline, self._ledger = loader, pipeline, ledger
+    def __init__(self, loader: Any, ledger: Ledger, stop: Callable[[], object]) -> None:
+        self._loader, self._ledger = loader, ledger
         self._timeout = loader.timeout
         self._convert = None if loader.to is None else CONVERTERS[loader.to]
         self._is_over = False
         # A loop left by "break" drops its iterator without closing it.
-        self._end = when_dropped(_close, ledger, pipeline, loader, loader._pinned)
+        self._end = when_dropped(_close, ledger, stop, loader, loader._pinned)
 
     def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
@@ -311,20 +311,21 @@ class _Iteration:
         self._ledger.close()
 
 
-def _close(ledger: Ledger, pipeline: Pipeline[Any], loader: Any, pinned: State | None) -> None:
+def _close(ledger: Ledger, stop: Callable[[], object], loader: Any, pinned: State | None) -> None:
     if not ledger.is_closed:
         # Lightning makes an iterator to check a loader, and drops it unused.
         if loader._ledger is ledger and not ledger.has_delivered:
             loader._pinned, loader._next_epoch = pinned, ledger.start.epoch
         ledger.close()
-        pipeline.stop()
+        stop()
 
 
 class Epoch(_Iteration, Iterator[Any]):
     """Iterator over the batches of one epoch. Its pipeline ends with it."""
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
-        super().__init__(loader, pipeline, ledger)
+        super().__init__(loader, ledger, pipeline.stop)
+        self._pipeline = pipeline
         pipeline.start()
 
     def __next__(self) -> Any:
@@ -357,7 +358,7 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
     """Async iterator over the batches of one epoch. Its pipeline starts with the first ``anext``."""
 
     def __init__(self, loader: Any, pipeline: Pipeline[Any], ledger: Ledger) -> None:
-        super().__init__(loader, pipeline, ledger)
+        super().__init__(loader, ledger, lambda: None)
         # This iterator stops the pipeline when it ends or is dropped, without blocking the event loop.
         self._items: AsyncIterator[Any] | None = aiter(pipeline)
 

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from left_behind import wait_until
 import spdl_media as sm
 from spdl_media.dataloader import DataLoader, MapIterator, Pipeline, PipelineBuilder, sample_rng
 from spdl_media.pipeline import PipelineError, PipelineFailure
+from spdl_media.pipeline.engine.run import Run
 from spdl_media.source import DistributedRandomSampler, MergeIterator, repeat_source
 
 ORDERS = ["completion", "input"]
@@ -953,6 +955,24 @@ class TestTasks:
         resumed = DataLoader(range(10), batch_size=4, output_order="input")
         resumed.load_state_dict(loader.state_dict())
         assert list(resumed) == [[4, 5, 6, 7], [8, 9]]
+
+    def test_an_iterator_that_is_dropped_does_not_block_the_event_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stops: SimpleQueue[threading.Thread] = SimpleQueue()
+        stop = Run.stop
+
+        def noted(self: Run, timeout: float) -> None:
+            stops.put(threading.current_thread())
+            stop(self, timeout)
+
+        async def take_one() -> None:
+            await anext(aiter(loader))
+
+        loader = DataLoader(range(10))
+        monkeypatch.setattr(Run, "stop", noted)
+        asyncio.run(take_one())
+        assert stops.get(timeout=20) is not threading.current_thread()
 
     def test_it_may_be_closed_again(self) -> None:
         async def consume() -> None:
