@@ -38,6 +38,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# DistributedDataParallel imports this module, too. If that comes after init_process_group(), defaults of its
+# functions keep the process group, and the group's threads may abort Python at its end.
+import torch.distributed.nn
 from made_media import COLORS, cut_short, make_photos
 
 import spdl_media as sm

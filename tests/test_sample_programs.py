@@ -44,19 +44,13 @@ def run_apart(script: Path) -> tuple[str, str]:
     """Run a program in a process of its own, and return what it printed and what it logged."""
     # Ray warns about its own settings.
     strict = [] if script.stem == "ray_data" else ["-W", "error"]
-    is_distributed = script.stem == "train_ddp"
-    # On busy machines, gloo aborts one in five programs of PyTorch at their end, ours or not.
-    for _ in range(3 if is_distributed else 1):
-        done = subprocess.run(
-            [sys.executable, *strict, script],
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-            capture_output=True,
-            text=True,
-            timeout=500 if is_distributed else 100,
-            check=False,
-        )
-        if "terminate called without an active exception" not in done.stderr:
-            break
+    done = subprocess.run(
+        [sys.executable, *strict, script],
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -124,7 +118,7 @@ def test_prints_what_its_docstring_shows(
         pytest.param("dask_cluster", "distributed", marks=pytest.mark.long),
         pytest.param("ray_data", "ray", marks=pytest.mark.long),
         # Five processes with PyTorch, in two rounds.
-        pytest.param("train_ddp", "torch", marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        pytest.param("train_ddp", "torch", marks=pytest.mark.long),
     ],
 )
 def test_prints_it_in_a_process_of_its_own(
