@@ -36,7 +36,7 @@ from spdl_media.pipeline import (
 )
 from spdl_media.ring import Ring
 
-WAIT = 20
+WAIT = 60
 
 
 def resident_size() -> int:
@@ -372,8 +372,12 @@ def test_a_call_occupies_its_stage_while_it_runs(
     caplog.set_level(logging.INFO, logger="spdl_media.pipeline")
     caplog.handler.addFilter(lambda _: reports.release() or True)
 
+    earlier = []
+
     def wait() -> int:
-        for _ in range(3):
+        while reports.acquire(blocking=False):
+            earlier.append("on a busy machine")
+        for _ in range(4):
             assert reports.acquire(timeout=WAIT)
         return 1
 
@@ -397,8 +401,9 @@ def test_a_call_occupies_its_stage_while_it_runs(
         assert list(pipeline) == [1]
         assert reports.acquire(timeout=WAIT)
     found = re.findall(r"waits .* (\d+)%", caplog.text)
-    # The first report begins before the call, and the last one ends after it.
-    assert [int(part) > 70 for part in found[1:3]] == [True, True]
+    # Two reports may begin before the call, and the last one ends after it.
+    during = found[len(earlier) + 2 :][:2]
+    assert [int(part) > 70 for part in during] == [True, True]
     assert all(int(part) <= 100 for part in found)
 
 
