@@ -33,7 +33,6 @@ def test_clips_writes_figures_of_every_route(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -24,7 +24,6 @@ def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

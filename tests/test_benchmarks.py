@@ -30,7 +30,6 @@ def run(
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

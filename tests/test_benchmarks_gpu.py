@@ -96,7 +96,7 @@ def test_with_a_gpu_every_cell_of_ours_is_measured(
     result = tmp_path / "gpu.json"
     command = [sys.executable, BENCHMARKS / "gpu.py", "--images", folder, "--video", video, *TINY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
-    subprocess.run([*command, "--json", result], env=environment, check=True, timeout=100)
+    subprocess.run([*command, "--json", result], env=environment, check=True)
     document = json.loads(result.read_text())
     assert {"CPU + transfer", "video: CPU + transfer", *COPIES} <= set(document["results"])
 
@@ -304,7 +304,6 @@ def test_threads_take_turns_and_are_summed(gpu: ModuleType) -> None:
     assert {0, 1, 2, 3} <= seen
 
 
-@pytest.mark.timeout(10)
 def test_an_error_in_a_thread_is_raised(gpu: ModuleType) -> None:
     def load(number: int) -> None:
         if number == 1:

@@ -39,7 +39,6 @@ def run(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[st
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

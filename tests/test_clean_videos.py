@@ -31,7 +31,6 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

@@ -208,9 +208,7 @@ print("done")
 
 
 def test_threads_and_damaged_data_do_not_hang() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _DAMAGED], capture_output=True, timeout=100, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", _DAMAGED], capture_output=True, check=False)
     assert done.stdout.strip() == b"done", done.stderr.decode()[-1000:]
 
 

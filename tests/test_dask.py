@@ -206,7 +206,7 @@ def close_at_20(pipeline: Any, what: Any) -> None:
 def test_what_is_closed_in_the_middle_ends_the_run(what: str) -> None:
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(local_cluster(1))
-        client = stack.enter_context(distributed.Client(cluster, timeout=2))
+        client = stack.enter_context(distributed.Client(cluster, timeout=20))
         pipeline = on(client.get_executor(), with_pid, range(1000))
         with pytest.raises(PipelineFailure) as info:
             close_at_20(pipeline, client if what == "client" else cluster)

@@ -569,7 +569,6 @@ def test_another_process_continues(order: str, tmp_path: Path) -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=100,
         )
         assert done.stderr == ""
         return json.loads(done.stdout)

@@ -64,7 +64,6 @@ def run(folder: Path, world_size: int, stop_after: int) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_two_ranks_stop_and_three_continue(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     two = run(tmp_path, 2, stop_after=2)

@@ -65,7 +65,6 @@ def run_code(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -462,7 +462,7 @@ def test_two_ranks_end_together_and_compare_their_epochs(tmp_path: Path) -> None
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=100)[0].splitlines() for rank in ranks]
+        outputs = [rank.communicate(timeout=500)[0].splitlines() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -303,7 +303,7 @@ def test_missing_file_is_an_error_with_its_cause(server: HTTPFiles) -> None:
         open_input(f"{server.url}/missing.mp4")
     assert isinstance(e.value.__cause__, FileNotFoundError)
     assert e.value.source == f"{server.url}/missing.mp4"
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 30  # connections have minutes, and imports take seconds
 
 
 def test_refused_connection_is_an_error_with_its_cause() -> None:
@@ -314,7 +314,7 @@ def test_refused_connection_is_an_error_with_its_cause() -> None:
         with pytest.raises(SourceError, match="server can be reached") as caught:
             open_input(url)
     assert isinstance(caught.value.__cause__, Exception)
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 30
 
 
 def test_server_that_fails_while_reading(large_mp4: bytes) -> None:

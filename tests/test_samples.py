@@ -60,7 +60,7 @@ def test_stills_are_of_the_kinds_that_their_names_say() -> None:
 def test_make_stills_makes_the_stills_again(tmp_path: Path) -> None:
     script = MEDIA / "make_stills.py"
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, script, tmp_path], capture_output=True, text=True, check=True
     )
     shown = re.search(r"Output::\n\n(.*?)\n\"\"\"", script.read_text("utf-8"), re.DOTALL)
     assert shown is not None

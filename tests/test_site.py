@@ -19,7 +19,7 @@ import spdl_media
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each test parses the whole site or waits for its build: 20 s, on a busy machine minutes.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 
 @dataclass

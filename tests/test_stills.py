@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -425,9 +426,10 @@ def test_damage_never_raises(name: str, changes: list[tuple[int, int]], length: 
         ("avif", b"\0\0\0\x08free" * (2 * MAX_PARTS)),
     ],
 )
-@pytest.mark.timeout(5)
 def test_files_of_empty_parts_end_soon(codec: str, data: bytes) -> None:
+    begin = time.thread_time()
     check_complete(codec, data)
+    assert time.thread_time() - begin < 5
 
 
 def test_real_images(media_dir: Path) -> None:

@@ -24,7 +24,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
-        timeout=100,
         check=True,
     )
 

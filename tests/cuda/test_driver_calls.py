@@ -143,7 +143,7 @@ def start(environment: dict[str, str], program: str, seconds: float = 0) -> subp
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    stdout, stderr = process.communicate(timeout=100)
+    stdout, stderr = process.communicate(timeout=500)
     return process.returncode, stdout.strip(), stderr
 
 

@@ -31,7 +31,7 @@ from spdl_media.pipeline.failures import (
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stats import StageCounters
 
-WAIT = 20
+WAIT = 60
 
 
 def fail_when(condition: Callable[[int], bool], kind: str) -> Any:

@@ -20,7 +20,7 @@ from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.engine.hub import Node
 from spdl_media.pipeline.engine.workers import WorkerThreads
 
-WAIT = 20
+WAIT = 60
 
 
 class Meter:

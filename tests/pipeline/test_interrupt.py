@@ -201,7 +201,6 @@ def trials(count: int, seed: int, folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signals to groups of processes")
-@pytest.mark.timeout(600)
 def test_programs_end_at_once(tmp_path: Path) -> None:
     import effort  # not found where this file is run as a program
 

@@ -146,7 +146,6 @@ def test_a_program_ends_whose_processes_resist(kind: str, tmp_path: Path) -> Non
         env=os.environ | {"PYTHONASYNCIODEBUG": ""},
         capture_output=True,
         text=True,
-        timeout=WAIT,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2]\n", "")

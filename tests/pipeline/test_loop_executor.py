@@ -11,7 +11,7 @@ import pytest
 
 from spdl_media.pipeline.engine.workers import LoopExecutor, WorkerThreads
 
-WAIT = 20
+WAIT = 60
 
 
 class FakeHub:

@@ -19,7 +19,7 @@ from spdl_media.pipeline.failures import PipelineFailure
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stats import StageCounters
 
-WAIT = 20
+WAIT = 60
 
 
 def test_statistics_count_what_happened() -> None:

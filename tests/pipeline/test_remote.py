@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from left_behind import WAIT, wait_until
+from left_behind import wait_until
 from remote_items import (
     Batches,
     Draws,
@@ -120,7 +120,7 @@ def test_a_process_that_is_forked_meanwhile_ends_nothing(tmp_path: Path, kind: s
     numbers = "class Numbers:\n    def __iter__(self):\n        return iter(range(40))\n"
     program.write_text(FORKS.replace("\ndef same", f"\n{numbers}\ndef same"))
     command = [sys.executable, str(program), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     *told, last = done.stdout.splitlines()
     assert last == "True", done.stderr
     # An epoch of the loader has processes of its own.
@@ -342,7 +342,6 @@ def test_the_process_ends_with_this_one(end: str, code: int, tmp_path: Path) -> 
         command,
         # On a busy machine, asyncio's debug mode reports slow calls.
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONASYNCIODEBUG": ""},
-        timeout=WAIT,
         capture_output=True,
         text=True,
         check=False,
@@ -369,7 +368,6 @@ def test_a_script_without_a_guard_is_told_how_to_write_it(tmp_path: Path) -> Non
     found = subprocess.run(
         [sys.executable, str(tmp_path / "main.py")],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=WAIT,
         capture_output=True,
         text=True,
         check=False,

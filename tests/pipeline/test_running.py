@@ -567,7 +567,7 @@ def test_interpreter_exit_ends_a_running_pipeline() -> None:
         print("exit", time.time(), flush=True)
         """
     )
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=500)
     ended = time.time()
     first, *rest = out.splitlines()
 
@@ -589,7 +589,7 @@ def test_interpreter_exit_does_not_wait_for_a_blocked_stage() -> None:
         print(time.time(), flush=True)
         """
     )
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=500)
 
     assert time.time() - float(out) < 40
     assert process.returncode == 0
@@ -610,7 +610,7 @@ def test_interpreter_exit_does_not_report_twice() -> None:
         pipeline.stop(timeout=0.01)
         """
     )
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=500)
 
     assert process.returncode == 0
     assert err.count("block has run for") == 1
@@ -640,7 +640,7 @@ def test_control_c_in_the_consumer() -> None:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)  # until it waits for an item that never comes, which cannot be observed
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=500)
 
     assert out == "[]\n"
     assert (process.returncode, err) == (0, "")

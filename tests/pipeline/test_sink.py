@@ -14,7 +14,7 @@ from spdl_media.pipeline.engine import ends
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH, Sink
 from spdl_media.pipeline.failures import PipelineStopped
 
-WAIT = 20
+WAIT = 60
 
 
 class FakeHub:

@@ -16,7 +16,7 @@ from spdl_media.pipeline import FailureRecord, PipelineBuilder, ThreadPoolExecut
 from spdl_media.pipeline.engine import nodes, workers
 from spdl_media.pipeline.failures import PipelineFailure
 
-WAIT = 20
+WAIT = 60
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
