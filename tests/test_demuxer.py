@@ -42,6 +42,15 @@ def test_it_tells_what_it_holds(movie: bytes) -> None:
         assert (sound.name, sound.sample_rate, sound.num_channels) == ("pcm_s16le", 48000, 2)
 
 
+def test_the_windows_of_a_clip_begin_together(movie: bytes) -> None:
+    """One pass over the file reads both."""
+    with sm.Demuxer(movie) as demuxer:
+        with pytest.raises(ValueError, match="timestamp and audio_timestamp begin at one time"):
+            demuxer.demux_clip((0.5, 1), audio_timestamp=(0, 1))
+        video, audio = demuxer.demux_clip((0.5, 1), audio_timestamp=(0.5, 0.7))
+    assert (video.timestamp, audio.timestamp) == ((0.5, 1), (0.5, 0.7))
+
+
 def test_it_tells_what_it_lacks(movie: bytes) -> None:
     with sm.Demuxer(make_audio(index_samples(4800))) as demuxer:
         assert demuxer.video_stream_index is None

@@ -290,6 +290,14 @@ def test_a_file_object_that_writes_nothing(base: type, count: int | None) -> Non
         sm.save_image(file, FRAMES[0], format="png")
 
 
+def test_a_file_object_whose_write_returns_nothing_has_written_all() -> None:
+    """Many wrappers do that. Only of a raw file, None means that it was not ready."""
+    parts: list[bytes] = []
+    file = type("File", (), {"write": lambda _, data: parts.append(bytes(data))})()
+    write(file, format="matroska")
+    assert indices(b"".join(parts)) == list(range(30))
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o664])
 def test_a_file_that_is_overwritten_keeps_its_permissions(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "out.png"
@@ -434,6 +442,24 @@ def test_an_encoder_that_cannot_be_opened_is_no_failure_of_the_disk(
     monkeypatch.setattr("spdl_media.mux.open_encoder", opened)
     with pytest.raises(sm.EncodeError, match="not permitted"):
         refused(sm.video_encode_config(**CONFIG))
+
+
+def test_a_smaller_qscale_is_a_better_quality() -> None:
+    rng = np.random.default_rng(1)
+    noise = sm.frames_from_array(rng.integers(0, 256, (4, 48, 64, 3), np.uint8))
+    sound = sm.frames_from_array(rng.uniform(-0.5, 0.5, (1, 8000)), sample_rate=16000)
+    sizes: dict[str, list[int]] = {"mpeg4": [], "libmp3lame": []}
+    for qscale in (1, 9):
+        for encoder, found in sizes.items():
+            given: Any = {"encoder": encoder, "qscale": qscale}
+            config = sm.audio_encode_config(sample_rate=16000, num_channels=1, **given)
+            if encoder == "mpeg4":
+                config = sm.video_encode_config(**CONFIG, **given)
+            file = io.BytesIO()
+            with sm.Muxer(file, format="matroska") as muxer:
+                muxer.write(muxer.add_encode_stream(config), noise if encoder == "mpeg4" else sound)
+            found.append(len(file.getvalue()))
+    assert all(better > 1.4 * worse for better, worse in sizes.values()), sizes
 
 
 def test_numbers_of_a_config_are_those_of_ffmpeg() -> None:
