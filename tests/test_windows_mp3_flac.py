@@ -96,6 +96,7 @@ def test_any_window_is_that_of_the_whole_file(name: str, rng: np.random.Generato
         (0, end),
         (0, 1),
         (end - 1, end),
+        (end - 500, end + 100),  # into the padding of an MP3
         (end - 500, end + 10**6),
     ]
     starts, lengths = rng.integers((0, 1), (end, rate), (examples(WINDOWS), 2)).T.tolist()
@@ -112,10 +113,10 @@ def _without_counts(error: tuple[type, str]) -> tuple[type, str]:
     return error[0], re.sub(r"packet \d+", "packet", error[1])
 
 
-def _check_as_by_packets(data: bytes, window: Any) -> bool:
+def _check_as_by_packets(data: bytes, window: Any, **options: Any) -> bool:
     """Check that the array or error equals that by FFmpeg's demuxer; return whether it was an array."""
-    wanted = outcome(lambda: by_steps(data, window, {}))
-    found = outcome(lambda: sm.load_audio(data, window, name="sound").array)
+    wanted = outcome(lambda: by_steps(data, window, options))
+    found = outcome(lambda: sm.load_audio(data, window, name="sound", **options).array)
     if isinstance(wanted, tuple):
         # In FLAC, FFmpeg finds another position at a second seek, from which packets are counted.
         assert _without_counts(found) == _without_counts(wanted)
@@ -185,10 +186,10 @@ ODD: dict[str, Callable[[bytes, bytes], bytes]] = {
     "FLAC of no stated length": lambda mp3, flac: (
         flac[:21] + bytes([flac[21] & 0xF0]) + bytes(4) + flac[26:]
     ),
-    "FLAC with a mask of channels": lambda mp3, flac: _with_block(
-        flac,
+    "FLAC of centre and bass": lambda mp3, flac: _with_block(
+        file("FLAC, 44.1 kHz stereo"),
         4,
-        struct.pack("<3I", 0, 1, 37) + b"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0x1",
+        struct.pack("<3I", 0, 1, 37) + b"WAVEFORMATEXTENSIBLE_CHANNEL_MASK=0xc",
     ),
     "FLAC without the first frames": lambda mp3, flac: (
         flac[:42] + flac[flac.index(flac[-1:], 40_000) :]
@@ -203,6 +204,7 @@ def test_odd_files_are_read_as_by_packets(name: str) -> None:
     data = ODD[name](file("MP3, 16 kHz"), file("FLAC, 16 kHz"))
     for window in [None, (0, 1), (2.5, 3.1), (6.5, 7), (6.9, 9), (9, 14)]:
         _check_as_by_packets(data, window)
+    _check_as_by_packets(data, (2.5, 3.1), num_channels=1)  # bass is left out
 
 
 FORK = """
