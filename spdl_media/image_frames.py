@@ -297,13 +297,6 @@ class ImageFrames(_Pictures):
 
     __slots__ = ()
 
-    def __init__(
-        self, frames: Sequence[av.VideoFrame], metadata: FrameMetadata | None = None
-    ) -> None:
-        if len(frames) != 1:
-            raise ValueError(f"ImageFrames hold one image, not {len(frames)}")
-        super().__init__(frames, metadata)
-
     @property
     def pts(self) -> int | None:
         """FFmpeg's presentation timestamp, ``None`` for a still."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, EPERM, ERANGE, errorcode
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import av
 from av.bitstream import BitStreamFilterContext
@@ -15,7 +15,7 @@ from av.format import Flags
 
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors, ffmpeg_log, format_hint, is_native_layout
-from spdl_media._threads import OneThread
+from spdl_media._threads import ClosedByWith, OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import string_options
 from spdl_media.destination import Draft, Target
@@ -65,7 +65,7 @@ class _Track(NamedTuple):
     coder: Any
 
 
-class Muxer:
+class Muxer(ClosedByWith):
     """Writes one file of video and audio streams: encodes frames, and copies packets.
 
     Use it as a context manager. The file appears at its path at the end of the ``with`` block, when it is
@@ -338,11 +338,8 @@ class Muxer:
         finally:
             self._draft.remove()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
             self.close()
         else:
             with self._guard:
