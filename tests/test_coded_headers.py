@@ -80,6 +80,7 @@ def with_other_header(inside: bytes) -> bytes:
         (lambda: movie(max_b_frames=2), ["none"]),
         (lambda: movie(frames=index_planes(20, 66, 50)), ["none"]),  # cropped
         (lambda: movie("colorprim=bt709:transfer=bt709:colormatrix=bt709:sar=7/5"), ["none"]),
+        (lambda: movie("overscan=show:chromaloc=2"), ["none"]),
         (lambda: movie("fullrange=on"), ["none"]),
         (lambda: movie("fullrange=on", pix_fmt="yuv420p10le", frames=COLORS), ["none"]),
         (lambda: movie("interlaced=1"), ["none"]),
