@@ -41,9 +41,11 @@ def test_real_stream_damaged_in_the_middle(media_dir: Path) -> None:
     assert modes(path) == {"keep": (30, 13, 0), "drop": (17, 0, 13)}
 
 
-def damaged_stream() -> bytes:
+def damaged_stream(*, is_odd: bool = False) -> bytes:
     """Make MPEG-4 in a transport stream, with noise in frames 10 to 19 of 30."""
-    data = make_video(pictures(30), codec="mpeg4", format="mpegts", gop_size=30)
+    frames = pictures(30)
+    frames = [one[:-1, :-1] for one in frames] if is_odd else frames
+    data = make_video(frames, codec="mpeg4", format="mpegts", gop_size=30)
     packets = [data[n : n + 188] for n in range(0, len(data), 188)]
     starts = [n for n, p in enumerate(packets) if p[1] & 0x5F == 0x41 and p[2] == 0]
     assert len(starts) == 30
@@ -79,6 +81,35 @@ def test_marks_pass_through_filters_and_slices() -> None:
     scaled = sm.decode_packets(packets, "scale=32:32,format=rgb24", config)
     assert scaled.is_corrupt == native.is_corrupt
     assert native[8:14].is_corrupt == native.is_corrupt[8:14]
+
+
+def test_marks_pass_through_the_copy_of_an_odd_size() -> None:
+    """A row and a column are added for the chroma, in a new frame, which has no flag."""
+    packets = sm.demux_video(damaged_stream(is_odd=True))
+    config = sm.decode_config(on_corrupt="keep")
+    marks = sm.decode_packets(packets, None, config).is_corrupt
+    assert any(marks)
+    assert sm.decode_packets(packets, decode_config=config).is_corrupt == marks
+
+
+def test_audio_that_the_decoder_marks() -> None:
+    """That of E-AC-3 gives damaged frames without an error."""
+    file, rng = io.BytesIO(), np.random.default_rng(3)
+    sm.save_audio(file, rng.uniform(-0.5, 0.5, (1, 24000)), 48000, format="eac3")
+    whole, kinds = sm.load_audio(file.getvalue()).array, ("keep", "drop", "raise")
+    keep, drop, fail = (sm.decode_config(on_corrupt=kind) for kind in kinds)
+    for place in range(5000, 8000, 7):
+        data = bytearray(file.getvalue())
+        data[place : place + 8] = rng.bytes(8)
+        packets = sm.demux_audio(bytes(data))
+        kept = sm.decode_packets(packets, None, keep)
+        if any(kept.is_corrupt):
+            break
+    assert (len(kept), sum(kept.is_corrupt)) == (whole.shape[1], 1)
+    frames = sm.decode_packets(packets, None, drop)
+    assert (whole.shape[1] - len(frames), frames.num_dropped) == (1536, 1)
+    with pytest.raises(sm.DecodeError, match="the decoder reports that the frame is damaged"):
+        sm.decode_packets(packets, None, fail)
 
 
 def test_window_before_the_damage_is_complete() -> None:
