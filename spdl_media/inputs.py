@@ -208,11 +208,7 @@ class Input:
         self._container = container = self._open_container(self._target(config), config)
         # Checked after opening, when the format is known: FFmpeg ignores options that it does not have.
         if config.format is None and config.format_options:
-            try:
-                _ffmpeg.check_format_options(container.format.name, config.format_options)
-            except ValueError:
-                self._close_container()
-                raise
+            _ffmpeg.check_format_options(container.format.name, config.format_options)
         return container
 
     def missing_end(self) -> str | None:

@@ -89,7 +89,8 @@ def test_marks_pass_through_the_copy_of_an_odd_size() -> None:
     config = sm.decode_config(on_corrupt="keep")
     marks = sm.decode_packets(packets, None, config).is_corrupt
     assert any(marks)
-    assert sm.decode_packets(packets, decode_config=config).is_corrupt == marks
+    desc = sm.get_video_filter_desc(quality="accurate")
+    assert sm.decode_packets(packets, desc, config).is_corrupt == marks
 
 
 def test_audio_that_the_decoder_marks() -> None:
