@@ -185,9 +185,12 @@ def test_a_timestamp_that_jumps_ahead(jump: int) -> None:
 
 @pytest.mark.parametrize("indices_", [0, [0, 1]])
 def test_a_clock_that_is_set_back(indices_: Any) -> None:
-    """Two recordings in sequence, of which the second starts at 0 again."""
-    late = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8, pts=[k + 900 for k in range(60)])
-    sound = AudioTrack(samples=index_samples(288000), codec="mp2", start=48000 * 90)
+    """Two recordings in sequence, of which the second starts at 0 again.
+
+    If it starts more than a minute before the first one, FFmpeg takes that for an overflow and goes ahead.
+    """
+    late = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8, pts=[k + 300 for k in range(60)])
+    sound = AudioTrack(samples=index_samples(288000), codec="mp2", start=48000 * 30)
     early = VideoTrack(frames=FRAMES, codec="libx265", gop_size=8)
     first_sound = AudioTrack(samples=index_samples(288000), codec="mp2")
     data = make_media([late, sound], format="mpegts")
