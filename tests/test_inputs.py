@@ -411,6 +411,26 @@ def test_stream_read_as_a_whole(clip: bytes) -> None:
             source.read_all()
 
 
+def test_a_file_object_whose_seek_only_fails_is_read_forward(clip: bytes) -> None:
+    """Wrappers of pipes have all methods, but need not have seekable(), which tells that they fail."""
+
+    class Pipe(Stream):
+        def tell(self) -> int:
+            return self._file.tell()
+
+        def seek(self, *_: int) -> int:
+            raise io.UnsupportedOperation("seek")
+
+    with open_input(Pipe(clip)) as source:
+        assert not source.seekable
+        assert packets(source) == expected(clip)
+    lost = type("Lost", (Pipe,), {"tell": lambda _: int("lost")})
+    with pytest.raises(
+        SourceError, match=r"<?Lost object>?: its tell\(\) failed: ValueError: inval"
+    ):
+        open_input(lost(clip))
+
+
 def test_read_and_seek_are_all_that_a_file_object_needs(mp4: bytes) -> None:
     class ReadAndSeek:
         def __init__(self, file: io.BytesIO) -> None:
