@@ -20,23 +20,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from av.bitstream import BitStreamFilterContext
-from av.packet import PacketSideData, PktSideDataT
 
+from spdl_media import frame_scan
 from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket
 from spdl_media.audio_clock import AAC_FRAME_SIZE, SKIPPED, Times, are_even, even_samples, is_aac_lc
 from spdl_media.codec import AudioCodec
-from spdl_media.frame_scan import (
-    LAYOUTS,
-    MOST_BYTES,
-    PACKET_SAMPLES,
-    CodedFrames,
-    packet_positions,
-    split,
-)
+from spdl_media.frame_scan import CodedFrames
 from spdl_media.inputs import Input
 from spdl_media.packet_table import (
     Samples,
@@ -46,7 +39,7 @@ from spdl_media.packet_table import (
     table_at,
     track_samples,
 )
-from spdl_media.packets import with_data
+from spdl_media.packets import set_side_data, with_data
 from spdl_media.parts import boxes, read_boxes, read_moov
 from spdl_media.timing import Window
 
@@ -62,12 +55,9 @@ _ITUNES_DELAY = re.compile(
     _ITUNES + rb".{16}\s*[0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{8} [0-9A-F]+", re.DOTALL
 )
 _LONGEST_DELAY = 16384
-# A longer edit, in units of the movie, is damage.
-_LONGEST_EDIT = 1 << 50
 # A packet has fewer samples.
 _MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
-_SKIP_SAMPLES = get_args(PktSideDataT).index("skip_samples")
 
 
 def find_aac(
@@ -100,7 +90,7 @@ def find_aac(
     last = -(-(stop + hidden) // AAC_FRAME_SIZE)
     span = first * AAC_FRAME_SIZE - hidden, last * AAC_FRAME_SIZE - hidden
     packets = _read_frames(input, samples, first, last)
-    positions = packet_positions(*span, PACKET_SAMPLES)
+    positions = frame_scan.packet_positions(*span, frame_scan.PACKET_SAMPLES)
     return CodedFrames(codec, delay, (start, stop), positions, packets)
 
 
@@ -109,18 +99,15 @@ def _read_index(input: Input) -> memoryview:
 
     Raises:
         ValueError: A box is incomplete, there are too many, the index is long, or the file is fragmented.
-        KeyError: There is no index.
+        StopIteration: There is no index.
     """
     size = input.size()
-    found: dict[bytes, tuple[int, int]] = {}
-    for number, (kind, start, end) in enumerate(
-        read_boxes(input.read_at, 0, size, _MOST_BOXES), start=1
-    ):
-        # FFmpeg also reads metadata of the file.
-        if end > size or number == _MOST_BOXES or kind in (b"moof", b"udta", b"meta"):
-            raise ValueError("truncated, fragmented or unusual")
-        found.setdefault(kind, (start, end))
-    start, end = found[b"moov"]
+    found = list(read_boxes(input.read_at, 0, size, _MOST_BOXES))
+    # FFmpeg also reads metadata of the file.
+    unusual = any(end > size or kind in (b"moof", b"udta", b"meta") for kind, _, end in found)
+    if unusual or len(found) == _MOST_BOXES:
+        raise ValueError("truncated, fragmented or unusual")
+    start, end = next(span for kind, *span in found if kind == b"moov")
     if end - start > _MOST_INDEX_BYTES:
         raise ValueError("too long")
     moov = memoryview(input.read_at(start, end - start))
@@ -167,38 +154,33 @@ def _read_codec(track: memoryview) -> AudioCodec:
     channels = config[1] >> 3 & 15
     if not channels:
         raise ValueError("channels in a list")
-    unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
+    unit, layout = Fraction(1, rate), frame_scan.LAYOUTS[channels - 1]
     codec = AudioCodec("aac", "aac", rate, layout, channels, time_base=unit, extradata=config)
     if not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec
 
 
+# The descriptors of a stream (3), of its decoder (4; code 0x40: MPEG-4 audio) and of the decoder's setup
+# (5), each inside of the one before: a tag, and a length whose bytes hold 7 bits each. The first may have
+# optional fields, which the three highest bits of its flags tell; the last is shorter than 128 bytes.
+_DESCRIPTORS = re.compile(
+    rb".{4}\x03[\x80-\xff]{0,3}[\0-\x7f]..[\0-\x1f]\x04[\x80-\xff]{0,3}[\0-\x7f]\x40.{12}"
+    rb"\x05\x80{0,3}([\0-\x7f])",
+    re.DOTALL,
+)
+
+
 def _decoder_config(esds: memoryview) -> bytes:
-    """Return the AudioSpecificConfig, which is the innermost of three nested descriptors.
+    """Return the AudioSpecificConfig, the decoder's setup.
 
     Raises:
-        ValueError: There is another descriptor, or it is for another codec.
+        ValueError: There are other descriptors or optional fields, or it is for another codec.
     """
-    place, length = 4, 0
-    # Tags, and bytes of each descriptor before the next one.
-    for tag, skip in ((3, 3), (4, 13), (5, 0)):
-        if esds[place] != tag:
-            raise ValueError("another descriptor")
-        more, length = 128, 0
-        while more & 128:  # each byte of the length holds 7 bits
-            place += 1
-            more = esds[place]
-            length = length << 7 | more & 127
-        place += 1
-        has_options = tag == 3 and esds[place + 2] & 0xE0
-        if has_options or (tag == 4 and esds[place] != _MPEG4_AUDIO):
-            raise ValueError("optional fields, or another codec")
-        place += skip
-    return bytes(esds[place : place + length])
-
-
-_MPEG4_AUDIO = 0x40
+    found = _DESCRIPTORS.match(esds)
+    if found is None:
+        raise ValueError("other descriptors, optional fields, or another codec")
+    return bytes(esds[found.end() :][: found[1][0]])
 
 
 def _check_samples(track: memoryview, samples: Samples) -> None:
@@ -227,20 +209,26 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
     Raises:
         ValueError: Edits do more than hide the start.
     """
-    edits = next(boxes_at(track, "edts/elst"), None)
     delay = _itunes_delay(moov) if _ITUNES in bytes(moov) else 0
-    if edits is None:
+    edits = _edit_list(moov, track, rate)
+    if not edits:
         return delay, delay, end
-    version, count = edits[0], *struct.unpack_from(">I", edits, 4)
-    duration, hidden, speed = struct.unpack_from(">Qqi" if version else ">Iii", edits, 8)
-    unit = number_after_times(moov, "mvhd")
-    last = hidden + (2 * duration * rate + unit) // (2 * unit)
+    ((length, hidden, speed),) = edits
+    last = hidden + length
     # FFmpeg gives no sample of frames that begin after the last one.
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
-    is_usual = count == 1 and hidden >= 0 and speed == 1 << 16 and duration < _LONGEST_EDIT
-    if delay or hides_frames or not is_usual:
+    if delay or hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
         raise ValueError("edits are not simple")
     return hidden, 0, min(end, last) if CUTS_LAST_FRAME else end
+
+
+def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:
+    """Return number of samples, first sample in the media (-1: silence) and speed of each edit."""
+    is_long = next(boxes_at(track, "edts/elst"), b"\0")[0] == 1
+    rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
+    unit = number_after_times(moov, "mvhd")
+    # Rounded as FFmpeg does.
+    return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
 
 
 def _itunes_delay(moov: memoryview) -> int:
@@ -266,7 +254,7 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
     """
     places, sizes = samples.places[first:last], samples.sizes[first:last]
     ends = places + sizes
-    if sizes.sum() > MOST_BYTES or ends.max() > input.size() or places.min() < 0:
+    if sizes.sum() > frame_scan.MOST_BYTES or ends.max() > input.size() or places.min() < 0:
         raise ValueError("too large, or truncated")
     # In files with video, only some frames follow each other.
     gaps = np.flatnonzero(places[1:] != ends[:-1])
@@ -276,8 +264,8 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
         for span in zip(starts, np.subtract(stops, starts).tolist(), strict=True)
     )
     cuts = [0, *np.cumsum(sizes).tolist()]
-    step = PACKET_SAMPLES // AAC_FRAME_SIZE
-    return split(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])
+    step = frame_scan.PACKET_SAMPLES // AAC_FRAME_SIZE
+    return frame_scan.split(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])
 
 
 class Edits(Times):
@@ -334,14 +322,10 @@ def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[in
     Raises:
         ValueError: There is only one.
     """
-    unit = number_after_times(moov, "mvhd")
-    is_long = next(boxes_at(track, "edts/elst"))[0] == 1
-    rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
     edits: list[tuple[int, int, int]] = []
     end = 0
-    for duration, media, _ in rows:
-        # Rounded as FFmpeg does.
-        start, end = end, end + (2 * duration * rate + unit) // (2 * unit)
+    for length, media, _ in _edit_list(moov, track, rate):
+        start, end = end, end + length
         if media >= 0 or edits:
             edits.append((start, end, media))
     if len(edits) < 2:
@@ -435,8 +419,6 @@ def with_times(
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
                     shown.stream = streams[packet.stream_index]
                     (packet,) = detach(shown)  # noqa: PLW2901
-                entry = PacketSideData(_SKIP_SAMPLES, SKIPPED.size)  # type: ignore[call-arg]  # stubs lack it
-                entry.update(SKIPPED.pack(*cuts, 0, 0))
-                packet.set_sidedata(entry)
+                set_side_data(packet, "skip_samples", SKIPPED.pack(*cuts, 0, 0))
             packet.pts = pts
         yield packet

@@ -409,10 +409,15 @@ def _from_row(row: _Row, time_base: Fraction) -> AvPacket:
         setattr(packet, name, value)
     # Decoders need side data such as palettes and skipped samples.
     for kind, content in side_data:
-        entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
-        entry.update(content)
-        packet.set_sidedata(entry)
+        set_side_data(packet, kind, content)
     return packet
+
+
+def set_side_data(packet: AvPacket, kind: str, content: bytes) -> None:
+    """Set the side data of a type, named as PyAV names it."""
+    entry = PacketSideData(_SIDE_DATA_TYPES.index(kind), len(content))  # type: ignore[call-arg]  # stubs lack it
+    entry.update(content)
+    packet.set_sidedata(entry)
 
 
 def make_packet(data: bytes | memoryview, time_base: Fraction) -> AvPacket:
