@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -19,11 +18,12 @@ from av.container import InputContainer
 
 from spdl_media._ffmpeg import LogState
 from spdl_media.codec import VideoCodec
-from spdl_media.coded_units import CLUSTER, MATROSKA, length_units
+from spdl_media.coded_units import CLUSTER, length_units
 from spdl_media.config import NO_DECODERS, format_config
 from spdl_media.formats import COLOR_TABLES
 from spdl_media.inputs import Input
-from spdl_media.parts import LONGEST_INDEX, Part, boxes, ebml_size, read_moov
+from spdl_media.packet_table import boxes_at
+from spdl_media.parts import LONGEST_INDEX, MATROSKA, boxes, ebml_size, read_moov
 from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
@@ -61,7 +61,9 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
     container = input.open(format_config(header.format, tries))
     codecs = [stream.codec_context for stream in container.streams.audio]
     is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
-    return container if is_heard and header.complete(container, input) else None
+    video = container.streams.video
+    is_one = len(video) == 1 and video[0].codec_context is not None
+    return container if is_heard and is_one and header.complete(video[0], input) else None
 
 
 # From here on, all searches together take longer than to walk the boxes of some tracks.
@@ -69,22 +71,16 @@ _LONG = 1 << 15
 
 
 def _without_tables(moov: bytes) -> bytes:
-    """Return the index of an MP4 with only the headers of the tables of samples, as a search takes long."""
-    view, kept, place = memoryview(moov), list[memoryview](), 0
+    """Return the index of an MP4 with only the names of the tables of samples, as a search takes long."""
+    short = moov
     with suppress(struct.error):  # the file may be truncated
-        for kind, start, end in _table_boxes(view, 0, len(view)):
-            if kind != b"stsd":
-                kept.append(view[place:start])
-                place = end
-    return b"".join([*kept, view[place:]])
-
-
-def _table_boxes(view: memoryview, start: int, stop: int) -> Iterator[Part]:
-    for kind, begin, end in boxes(view, start, stop):
-        if kind in (b"trak", b"mdia", b"minf"):
-            yield from _table_boxes(view, begin, end)
-        elif kind == b"stbl":
-            yield from boxes(view, begin, end)
+        for tables in boxes_at(memoryview(moov), "trak/mdia/minf/stbl"):
+            names = [
+                kind + (bytes(tables[start:end]) if kind == b"stsd" else b"")
+                for kind, start, end in boxes(tables)
+            ]
+            short = short.replace(tables, b"".join(names))
+    return short
 
 
 _HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
@@ -132,8 +128,8 @@ class _H264(NamedTuple):
                 return cls(unit, frames.size, frames.pix_fmt, depth, context, audio)
         return None
 
-    def complete(self, container: Any, input: Input) -> bool:
-        """Set what the header states in an open container, of whose video FFmpeg has decoded nothing.
+    def complete(self, stream: Any, input: Input) -> bool:
+        """Set what the header states in an open video stream, of which FFmpeg has decoded nothing.
 
         Returns:
             Whether all is set. Otherwise the file contradicts the header, or lacks its first frame.
@@ -141,12 +137,11 @@ class _H264(NamedTuple):
         Raises:
             SourceError: The first frame cannot be read.
         """
-        streams = container.streams.video
-        video = streams[0].codec_context if len(streams) == 1 else None
-        if video is None or (video.name, video.width, video.height) != ("h264", *self.size):
+        video = stream.codec_context
+        if (video.name, video.width, video.height) != ("h264", *self.size):
             return False
         depth = max(video.reorder_depth, self.reorder_depth or 0)
-        if (self.reorder_depth is None and not depth) or not self._is_begun(streams[0], input):
+        if (self.reorder_depth is None and not depth) or not self._is_begun(stream, input):
             return False
         if not _set_stated(video, self.context):
             return False
@@ -217,16 +212,14 @@ class _VP9(NamedTuple):
         start, size = ebml_size(head, len(head) - len(cluster) + found.start() + 1)
         return cls("matroska", found[1]) if start + (size or 0) <= input.size() else None
 
-    def complete(self, container: Any, input: Input) -> bool:
+    def complete(self, stream: Any, input: Input) -> bool:
         """Do what :meth:`_H264.complete` does.
 
         Raises:
             SourceError: The first frame cannot be read.
         """
-        streams, start = container.streams.video, self.start or b""
-        if len(streams) != 1:
-            return False
-        if self.start is None and (first := next(iter(streams[0].index_entries), None)):
+        video, start = stream.codec_context, self.start or b""
+        if self.start is None and (first := next(iter(stream.index_entries), None)):
             start = bytes(input.read_at(first.pos, min(first.size, 12)))
         if not _VP9_KEY.match(start):
             return False
@@ -234,8 +227,7 @@ class _VP9(NamedTuple):
         if start[0] & 16:  # profile 2
             depth, bits = "12le" if bits[0] == "1" else "10le", bits[1:]
         space, width, height = (int(bits[a:b], 2) for a, b in ((0, 3), (4, 20), (20, 36)))
-        video = streams[0].codec_context
-        stated = video and (video.name, video.width, video.height)
+        stated = video.name, video.width, video.height
         if space > 5 or stated != ("vp9", width + 1, height + 1):
             return False
         video.pix_fmt = f"yuv420p{depth}"

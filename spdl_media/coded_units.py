@@ -21,7 +21,7 @@ from spdl_media.audio_clock import start_ticks, with_frame_times, with_true_time
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
-from spdl_media.parts import Bytes, boxes, describing_boxes, read_moov
+from spdl_media.parts import MATROSKA, Bytes, boxes, describing_boxes, read_moov
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ()
@@ -185,7 +185,6 @@ _ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
 # IDs of Matroska elements. The second one also occurs in names of codecs (such as "vp9"), but there the next
 # byte is not the size of an element.
 CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
-MATROSKA = b"\x1a\x45\xdf\xa3"
 # The display matrix of an MP4 track that is not rotated.
 _STRAIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 

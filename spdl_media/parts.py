@@ -24,13 +24,15 @@ Read: TypeAlias = Callable[[int, int], Bytes]
 # Limit of parts, so that a file made of empty parts takes milliseconds, not minutes.
 MAX_PARTS = 1 << 16
 
+MATROSKA = b"\x1a\x45\xdf\xa3"
+
 # Offset, signature, name for opening, and FFmpeg's list of names of formats with a unique signature. Naming
 # the format saves FFmpeg's probing of all demuxers: 0.1 ms, or 0.3 ms for MP3.
 _SIGNATURES = (
     (0, b"fLaC", "flac", "flac"),
     (0, b"OggS", "ogg", "ogg"),
     (4, b"ftyp", "mov", "mov,mp4,m4a,3gp,3g2,mj2"),
-    (0, b"\x1aE\xdf\xa3", "matroska", "matroska,webm"),
+    (0, MATROSKA, "matroska", "matroska,webm"),
 )
 
 
@@ -157,9 +159,8 @@ def describing_boxes(read: Read, size: int) -> bytes:
 
 
 # In concatenated images (mjpeg, webp_anim, and all formats called "..._pipe") FFmpeg lands inside an image,
-# or takes a later one for the first. H.263 has other timestamps after a seek, and H.261 packets do not tell
-# whether they are key frames. In an MPEG program stream only some packets have a timestamp; after a seek,
-# those of the packets in between are extrapolated from the wrong one. Short OBU files lose their last packet.
+# or takes a later one for the first. After a seek, H.263 has other timestamps, and an MPEG program stream
+# wrong ones of packets that state none. H.261 does not tell key frames; short OBU lose their last packet.
 _SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "obu", "rm"})
 
 # Key of an index table in an MXF file (SMPTE ST 377-1). Most writers put one near the start or the end.
@@ -362,9 +363,8 @@ def _avi(read: Read, size: int) -> str | None:
     """Check an AVI: one or more RIFF forms, each with one list ``movi``, which an index may follow."""
     steps = iter(range(_MAX_STEPS))  # one limit for all forms together
     for form, position, end in RIFF._replace(start=0).read(read, size - 11):
-        if form != b"RIFF":
-            return None  # padding, an index or other data after the last form
-        if not 0 < end - position < _UNKNOWN_SIZE:
+        # Padding, an index or other data may follow the last form.
+        if form != b"RIFF" or not 0 < end - position < _UNKNOWN_SIZE:
             return None
         start = position + 4
         for _ in steps:
@@ -445,6 +445,6 @@ _CONTAINER_CHECKS: tuple[tuple[int, bytes, _Check], ...] = (
     (0, b"caff", _chunk(CAF.read, b"data", unknown=_UNKNOWN_CAF_SIZE)),
     (4, b"ftyp", _mp4),
     (4, b"moov", _mp4),
-    (0, b"\x1a\x45\xdf\xa3", _matroska),
+    (0, MATROSKA, _matroska),
     (0, b"OggS", _ogg),
 )

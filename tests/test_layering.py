@@ -30,7 +30,7 @@ ORDER = [
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
-    ["codec", "audio_clock", "coded_units", "coded_headers", "packets", "packet_table"],
+    ["codec", "audio_clock", "coded_units", "packets", "packet_table", "coded_headers"],
     ["frame_scan", "mp4_audio", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
