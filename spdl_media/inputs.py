@@ -315,15 +315,10 @@ class Input:
     def _target(self, config: DemuxConfig) -> Any:
         """Return what PyAV opens: a path, or an object to read from."""
         if self._file is not None:
-            # Checked here, because FFmpeg would open an empty file as raw data.
-            if self._file.size == 0:
-                raise self._empty()
             # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
             return f"file:{self._file.path}"
         content = self._content
         if content is not None:
-            if not len(content):
-                raise self._empty()
             # BytesIO shares bytes until it is written to, and reads them faster than Python can.
             reading = io.BytesIO(content) if isinstance(content, bytes) else ViewReader(content)
             self._memory_reader = reading
@@ -331,8 +326,6 @@ class Input:
         reader = self._stream()
         # The head may have been read before, to tell stills from other media.
         reader.rewind()
-        if not reader.head(1):
-            raise self._empty()
         names = _MP4_NAMES if config.format is None else config.format.split(",")
         if (
             not self.seekable
@@ -347,11 +340,10 @@ class Input:
             )
         return reader
 
-    def _empty(self) -> DemuxError:
-        return DemuxError("the source is empty (0 bytes)", source=self.name)
-
     def _open_container(self, target: Any, config: DemuxConfig) -> av.container.InputContainer:
-        if text := refusal(self.head(16), config.format):
+        head = self.head(16)
+        # FFmpeg would open an empty file as raw data.
+        if text := refusal(head, config.format) if head else "the source is empty (0 bytes)":
             raise DemuxError(text, source=self.name)
         # Protocols that FFmpeg may open itself, for playlists and scripts. "none" matches no protocol.
         options = {"protocol_whitelist": "none"}
