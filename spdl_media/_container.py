@@ -14,17 +14,9 @@ from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
 from av.stream import Discard, Disposition
 
-from spdl_media import parts
+from spdl_media import _ffmpeg, parts, stills
 from spdl_media._checks import check_int
-from spdl_media._ffmpeg import (
-    AvPacket,
-    LogLine,
-    as_fraction,
-    describe,
-    ffmpeg_log,
-    says_damaged,
-    unheard_log,
-)
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.audio_clock import Times, completed, counted_times, seek_place, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
@@ -37,19 +29,11 @@ from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
-from spdl_media.stills import (
-    AVIF_BRANDS,
-    HEAD_SIZE,
-    WITHOUT_SIGNATURE,
-    container_still,
-    pillow_video_reason,
-    still_codec,
-)
 
 Kind: TypeAlias = Literal["video", "audio"]
 
-# Formats that rewind by a seek, unless there is a palette, which FFmpeg states once after opening, as it does
-# the samples to skip in Matroska and Ogg. In others, timestamps differ, or a seek ends after the start.
+# Formats that are rewound by a seek; others are opened again. In Matroska and Ogg, FFmpeg states the samples
+# to skip only after opening. In other formats, timestamps after a seek differ, or it ends after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
 
 # Their headers state all parameters. For others FFmpeg opens decoders, half of the time of opening audio.
@@ -77,7 +61,7 @@ class Container:
         self._orientations: dict[int, int] = {}
         self._times: dict[int, Times | None] = {}
         self._ended = self._checksum_failed = self._empty = self._begins = False
-        self._log: list[LogLine] = []
+        self._log: list[_ffmpeg.LogLine] = []
         self._open()
 
     def _open(self) -> None:
@@ -86,8 +70,9 @@ class Container:
         self._fresh = True
         if self._config.format is not None:
             return
-        found, head = self.named_still(), self._input.head(HEAD_SIZE)
-        if found is not None and found not in WITHOUT_SIGNATURE and still_codec(head) != found:
+        found, head = self.named_still(), self._input.head(stills.HEAD_SIZE)
+        is_signed = found is not None and found not in stills.WITHOUT_SIGNATURE
+        if is_signed and stills.still_codec(head) != found:
             # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
             text = f"the name says {found}, but the content is not"
         elif self.format == "mjpeg" and head[:2] != b"\xff\xd8":
@@ -105,16 +90,17 @@ class Container:
         # The signature tells the format, which spares FFmpeg's probing. Only for sources that can seek: if
         # opening fails, they are opened a second time.
         self._may_be_still = self._input.seekable
-        head = self._input.head(HEAD_SIZE)
+        head = self._input.head(stills.HEAD_SIZE)
         known = parts.signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
         if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             name, names = known
             # Only an ISO file may hold a movie or an image, which its box meta describes.
-            is_image = bytes(head[8:12]) in AVIF_BRANDS or parts.has_box(head, b"meta")
+            is_image = bytes(head[8:12]) in stills.AVIF_BRANDS or parts.has_box(head, b"meta")
             self._may_be_still = name == "mov" and is_image
             self.tried = self.tried if name in _COMPLETE_HEADERS else None
             # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
-            with suppress(DemuxError), ffmpeg_log() if name == "ogg" else unheard_log():
+            log = _ffmpeg.ffmpeg_log() if name == "ogg" else _ffmpeg.unheard_log()
+            with suppress(DemuxError), log:
                 file = self.tried is None and open_known(self._input, audio=self._needs_audio)
                 return file or self._input.open(format_config(name, self.tried)), names
         self.tried = None
@@ -130,7 +116,7 @@ class Container:
 
     def for_pillow(self) -> tuple[bytes | memoryview, str, str] | None:
         """Return content, name and the reason if Pillow has to read the video; ``None``: FFmpeg reads it."""
-        reason = pillow_video_reason(image_head(self._input)) if self._may_be_still else None
+        reason = stills.pillow_video_reason(image_head(self._input)) if self._may_be_still else None
         return None if reason is None else (self._input.read_all(), self.name, reason)
 
     def close(self) -> None:
@@ -235,14 +221,14 @@ class Container:
         Raises:
             DemuxError: FFmpeg cannot read the container.
         """
-        with ffmpeg_log() as self._log:
+        with _ffmpeg.ffmpeg_log() as self._log:
             self._log_start = len(self._log)
             try:
                 yield
             except av.FFmpegError as error:
-                said = describe(error, self._log[self._log_start :])
+                said = _ffmpeg.describe(error, self._log[self._log_start :])
                 raise self.error(f"the container is damaged: {said}") from error
-            self._checksum_failed |= says_damaged(self._log[self._log_start :])
+            self._checksum_failed |= _ffmpeg.says_damaged(self._log[self._log_start :])
 
     def packets(
         self, indices: Sequence[int], *, keep: bool = True, mend: bool = True
@@ -324,8 +310,8 @@ class Container:
             return None
         # No still has audio.
         can_be_still = self._may_be_still and not self.av.streams.audio
-        head = self._input.head(HEAD_SIZE) if can_be_still else b""
-        if head and (kind := container_still(head) or still_codec(head)):
+        head = self._input.head(stills.HEAD_SIZE) if can_be_still else b""
+        if head and (kind := stills.container_still(head) or stills.still_codec(head)):
             if self._empty:  # FFmpeg's parser has rejected the header
                 raise self.error(f"FFmpeg finds no image in this {kind} data")
             return check_complete(kind, self._input.read_all())
@@ -338,7 +324,7 @@ class Container:
         # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states, or than were read at
         # once. In ADX it marks the last packets of all files, and in MPEG-TS and -PS transmission errors.
         marked = last.is_corrupt and not self.format.startswith(("adx", "mpeg"))
-        if marked and parts.is_open_ended(self._input.head(HEAD_SIZE)):
+        if marked and parts.is_open_ended(self._input.head(stills.HEAD_SIZE)):
             marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
         frame_size = mp3_frame_size(bytes(memoryview(last)[:4])) if self.format == "mp3" else None
         if marked or (frame_size or 0) > last.size:  # an MP3 frame states its size
@@ -376,6 +362,7 @@ class Container:
     def _seek_to_start(self) -> bool:
         indexed = [s for s in self.av.streams if s.index_entries]
         has_palette = "pal8" in [getattr(s.codec_context, "pix_fmt", None) for s in indexed]
+        # FFmpeg states a palette only after opening, too.
         if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START) or has_palette:
             return False
         # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.

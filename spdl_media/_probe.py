@@ -202,7 +202,9 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
                 return _probe_input(whole, config)
         if found := read_still(head, input.read_at, input.size()):
             return _still_media(*found)
-    if _is_still(input, config):
+    # The brand "avis" marks an image sequence, which is treated as a video.
+    is_avif = container_still(head) == "avif" and head[8:12] != b"avis"
+    if is_avif or only_pillow_reads(head) or still_decoder(input, config) is not None:
         return _probe_still(read_image(input, config))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
     if config == DemuxConfig() and input.seekable:
@@ -217,17 +219,6 @@ def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
     # FFmpeg 8.0 does not read the size of an animated WebP.
     stream: Any = info.streams[0]
     return replace(info, streams=(replace(stream, width=canvas[0], height=canvas[1]),))
-
-
-def _is_still(input: Input, config: DemuxConfig) -> bool:
-    """Whether the source is one image, coded as one packet or in a container of stills."""
-    if still_decoder(input, config) is not None:
-        return True
-    if config.format is not None:
-        return False
-    head = input.head(HEAD_SIZE)
-    # The brand "avis" marks an image sequence, which is treated as a video.
-    return only_pillow_reads(head) or (container_still(head) == "avif" and head[8:12] != b"avis")
 
 
 # Files with longer chunks after the samples are left to FFmpeg.
@@ -309,16 +300,15 @@ def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
     # These count the samples that decoders skip at the start.
     if setup.startswith(b"OpusHead") and container.format.startswith(("ogg", "matroska")):
         skipped = Fraction(int.from_bytes(setup[10:12], "little"), 48000)
+    is_matroska = container.format.startswith("matroska")
+    total: Any = container.duration if is_matroska else None
     if stream.duration is not None:
-        return float(stream.duration * as_fraction(stream.time_base) - skipped)
-    if not container.format.startswith("matroska"):
-        return None
+        total = stream.duration * as_fraction(stream.time_base)
     # Matroska has a duration for the file only. Writers put a stream's duration into its tags: 00:00:12.345.
-    stated = _TIME.fullmatch(stream.metadata.get("DURATION", ""))
-    if stated is None:
-        return None if container.duration is None else container.duration - float(skipped)
-    hours, minutes, seconds = stated.groups()
-    return int(hours) * 3600 + int(minutes) * 60 + float(seconds) - float(skipped)
+    elif is_matroska and (stated := _TIME.fullmatch(stream.metadata.get("DURATION", ""))):
+        hours, minutes, seconds = stated.groups()
+        total = int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    return None if total is None else float(total - skipped)
 
 
 _TIME = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")

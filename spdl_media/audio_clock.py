@@ -339,17 +339,14 @@ def _samples_per_tick(codec: AudioCodec) -> Fraction:
 def _packet_samples(codec: AudioCodec) -> int:
     """Return the number of samples in each packet; 0 if it varies or is unknown."""
     if codec.name == "flac":
-        return _flac_block_size(codec.extradata or b"")
+        # The sizes of the smallest and the largest block, at the start of STREAMINFO.
+        header = codec.extradata or b""
+        start = 8 if header.startswith(b"fLaC") else 0
+        smallest, largest = header[start : start + 2], header[start + 2 : start + 4]
+        return int.from_bytes(smallest, "big") if smallest == largest else 0
     if codec.name in ("aac", "mp1", "mp2", "mp3"):
         return codec.frame_size
     return _PACKET_SAMPLES.get(codec.name, 0)
-
-
-def _flac_block_size(extradata: bytes) -> int:
-    """Return the block size in the STREAMINFO of FLAC; 0 if it varies, or is missing."""
-    start = 8 if extradata[:4] == b"fLaC" else 0
-    smallest, largest = struct.unpack_from(">HH", extradata.ljust(start + 4, b"\0"), start)
-    return int(smallest) if smallest == largest else 0
 
 
 def vorbis_pts_error(codec: AudioCodec) -> int:

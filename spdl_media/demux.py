@@ -17,6 +17,7 @@ from typing import TypeVar
 import av
 from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 
+from spdl_media import stills
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
@@ -37,14 +38,6 @@ from spdl_media.packets import (
 from spdl_media.parts import refusal
 from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
-from spdl_media.stills import (
-    HEAD_SIZE,
-    STILL_FORMATS,
-    container_still,
-    pillow_reason,
-    read_jpeg_head,
-    still_codec,
-)
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import pillow_packets
 
@@ -97,9 +90,9 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     decoder = still_decoder(input, config)
     if decoder is not None:
         return _whole_file(input, decoder)
-    if config.format is None and (reason := pillow_reason(image_head(input))):
+    if config.format is None and (reason := stills.pillow_reason(image_head(input))):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
-    kind = container_still(input.head(HEAD_SIZE)) if config.format is None else None
+    kind = stills.container_still(input.head(stills.HEAD_SIZE)) if config.format is None else None
     if kind is not None and not input.seekable:
         # The file is read twice: by FFmpeg, and to check whether it is complete.
         with open_input(input.read_all(), name=input.name) as whole:
@@ -130,8 +123,8 @@ def still_decoder(input: Input, config: DemuxConfig) -> str | None:
         SourceError: The start of the source cannot be read.
     """
     if config.format is not None:
-        return STILL_FORMATS.get(config.format)
-    return still_codec(input.head(HEAD_SIZE))
+        return stills.STILL_FORMATS.get(config.format)
+    return stills.still_codec(input.head(stills.HEAD_SIZE))
 
 
 def _whole_file(input: Input, decoder: str) -> ImagePackets:
@@ -144,9 +137,9 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
         data = b"#?RADIANCE" + bytes(data[len("#?RGBE") :])
     codec = _still_stream(decoder)
     # One pass over the segments finds the orientation, and what decides whether a faster decoder can be used.
-    head = read_jpeg_head(data) if decoder == "mjpeg" else None
+    head = stills.read_jpeg_head(data) if decoder == "mjpeg" else None
     # Among JPEGs, FFmpeg decodes only some of RGB and of four components wrongly.
-    if not (head and head.is_ycc) and (reason := pillow_reason(data, decoder)):
+    if not (head and head.is_ycc) and (reason := stills.pillow_reason(data, decoder)):
         return pillow_packets(ImagePackets, data, input.name, reason)
     # Coded data cannot contain the end marker, so most JPEGs are known to be complete by their last two
     # bytes.

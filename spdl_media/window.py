@@ -66,7 +66,8 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if _restarts(packet, self._restart, self._codec):
             self._kept.clear()
-        # With shifted dts, no frame is shown before it is decoded. The dts of fields in Matroska are wrong.
+        # If times of display and decoding differ at a key frame, those of decoding are shifted: no frame is
+        # shown before its own. In Matroska, the decoding times of fields are wrong.
         if packet.is_keyframe and pts != dts and not self._splits:
             self._depth = 0
         self._kept.append(packet)
@@ -361,9 +362,8 @@ def _audio_start(container: Container, index: int, codec: AudioCodec, window: Wi
     if window.start is None or window.start <= lead_in:
         return None
     # In Ogg, FLAC packets of the last page have wrong timestamps after a seek. Edits may go back in time.
-    if (container.format, codec.name) == ("ogg", "flac"):
-        return None
-    if isinstance(container.exact_times(index), Edits):
+    is_flac_in_ogg = (container.format, codec.name) == ("ogg", "flac")
+    if is_flac_in_ogg or isinstance(container.exact_times(index), Edits):
         return None
     if codec.name.startswith("pcm_"):
         # FFmpeg seeks in WAV by the bytes per second stated in the header, which may be wrong.
@@ -399,10 +399,10 @@ def _sample_test(container: Container, index: int, codec: AudioCodec, start: int
     """Return a test whether decoding may begin at an audio packet; its timestamp must identify a sample."""
     # FFmpeg counts the frames of MP3 files itself.
     is_exact = container.format == "mp3" or container.exact_times(index) is not None
-    if is_exact or tells_each_sample(codec):
-        return lambda packet: _at_or_before(packet, start)
+    is_exact = is_exact or tells_each_sample(codec)
     return lambda packet: (
-        _at_or_before(packet, start) and tells_sample(codec, packet.pts or 0, packet.duration or 0)
+        _at_or_before(packet, start)
+        and (is_exact or tells_sample(codec, packet.pts or 0, packet.duration or 0))
     )
 
 
