@@ -288,7 +288,9 @@ class Container:
                 if packet.stream_index in copied:
                     copied.remove(packet.stream_index)
                     continue
-                self._empty, self._begins = False, self._begins and check_clear(packet, self.error)
+                if self._begins:
+                    check_clear(packet, self.error)
+                self._empty = self._begins = False
                 yield from (packet,) if detach is None else detach(packet)
         self._input.check()
         self._ended = True

@@ -147,9 +147,7 @@ class _CheckedSession:
         requested, text = headers.get("Range", "").replace("=", " "), ""
         is_part = requested and answer.ok
         part = answer.headers.get("Content-Range", requested) if is_part else requested
-        stated = part.replace(
-            "=", " "
-        ).lower()  # some servers write "bytes=0-9/10" or "Bytes 0-9/10"
+        stated = part.replace("=", " ").lower()  # some write "bytes=0-9/10" or "Bytes 0-9/10"
         if stated.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
         # Servers behind one address may differ in the ETag of the same version, but not in its date. A weak
@@ -195,10 +193,8 @@ def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
         part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
         options["headers"] = {**options.get("headers", {}), **part}
         async with await session.get(filesystem.encode_url(url), **options) as answer:
-            told, is_part = (
-                answer.headers,
-                answer.status == 206 or "Content-Range" in answer.headers,
-            )
+            told = answer.headers
+            is_part = answer.status == 206 or "Content-Range" in told
             # Servers without ranges send the whole file, from its beginning.
             size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
             is_plain = told.get("Content-Encoding", "identity") == "identity"

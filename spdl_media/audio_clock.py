@@ -82,9 +82,7 @@ def tells_each_sample(codec: AudioCodec) -> bool:
     # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations, and some
     # writers take timestamps from a clock. Such timestamps drift or jitter, so they are not multiples of the
     # packet size.
-    has_multiples = (
-        codec.name not in _EVEN_CODECS and (step / _samples_per_tick(codec)).denominator == 1
-    )
+    has_multiples = codec.name not in _EVEN_CODECS and step % _samples_per_tick(codec) == 0
     return _ticks_are_fine(codec) and (not step or has_multiples)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import av
 from av.container import InputContainer
@@ -258,7 +258,7 @@ def _is_straight(input: Input) -> bool:
     return len(headers) > 1 and all(headers)
 
 
-def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> Literal[False]:
+def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> None:
     """Refuse an encrypted packet of an MP4 or a WebM, which a decoder may take for an image or for samples.
 
     Raises:
@@ -271,7 +271,6 @@ def check_clear(packet: AvPacket, error: Callable[[str], DemuxError]) -> Literal
         )
     if "enc_key_id" in packet.stream.metadata:  # FFmpeg's name for the ID of the key in a WebM
         raise error("the data is encrypted, and FFmpeg cannot decrypt WebM. Decrypt the file")
-    return False
 
 
 # Correct what demuxers state wrongly: times, key frame flags and padding.

@@ -75,16 +75,14 @@ _DECODER_DELAY = 529
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
-def find_mp3(
-    input: Input, head: bytes, window: Window, num_samples: int | None
-) -> CodedFrames | None:
+def find_mp3(input: Input, head: bytes, window: Window, most: int | None) -> CodedFrames | None:
     """Find the frames of an MP3 file that decode to the samples of a window.
 
     Args:
         input: The open file; it can be read at any offset.
         head: Its first bytes.
         window: The window.
-        num_samples: Maximum number of samples.
+        most: Maximum number of samples.
 
     Returns:
         The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
@@ -102,7 +100,7 @@ def find_mp3(
     if frame_size is None or tag is None:
         return None
     rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
-    start, stop = window.sample_range(rate, num_samples)
+    start, stop = window.sample_range(rate, most)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
@@ -281,9 +279,7 @@ _MOST_PROBES, _MOST_HEADERS = 24, 32
 _LARGE = 32 * 1024
 
 
-def find_flac(
-    input: Input, head: bytes, window: Window, num_samples: int | None
-) -> CodedFrames | None:
+def find_flac(input: Input, head: bytes, window: Window, most: int | None) -> CodedFrames | None:
     """Find the frames of a FLAC file that decode to the samples of a window; see :func:`find_mp3`.
 
     Raises:
@@ -298,13 +294,13 @@ def find_flac(
         return None
     layout = LAYOUTS[channels - 1]
     begin = _first_flac_frame(input)
-    start, stop = window.sample_range(rate, num_samples)
+    start, stop = window.sample_range(rate, most)
     stop = min(stop, total)
     if begin is None or not rate or start >= stop:
         return None
     first, last, step = start // block, -(-stop // block), max(PACKET_SAMPLES // block, 1)
-    least, most = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
-    span = begin, -(-total // block), most or _LARGE
+    least, largest = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
+    span = begin, -(-total // block), largest or _LARGE
     frames = _read_flac(input, span, [*range(first, last, step), last], least)
     if frames is None:
         return None

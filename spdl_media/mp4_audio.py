@@ -35,7 +35,7 @@ from spdl_media.packet_table import (
     Samples,
     boxes_at,
     chunks_at,
-    number_after_times,
+    number_at,
     table_at,
     track_samples,
 )
@@ -60,9 +60,7 @@ _MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
 
 
-def find_aac(
-    input: Input, _head: bytes, window: Window, num_samples: int | None
-) -> CodedFrames | None:
+def find_aac(input: Input, _head: bytes, window: Window, most: int | None) -> CodedFrames | None:
     """Find the frames of an MP4 that decode to the samples of a window.
 
     Arguments and result are those of :func:`~spdl_media.frame_scan.find_mp3`.
@@ -82,7 +80,7 @@ def find_aac(
     end, last_end = len(samples.dts) * AAC_FRAME_SIZE, samples.dts[-1] + samples.durations[-1]
     end = min(end, int(last_end)) if CUTS_LAST_FRAME else end
     hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
-    start, stop = window.sample_range(codec.sample_rate, num_samples)
+    start, stop = window.sample_range(codec.sample_rate, most)
     stop = min(stop, end - hidden)
     if (delay and len(tracks) > 1) or start >= stop:
         return None
@@ -141,7 +139,7 @@ def _read_codec(track: memoryview) -> AudioCodec:
     Raises:
         ValueError: The track is something else.
     """
-    rate = number_after_times(track, "mdia/mdhd")
+    rate = number_at(track, "mdia/mdhd")
     descriptions = next(boxes_at(track, "mdia/minf/stbl/stsd"))
     ((kind, start, end),) = boxes(descriptions, 8)
     entry = descriptions[start:end]
@@ -226,7 +224,7 @@ def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]
     """Return number of samples, first sample in the media (-1: silence) and speed of each edit."""
     is_long = next(boxes_at(track, "edts/elst"), b"\0")[0] == 1
     rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
-    unit = number_after_times(moov, "mvhd")
+    unit = number_at(moov, "mvhd")
     # Rounded as FFmpeg does.
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
 
@@ -295,7 +293,7 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     try:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
         tracks = boxes_at(moov, "trak")
-        (track,) = [one for one in tracks if number_after_times(one, "tkhd") == stream.id]
+        (track,) = [one for one in tracks if number_at(one, "tkhd") == stream.id]
         edits = _read_edits(moov, track, codec.sample_rate)
         entries = list(entries)  # which PyAV makes anew in each loop
         packets = _find_packets(entries, track, codec, input.size())

@@ -85,7 +85,7 @@ class _Page(NamedTuple):
 
 
 def find_ogg(
-    input: Input, head: bytes, window: Window, num_samples: int | None
+    input: Input, head: bytes, window: Window, most: int | None
 ) -> CodedFrames | OggAudio | None:
     """Find what an Ogg file of Vorbis or Opus, or a window of it, decodes to.
 
@@ -105,7 +105,7 @@ def find_ogg(
         channels, skipped = struct.unpack_from("<BH", head, start + 9)
     else:
         return None
-    is_whole, size = not window and num_samples is None, input.size()
+    is_whole, size = not window and most is None, input.size()
     # Only Linux has memfd_create. FFmpeg cannot read from Python's memory without the GIL.
     is_held = size <= MOST_BYTES and hasattr(os, "memfd_create")
     if not (is_held if is_whole else input.is_local):
@@ -120,7 +120,7 @@ def find_ogg(
         # FFmpeg states wrong times in a single page of Vorbis, and cuts the end wrongly.
         is_usual = name == "opus" or first != last
         return OggAudio(codec, (0, last.position - skipped), content) if is_usual else None
-    start, stop = window.sample_range(rate, num_samples)
+    start, stop = window.sample_range(rate, most)
     stop = min(stop, last.position - skipped)
     if not 0 < stop - start <= _MOST_SAMPLES:
         return None

@@ -231,7 +231,7 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
         tracks = boxes_at(moov, "trak")
-        (track,) = [one for one in tracks if number_after_times(one, "tkhd") == track_id]
+        (track,) = [one for one in tracks if number_at(one, "tkhd") == track_id]
         samples = track_samples(track, size)
         if not runs:
             return samples
@@ -268,7 +268,7 @@ def table_at(view: memoryview, path: str, dtype: str, skip: int = 0) -> Any:
     return np.frombuffer(content, dtype, count, 8 + skip)
 
 
-def number_after_times(view: memoryview, path: str) -> int:
+def number_at(view: memoryview, path: str) -> int:
     """Return the number behind the two times in a header: a track's ID, or ticks in a second.
 
     Raises:
