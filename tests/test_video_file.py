@@ -936,6 +936,18 @@ def test_a_video_whose_frames_are_not_found_is_an_error() -> None:
             sm.sample_clips(video, num_frames=1)
 
 
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_a_frame_that_is_wrongly_listed_as_a_key_frame(codec: str) -> None:
+    """The decoder of H.264 gives no frame from there on, that of HEVC an error."""
+    data = bytearray(make_video(planes(), codec=codec, format="mp4", gop_size=15))
+    second = data.index(b"stss") + 16
+    assert data[second : second + 4] == bytes((0, 0, 0, 16))
+    data[second + 3] = 8
+    with sm.VideoFile(bytes(data), filter_desc=None) as video:
+        assert video.keyframes == (0, 7)
+        assert frame_index(video[10].planes[0]) == 10
+
+
 def test_damage_is_an_error() -> None:
     with pytest.raises(sm.DecodeError, match=r"damaged mpeg4 data at .* \(packet \d+\)"):
         sm.VideoFile(damaged())[:]
