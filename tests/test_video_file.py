@@ -916,6 +916,20 @@ def test_a_video_that_was_cut_short_names_its_first_missing_frame() -> None:
     assert 0 < len(sm.VideoFile(cut, decode_config=keep)) < NUM_FRAMES
 
 
+def test_a_packet_that_is_cut_short_is_no_frame() -> None:
+    """FFmpeg makes a frame of a part of a VP9 packet without an error."""
+    data = make_video(planes(), codec="libvpx-vp9", format="mp4", faststart=True)
+    with av.open(io.BytesIO(data)) as file:
+        packet = next(
+            packet for packet in file.demux(video=0) if packet.pts == packet.duration * 12
+        )
+        cut = data[: packet.pos + packet.size * 9 // 10]
+    with pytest.raises(sm.DecodeError, match=r"frame 12 of 30.*missing: the data ends before it"):
+        sm.VideoFile(cut)[12]
+    keep = sm.decode_config(on_corrupt="keep")
+    assert sm.VideoFile(cut, decode_config=keep)[12].timestamp == 1.2
+
+
 def test_a_video_whose_frames_are_not_found_is_an_error() -> None:
     whole = clip("mp4/libx264/3/open")
     count = NUM_FRAMES.to_bytes(4, "big")
