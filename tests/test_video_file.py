@@ -493,6 +493,7 @@ def test_how_frames_are_numbered() -> None:
 def test_key_frames_and_rate() -> None:
     video = opened("mp4/libx265/2/closed")
     assert video.keyframes == (0, 8, 16, 24)
+    assert opened("avi/libx264/3/open").keyframes == (0,)  # from which frames are counted
     assert video.frame_rate == 10
     assert (video.width, video.height, video.end) == (64, 48, 3.0)
     assert re.search("30 frames of 64x48 hevc", repr(video))
