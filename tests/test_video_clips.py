@@ -247,6 +247,15 @@ def test_wrong_options(options: Any, error: type[Exception], match: str) -> None
         sm.sample_clips(video, **{"num_frames": 2, **options})
 
 
+def test_failed_clips_leave_nothing_leased() -> None:
+    """Also while the error, whose traceback has the frames of the calls, is kept."""
+    pool = sm.StoragePool(1 << 20, 1, pin_memory=False, on_exhausted="raise")
+    video = sm.VideoFile(make_video(index_planes(10, 64, 48), codec="ffv1"))
+    with pytest.raises(sm.DemuxError, match="there is no audio stream") as kept:
+        sm.sample_clips(video, num_frames=2, audio=True, storage=pool)
+    assert pool.num_free == 1, f"{kept} holds a buffer"
+
+
 # The cache of opened videos.
 
 
