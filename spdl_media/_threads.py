@@ -120,7 +120,7 @@ _INTERRUPT_DELAY = 0.002
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Delay a Ctrl-C to the end of a ``with`` block, inside which Python would lose it."""
+    """Delay a Ctrl-C to the end of a ``with`` block, whose steps must not be interrupted."""
     is_main = threading.get_ident() == threading.main_thread().ident
     # None: a handler that Python did not set, and cannot set again.
     before = _signal.getsignal(_signal.SIGINT) if is_main else None

@@ -228,13 +228,6 @@ class Join:
         for inlet in self.inlets:
             inlet.upstream.hand_on()
 
-    def end_epoch_if_all_have(self) -> None:
-        """End the epoch of the next node if the epochs of all inlets have ended."""
-        if all(inlet.ended for inlet in self.inlets):
-            for inlet in self.inlets:
-                inlet.ended = False
-            self.next.end_epoch()
-
 
 class _JoinInlet:
     """One of the inlets of a join."""
@@ -252,4 +245,8 @@ class _JoinInlet:
 
     def end_epoch(self) -> None:
         self.ended = True
-        self._join.end_epoch_if_all_have()
+        inlets = self._join.inlets
+        if all(inlet.ended for inlet in inlets):
+            for inlet in inlets:
+                inlet.ended = False
+            self._join.next.end_epoch()

@@ -157,7 +157,7 @@ class WorkerThreads:
                     break
                 # The thread may wait long for its next ticket, and this one may hold an item in memory.
                 del serve
-                # Otherwise the thread takes the ticket that waited, and is not idle.
+                # A requeued ticket has its thread in this one, which therefore does not count as idle.
                 if not is_requeued:
                     self._idle.append(None)
             self.at_end()
