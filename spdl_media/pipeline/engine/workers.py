@@ -350,7 +350,7 @@ class TaskRunner:
                 await self._wait(task)
                 continue
             slot = todo.popleft()
-            if todo:
+            if todo and not self._is_waking:
                 self._wake_task(None)
             self._running[task] = slot
             slot.started_at = perf_counter()
@@ -371,9 +371,9 @@ class TaskRunner:
             slot.ended_at = perf_counter()
             del self._running[task]
             # This task is about to look for slots, so no other has to be woken.
-            self._is_waking = True
+            was_waking, self._is_waking = self._is_waking, True
             hub.deliver(stage.settle, slot)
-            self._is_waking = False
+            self._is_waking = was_waking
             # The task may wait long for its next slot, and would keep this one alive.
             del slot
 
