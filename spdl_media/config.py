@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from numbers import Real
-from types import MappingProxyType
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
 from spdl_media._checks import as_int, check_choice, check_int, with_argument_hints
@@ -32,7 +31,7 @@ _STREAM_HINT = "It is the address of a cudaStream_t, such as torch.cuda.Stream()
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """Base class of option values; their mappings are read-only copies."""
+    """Base class of option values; their mappings are copies."""
 
     def _set(self, **checked: object) -> None:
         # The classes are frozen, so set the checked values without their __setattr__.
@@ -40,7 +39,7 @@ class _Config:
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # MappingProxyType cannot be pickled, so pickle plain dictionaries.
+        # For copy.deepcopy, too, which would copy the sessions and locks in options.
         plain = {each.name: _copied(getattr(self, each.name)) for each in fields(self)}
         return partial(type(self), **plain), ()
 
@@ -88,7 +87,7 @@ class DemuxConfig(_Config):
             )
         self._set(
             format_options=string_options("format_options", self.format_options or {}),
-            storage_options=MappingProxyType(_copied(storage)),
+            storage_options=_copied(dict(storage)),
         )
 
 
@@ -186,7 +185,7 @@ decode_config = DecodeConfig
 cuda_config = CUDAConfig
 
 
-def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str]:
+def string_options(name: str, options: Mapping[str, object]) -> dict[str, str]:
     # FFmpeg's options are text. Other types than strings and numbers have no definite form as text.
     if not isinstance(options, Mapping):
         raise TypeError(f"{name} must be a mapping of option names to values, not {options!r}")
@@ -196,12 +195,12 @@ def string_options(name: str, options: Mapping[str, object]) -> Mapping[str, str
             raise TypeError(f"{name} maps str to str or numbers, not {key!r} to {value!r}")
         # FFmpeg accepts 0 and 1 for flags, but not "True".
         strings[key] = str(int(value) if isinstance(value, bool) else value)
-    return MappingProxyType(strings)
+    return strings
 
 
 def _copied(value: Any) -> Any:
     # Not copy.deepcopy, because options may contain sessions and locks.
-    if isinstance(value, dict | MappingProxyType):
+    if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     return list(map(_copied, value)) if isinstance(value, list) else value
 

@@ -157,7 +157,7 @@ def _check_numbers(config: Any, *needed: str, **least: int) -> None:
             number = check_int(name, getattr(config, name), at_least=least.get(name, 1))
             number = limited(name, number, 62 if name == "bit_rate" else 31)
             object.__setattr__(config, name, number)
-    options = dict(string_options("encoder_options", config.encoder_options or {}))
+    options = string_options("encoder_options", config.encoder_options or {})
     object.__setattr__(config, "encoder_options", options)
 
 
