@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Protocol, Self, TypeAlias
 
 from spdl_media.errors import WriteError, without_password
@@ -50,6 +51,18 @@ class WriteErrors:
             ) from error
 
 
+def check_target(dst: object) -> None:
+    """Raise unless a destination is a path or a file object, before anything is done with the data.
+
+    Raises:
+        TypeError: ``dst`` is neither.
+    """
+    if not isinstance(dst, str | os.PathLike) and not callable(getattr(dst, "write", None)):
+        raise TypeError(
+            f"dst, the first argument, must be a path or a binary file object with write, not {short(dst)}"
+        )
+
+
 def write_whole(dst: Target, data: bytes) -> None:
     """Write a file from its whole content. If it fails, no file is left.
 
@@ -79,6 +92,7 @@ class Draft:
     """
 
     def __init__(self, dst: Target) -> None:
+        check_target(dst)
         self._dst: Any = dst
         self._final: Path | None = None
         if isinstance(dst, str | os.PathLike):
@@ -100,7 +114,7 @@ class Draft:
             # Shortened, because names are limited, nearly everywhere to 255 bytes. The suffix is kept,
             # because it tells the file format.
             self.path = final.with_name(f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}")
-        elif callable(getattr(dst, "write", None)):
+        else:
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
             # The name may be a URL, so keep only a plausible suffix: no file format has a longer one, or one
             # with other characters.
@@ -109,8 +123,6 @@ class Draft:
                 number, path = tempfile.mkstemp(suffix=suffix if suffix[1:].isalnum() else "")
             os.close(number)
             self.path = Path(path)
-        else:
-            raise TypeError(f"dst must be a path or a binary file object with write, not {dst!r}")
 
     def complete(self) -> None:
         """Rename the file to its destination, or write its content to the file object.

@@ -15,7 +15,7 @@ from av.codec.context import CodecContext
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import TranslatedErrors
 from spdl_media.array_frames import frames_from_array
-from spdl_media.destination import Target, write_whole
+from spdl_media.destination import Target, check_target, write_whole
 from spdl_media.encode import VideoEncodeConfig, VideoEncoder, best_pix_fmt, find_encoder
 from spdl_media.errors import EncodeError
 from spdl_media.formats import is_yuv
@@ -154,6 +154,7 @@ def save_image(dst: Target, image: Any, *, format: str | None = None, **options:
 
     Thread safety: safe.
     """
+    check_target(dst)
     if format is None:
         name = dst if isinstance(dst, str | os.PathLike) else str(getattr(dst, "name", ""))
         suffix = PurePath(os.fsdecode(name)).suffix.lower().lstrip(".")

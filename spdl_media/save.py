@@ -16,7 +16,7 @@ from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demuxer import Demuxer, has_video
-from spdl_media.destination import Target
+from spdl_media.destination import Target, check_target
 from spdl_media.encode import (
     audio_encode_config,
     best_pix_fmt,
@@ -88,6 +88,7 @@ def save_video(
     Example:
         >>> sm.save_video("out.mp4", np.zeros((30, 48, 64, 3), np.uint8), frame_rate=30)
     """
+    check_target(dst)
     single = isinstance(frames, VideoFrames | ImageFrames) or hasattr(frames, "shape")
     item, items = _peek([frames] if single else frames)
     if item is None:
@@ -151,6 +152,7 @@ def save_audio(
     Example:
         >>> sm.save_audio("out.flac", np.zeros(16000, np.float32), 16000)
     """
+    check_target(dst)
     if sample_rate is not None:
         waveform = waveform, sample_rate
     elif not isinstance(waveform, AudioFrames) and getattr(waveform, "sample_rate", None) is None:

@@ -6,6 +6,7 @@ import io
 import wave
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,15 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     with pytest.raises(sm.EncodeError, match=r"bitrate too low.*Give a bit_rate="):
         sm.save_audio(tmp_path / "out.wma", samples, 8000, encoder="wmav2")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_in_the_place_of_the_destination_is_named(tmp_path: Path) -> None:
+    # Other libraries take the data first.
+    message = "dst, the first argument, must be a path or a binary file object with write, not array"
+    saves: list[Any] = [sm.save_video, sm.save_image, partial(sm.save_audio, sample_rate=8000)]
+    for save in saves:
+        with pytest.raises(TypeError, match=message):
+            save(VIDEO, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
