@@ -13,7 +13,7 @@ from contextlib import suppress
 from fractions import Fraction
 from html import escape
 from itertools import islice
-from typing import Any, NoReturn, TypeAlias, overload
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, overload
 
 import av
 import numpy as np
@@ -269,10 +269,10 @@ class VideoFrames(_Pictures):
         return (ImageFrames((frame,), self._metadata) for frame in self._frames)
 
     @overload
-    def __getitem__(self, key: int) -> ImageFrames: ...
+    def __getitem__(self, key: slice | Iterable[int]) -> VideoFrames: ...
     @overload
-    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
-    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
+    def __getitem__(self, key: SupportsIndex) -> ImageFrames: ...
+    def __getitem__(self, key: Any) -> ImageFrames | VideoFrames:
         many = is_many(key)
         numbers = frame_numbers(key if many else [key], len(self), self.source)
         frames = [self._frames[number] for number in numbers]

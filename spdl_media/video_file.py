@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import cached_property
-from typing import Any, NoReturn, Unpack, overload
+from typing import Any, NoReturn, SupportsIndex, Unpack, overload
 
 import numpy as np
 
@@ -155,10 +155,10 @@ class VideoFile(ClosedByWith):
     # Frames.
 
     @overload
-    def __getitem__(self, key: int) -> ImageFrames: ...
+    def __getitem__(self, key: slice | Iterable[int]) -> VideoFrames: ...
     @overload
-    def __getitem__(self, key: slice | Sequence[int]) -> VideoFrames: ...
-    def __getitem__(self, key: int | slice | Sequence[int]) -> ImageFrames | VideoFrames:
+    def __getitem__(self, key: SupportsIndex) -> ImageFrames: ...
+    def __getitem__(self, key: Any) -> ImageFrames | VideoFrames:
         """Return frames by number: an int, a slice, or a sequence of ints in any order, with repeats.
 
         Negative numbers count from the end.

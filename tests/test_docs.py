@@ -141,12 +141,16 @@ def test_examples_beside_other_packages_run_where_they_are(
 
 
 @pytest.mark.long  # of type checks without a cache: 20 s
-def test_the_readme_and_a_loop_over_chunks_pass_strict_type_checks(tmp_path: Path) -> None:
+def test_the_readme_and_usual_calls_pass_strict_type_checks(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     first, *others = (block.code for block in blocks(ROOT / "README.md"))
     (chunks,) = (block.code for block in blocks(ROOT / "docs" / "howto" / "long-videos.md"))
+    indices = (
+        "import numpy as np, spdl_media as sm\nvideo = sm.VideoFile('clip.mp4')[np.arange(9)][::2]"
+    )
+    indices += "\nprint(video[np.int64(1)].pix_fmt, video[np.arange(2)].timestamps)"
     # The first block is independent; the others use names of the blocks before.
-    for number, code in enumerate((first, "".join(others), chunks)):
+    for number, code in enumerate((first, "".join(others), chunks, indices)):
         page = tmp_path / f"page_{number}.py"
         page.write_text(code, encoding="utf-8")
         options = ["--strict", f"--cache-dir={tmp_path}", f"--config-file={os.devnull}"]

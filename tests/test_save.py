@@ -362,7 +362,7 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
 
 def test_data_in_the_place_of_the_destination_is_named(tmp_path: Path) -> None:
     # Other libraries take the data first.
-    message = "dst, the first argument, must be a path or a binary file object with write, not array"
+    message = "dst, the first argument, must be a path or a binary file object with write"
     saves: list[Any] = [sm.save_video, sm.save_image, partial(sm.save_audio, sample_rate=8000)]
     for save in saves:
         with pytest.raises(TypeError, match=message):
