@@ -27,8 +27,9 @@ _MAX_FETCH = 512 * 1024
 _NUM_SPANS = 6
 # If a server does not support range requests, a file of up to this many bytes is held in memory.
 _MAX_WHOLE = 1024 * 1024 * 1024
-# Seconds to wait before each retry.
+# Seconds to wait before each retry, and the most that a server may ask for.
 _PAUSES = (0.5, 2.0)
+_LONGEST_PAUSE = 60
 # fsspec protocols that cache another file system on disk.
 _DISK_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 
@@ -132,6 +133,7 @@ class _CheckedSession:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._versions: dict[str, tuple[str, str]] = {}
+        self._moved_to: Any = None
 
     async def get(
         self, url: Any, *, headers: Mapping[str, str] | None = None, **options: Any
@@ -143,7 +145,13 @@ class _CheckedSession:
         """
         # Parts of compressed data could not be decompressed.
         headers = {"Accept-Encoding": "identity", **(headers or {})}
-        answer = await self._session.get(url, headers=headers, **options)
+        answer = await self._session.get(self._moved_to or url, headers=headers, **options)
+        if self._moved_to and not answer.ok:  # a signed address may have expired
+            answer.close()
+            answer = await self._session.get(url, headers=headers, **options)
+        # Followed only once. Credentials are not for the other server; aiohttp removes them when it follows.
+        if answer.history and "Authorization" not in answer.history[0].request_info.headers:
+            self._moved_to = answer.url
         requested, text = headers.get("Range", "").replace("=", " "), ""
         is_part = requested and answer.ok
         part = answer.headers.get("Content-Range", requested) if is_part else requested
@@ -193,6 +201,8 @@ def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
         part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
         options["headers"] = {**options.get("headers", {}), **part}
         async with await session.get(filesystem.encode_url(url), **options) as answer:
+            if answer.status in (404, 429):  # further requests would get the same answer
+                filesystem._raise_not_found_for_status(answer, url)
             told = answer.headers
             is_part = answer.status == 206 or "Content-Range" in told
             # Servers without ranges send the whole file, from its beginning.
@@ -262,8 +272,18 @@ def retried(call: Callable[[], T]) -> T:
         except SourceError as error:
             if _is_refusal(error.__cause__):
                 raise
-            time.sleep(seconds)
+            time.sleep(max(seconds, _requested_pause(error)))
     return call()
+
+
+def _requested_pause(error: BaseException | None) -> int:
+    """Return the seconds for which a web server asks not to be called; 0: it does not."""
+    while error is not None:
+        text = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+        if text.isdecimal():
+            return min(int(text), _LONGEST_PAUSE)
+        error = error.__cause__
+    return 0
 
 
 def _is_refusal(error: BaseException | None) -> bool:
