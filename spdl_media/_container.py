@@ -267,7 +267,7 @@ class Container:
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
                 codec = self._audio.get(index) or self.audio(index)[1]
                 edits = find_edits(stream, codec, self._input)
-                self._times[index] = edits or counted_times(codec, stream.index_entries)
+                self._times[index] = edits or counted_times(codec, stream)
         return self._times.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:

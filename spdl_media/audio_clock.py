@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from av.stream import Disposition
 
-from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket, as_fraction
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
@@ -82,7 +82,8 @@ def tells_each_sample(codec: AudioCodec) -> bool:
     # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations, and some
     # writers take timestamps from a clock. Such timestamps drift or jitter, so they are not multiples of the
     # packet size.
-    has_multiples = codec.name not in _EVEN_CODECS and step % _samples_per_tick(codec) == 0
+    tick = codec.time_base * codec.sample_rate
+    has_multiples = codec.name not in _EVEN_CODECS and step % tick == 0
     return _ticks_are_fine(codec) and (not step or has_multiples)
 
 
@@ -98,7 +99,7 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
     """
     if codec.name == "vorbis":
         return False  # its decoder gives no frame for the first packet, and the next timestamp is rounded
-    step, tick = _packet_samples(codec), _samples_per_tick(codec)
+    step, tick = _packet_samples(codec), codec.time_base * codec.sample_rate
     if codec.name == "eac3" and duration and step % (duration * tick) == 0:
         step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
     # Opus may have shorter packets, of which every other one is a multiple by chance.
@@ -154,34 +155,36 @@ Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
 the number of earlier packets with both: an edit may hide a packet at the time when another one shows it."""
 
 
-def counted_times(codec: AudioCodec, entries: Any) -> Times | None:
+def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
     """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
 
     Args:
         codec: Codec of the stream.
-        entries: Entries of all its packets in the container's index, as PyAV gives them.
+        stream: The stream of an open MP4, whose index has all packets.
 
     Returns:
-        The exact timestamps; empty if they are those stated. ``None``: the number of samples in a packet is
-        not known.
+        The exact timestamps, unless they are those stated, and what to cut of the last packet of AAC-LC.
+        ``None``: the number of samples in a packet is not known.
     """
-    length, a_second = codec.time_base.as_integer_ratio()
+    entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
     size, rest = divmod(even_samples(codec) * a_second, length * codec.sample_rate)
     if not entries or size < 1 or rest:
         return None
-    first, last = entries[0].timestamp, len(entries) - 1
-    if are_even(entries, size):
-        return {}
-    if abs(entries[last].timestamp - first - last * size) > last * size / 8:
-        return None  # packets have another number of samples than stated
-    times: Times = {}
-    position, gaps = first, GapDetector(size)
-    for entry in entries:
-        pts = entry.timestamp
-        if gaps.is_gap(pts - position):
-            position = pts
-        times[entry.pos, pts, 0] = (position,)
-        position += size
+    first, last, times = entries[0].timestamp, len(entries) - 1, Times()
+    begin, end = entries[last].timestamp, (stream.start_time or 0) + (stream.duration or 0)
+    if not are_even(entries, size):
+        if abs(begin - first - last * size) > last * size / 8:
+            return None  # packets have another number of samples than stated
+        position, gaps = first, GapDetector(size)
+        for entry in entries:
+            pts = entry.timestamp
+            if gaps.is_gap(pts - position):
+                position = pts
+            times[entry.pos, pts, 0] = (position,)
+            position += size
+    if not CUTS_LAST_FRAME and is_aac_lc(codec) and begin < end < begin + AAC_FRAME_SIZE:
+        key = entries[last].pos, begin, 0
+        times[key] = *times.get(key, (begin,)), True, 0, begin + AAC_FRAME_SIZE - end
     return times
 
 
@@ -328,10 +331,6 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     number = (2 * (after + codec.delay * unit) + step * unit) // (2 * step * unit)
     position = number * step - codec.delay
     return position if 2 * abs(position * unit - after) <= _ROUNDING_HALF_TICKS * tick else None
-
-
-def _samples_per_tick(codec: AudioCodec) -> Fraction:
-    return codec.time_base * codec.sample_rate
 
 
 def _packet_samples(codec: AudioCodec) -> int:

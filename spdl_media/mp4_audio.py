@@ -77,9 +77,10 @@ def find_aac(input: Input, _head: bytes, window: Window, most: int | None) -> Co
     codec = _read_codec(track)
     samples = track_samples(track, input.size())
     _check_samples(track, samples)
-    end, last_end = len(samples.dts) * AAC_FRAME_SIZE, samples.dts[-1] + samples.durations[-1]
-    end = min(end, int(last_end)) if CUTS_LAST_FRAME else end
+    end = len(samples.dts) * AAC_FRAME_SIZE
     hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
+    if CUTS_LAST_FRAME or not hidden:
+        end = min(end, int(samples.dts[-1] + samples.durations[-1]))
     start, stop = window.sample_range(codec.sample_rate, most)
     stop = min(stop, end - hidden)
     if (delay and len(tracks) > 1) or start >= stop:
@@ -217,7 +218,7 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
     if delay or hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
         raise ValueError("edits are not simple")
-    return hidden, 0, min(end, last) if CUTS_LAST_FRAME else end
+    return hidden, 0, min(end, last)
 
 
 def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spdl_media import AudioCodec, AudioFrames, MediaError, Window, load_audio
+from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.testing import AudioTrack, make_media, make_tone
 
 
@@ -43,7 +44,19 @@ def linear(data: bytes) -> NDArray[np.generic]:
     """Decode all samples by PyAV's own container and decoder, ``(channels, samples)``."""
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(container.streams.best("audio")))
-    return np.concatenate([_by_channel(frame) for frame in frames], axis=1)
+    samples = np.concatenate([_by_channel(frame) for frame in frames], axis=1)
+    return samples[:, :-cut] if (cut := _padding(data)) else samples
+
+
+def _padding(data: bytes) -> int:
+    """Return the number of samples of AAC in an MP4 after its end, which FFmpeg 8 does not cut."""
+    with av.open(io.BytesIO(data)) as container:
+        stream: Any = container.streams.best("audio")
+        if CUTS_LAST_FRAME or "mov" not in container.format.name or stream.codec.name != "aac":
+            return 0
+        *_, last, _ = container.demux(stream)
+        assert last.pts is not None
+        return max(last.pts + 1024 - stream.start_time - stream.duration, 0)
 
 
 def outcome(data: Any, **options: Any) -> Any:

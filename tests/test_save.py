@@ -241,6 +241,19 @@ def test_the_last_samples_of_an_mp4_are_written(encoder: str, size: int, num_fra
     assert np.abs(loaded[:, count - 256 : count] - tone[:, -256:]).mean() < 0.05
 
 
+@each("format,size", [("mp4", 50000), ("mp4", 500), ("mov", 49153)])
+def test_aac_of_an_mp4_has_the_samples_that_were_saved(format: str, size: int) -> None:
+    # The encoder's padding at the end is not decoded, and the duration is that of the samples.
+    file = io.BytesIO()
+    samples = np.sin(np.arange(size, dtype=np.float32) / 9)
+    sm.save_audio(file, samples, 44100, format=format, encoder="aac")
+    data, audio = file.getvalue(), sm.probe(file.getvalue()).audio
+    assert audio is not None
+    assert audio.duration == pytest.approx(size / 44100)
+    assert sm.load_audio(data).shape == sm.load_audio(data, (0, 9)).shape == (1, size)
+    assert len(sm.decode_packets(sm.demux_audio(data))) == size
+
+
 @each("peak", [float("nan"), float("inf"), 32768.0])
 def test_samples_that_are_no_audio_are_refused(peak: float) -> None:
     """LAME aborts the process for such samples."""
