@@ -91,9 +91,8 @@ def set_log_level(level: str) -> None:
         LogState.is_ours = level == "quiet"
         av.logging.set_level(getattr(av.logging, "ERROR" if level == "quiet" else level.upper()))
         LogState.update()
-        _logger.setLevel(
-            av.logging.adapt_level(getattr(av.logging, level.upper(), av.logging.ERROR))
-        )
+        least = getattr(av.logging, level.upper(), av.logging.ERROR)
+        _logger.setLevel(av.logging.adapt_level(least))
         _logger.removeHandler(LogState.handler)
         has_stream = any(isinstance(each, logging.StreamHandler) for each in _logger.handlers)
         # Without a handler anywhere, the lines would be lost.

@@ -278,12 +278,10 @@ def retried(call: Callable[[], T]) -> T:
 
 def _requested_pause(error: BaseException | None) -> int:
     """Return the seconds for which a web server asks not to be called; 0: it does not."""
-    while error is not None:
-        text = (getattr(error, "headers", None) or {}).get("Retry-After", "")
-        if text.isdecimal():
-            return min(int(text), _LONGEST_PAUSE)
-        error = error.__cause__
-    return 0
+    if error is None:
+        return 0
+    text = (getattr(error, "headers", None) or {}).get("Retry-After", "")
+    return min(int(text), _LONGEST_PAUSE) if text.isdecimal() else _requested_pause(error.__cause__)
 
 
 def _is_refusal(error: BaseException | None) -> bool:

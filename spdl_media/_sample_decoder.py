@@ -300,10 +300,8 @@ class SampleDecoder(OpenDecoder):
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
         # If an MP4 has several edits, times are exact, and packets state how many samples are cut off.
-        is_edit = (
-            packet is not None and self._codec.codec_tag and packet.has_sidedata("skip_samples")
-        )
-        counted = None if is_edit and self._scale == unit else position
+        is_cut = packet is not None and packet.has_sidedata("skip_samples")
+        counted = None if is_cut and self._codec.codec_tag and self._scale == unit else position
         # Rounded timestamps jitter by a tick or two; half a frame or more is a gap.
         if counted is not None and 0 < self._even <= frame.samples:
             if not self._gaps.is_gap(ticks - counted * unit - self._origin):

@@ -334,9 +334,8 @@ class DataLoader:
                 sampler with another seed, rank or world size. Of several states, one is missing, or they are
                 of different epochs.
         """
-        state = loaded_state(
-            state_dict, self._fresh(0), self._source.source, self._source.length_in
-        )
+        source = self._source
+        state = loaded_state(state_dict, self._fresh(0), source.source, source.length_in)
         # The remaining samples must draw from the same seed as those that are done.
         vars(self)["seed"] = state.seed
         self._pin(state)

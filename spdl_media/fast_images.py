@@ -180,9 +180,8 @@ class FastChain:
         return result
 
     def _cannot_make(self, frame: av.VideoFrame, size: Size, error: str) -> FilterError:
-        made = (
-            f"an image of {size[0]}x{size[1]} cannot be made of one of {frame.width}x{frame.height}"
-        )
+        given, (width, height) = f"{frame.width}x{frame.height}", size
+        made = f"an image of {width}x{height} cannot be made of one of {given}"
         if _is_possible(*size):
             return PictureSizeError(f"{made} {frame.format.name}: {error}")
         asked = self.ops.width or 0, self.ops.height or 0

@@ -231,9 +231,8 @@ def make_index(
             return _decoded_index(table, codec, decoded())
     leading = (table.pts < start) & ~table.is_key
     leading[:first_key] = True
-    first = (
-        next(filter(attrgetter("is_keyframe"), restart()), None) if codec.name == "h264" else None
-    )
+    packets_again = restart() if codec.name == "h264" else ()
+    first = next(filter(attrgetter("is_keyframe"), packets_again), None)
     if (leading & shown).any() or (first is not None and is_gradual(first, codec)):
         # Frames shown before the first key frame, or until a first refresh is complete, may refer to
         # missing frames; only decoding tells.

@@ -82,9 +82,8 @@ class Node(NamedTuple):
         return f"{self.name}@{self.id}" if self.id else self.name
 
     def __str__(self) -> str:
-        before, after = (
-            "".join(f"[{quote(x)}]" for x in side) for side in (self.inputs, self.outputs)
-        )
+        sides = self.inputs, self.outputs
+        before, after = ("".join(f"[{quote(x)}]" for x in side) for side in sides)
         id = "" if self.id is None else f"@{quote_option(self.id)}"
         args = "" if self.args is None else f"={quote(self.args)}"
         return f"{before}{self.name}{id}{args}{after}"
@@ -415,9 +414,8 @@ def build(wiring: Wiring, source_args: Sequence[str]) -> BuiltGraph:
         for pad in wiring.outputs:
             sinks.append(graph.add(f"{_PREFIX[pad.kind]}buffersink"))
             contexts[pad.node].link_to(sinks[-1], pad.position, 0)
-    with filter_errors(
-        desc, f"it cannot be set up for {' and '.join(source_args) or 'its inputs'}"
-    ):
+    given = " and ".join(source_args) or "its inputs"
+    with filter_errors(desc, f"it cannot be set up for {given}"):
         graph.configure()
     return BuiltGraph(graph, sources, sinks)
 

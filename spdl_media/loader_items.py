@@ -89,9 +89,8 @@ def sample_rng(seed: int, epoch: int, position: int) -> np.random.Generator:
     Thread safety: safe; each call returns a new generator.
     """
     key = (check_int("epoch", epoch, at_least=0), check_int("position", position, at_least=0))
-    return np.random.Generator(
-        random_bits(Purpose.SAMPLE, check_int("seed", seed, at_least=0), *key)
-    )
+    seed = check_int("seed", seed, at_least=0)
+    return np.random.Generator(random_bits(Purpose.SAMPLE, seed, *key))
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,7 @@ def refusal(head: Bytes, format: str | None = None) -> str | None:
         width, height, depth = struct.unpack_from(">3I", head, 4)
         # FFmpeg's decoder asserts that it fits into 31 bits, which would end the process.
         if (width * depth + 7) // 8 * height * 3 >= 2**31:
-            return (
-                f"it is a Sun raster of {width}x{height}, which is too large for FFmpeg; convert it"
-            )
+            return f"it is a Sun raster of {width}x{height}, too large for FFmpeg; convert it"
     return None
 
 

@@ -42,9 +42,8 @@ def _on_grid(crop: Crop, least: int, size: Size, rng: np.random.Generator) -> Bo
     x, y, w, h = box
     left, top = round(x / 8) * 8, round(y / 8) * 8
     # At most the last whole block: the image may end inside a block.
-    right, bottom = (
-        min(round(end / 8), side // 8) * 8 for end, side in zip((x + w, y + h), size, strict=True)
-    )
+    ends = zip((x + w, y + h), size, strict=True)
+    right, bottom = (min(round(end / 8), side // 8) * 8 for end, side in ends)
     return left, top, right - left, bottom - top
 
 

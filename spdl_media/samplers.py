@@ -420,10 +420,9 @@ def _place_of_process() -> tuple[int, int] | None:
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
         return torch.get_rank(), torch.get_world_size()
-    rank = int_in_environment("RANK")
-    return (
-        None if rank is None else _checked_place(_VARIABLES, rank, int_in_environment("WORLD_SIZE"))
-    )
+    if (rank := int_in_environment("RANK")) is None:
+        return None
+    return _checked_place(_VARIABLES, rank, int_in_environment("WORLD_SIZE"))
 
 
 def _checked_place(where: str, rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -160,9 +160,7 @@ def save_audio(
         raise TypeError("an array has no sample rate: pass sample_rate=")
     sound = _as_audio(waveform)
     with Muxer(dst, format=format) as muxer:
-        index = _add_audio(
-            muxer, sound, encoder=encoder, encoder_options=encoder_options, bit_rate=bit_rate
-        )
+        index = _add_audio(muxer, sound, encoder, encoder_options, bit_rate)
         muxer.write(index, sound)
 
 
@@ -217,11 +215,8 @@ def cut(
     with Demuxer(src) as demuxer, Muxer(dst, format=format) as muxer:
         video = demuxer.demux_video(window) if has_video(demuxer) else None
         # Audio from second 0 on, so that silence is written where it begins after the video.
-        audible = (
-            window
-            if window.end is not None and window.end <= 0
-            else parse_window((start or 0, end))
-        )
+        is_before = window.end is not None and window.end <= 0
+        audible = window if is_before else parse_window((start or 0, end))
         audio = demuxer.demux_audio(audible) if demuxer.audio_stream_index is not None else None
         asked = encoder is not None or encoder_options is not None
         copied = video is not None and not asked and _can_be_copied(video, muxer)
@@ -250,7 +245,7 @@ def cut(
         if audio is not None and heard is not None:
             # Encoders refuse many rates of other codecs. The rate is 0 if the source does not state it.
             rate = audio.codec.bit_rate if sound_encoder else 0
-            track = _add_audio(muxer, heard, encoder=sound_encoder, bit_rate=rate or None)
+            track = _add_audio(muxer, heard, sound_encoder, bit_rate=rate or None)
             for sound in sounds:
                 muxer.write(track, sound)
         clock = metadata_of(video if video is not None else audio)  # type: ignore[arg-type]  # one is there
@@ -383,7 +378,6 @@ def _unit(muxer: Muxer, encoder: str, codec: VideoCodec, time_base: Fraction) ->
 def _add_audio(
     muxer: Muxer,
     sound: AudioFrames,
-    *,
     encoder: str | None = None,
     encoder_options: Mapping[str, object] | None = None,
     bit_rate: int | None = None,

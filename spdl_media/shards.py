@@ -134,9 +134,7 @@ def _expand_one(shard: Source) -> Sequence[Source]:
             f"{shard!r} has braces inside of braces, or without their other half. Write a list of shards, or "
             "give a path with braces in its name as a pathlib.Path"
         )
-    choices = [
-        [part] if index % 2 == 0 else _choices(part, shard) for index, part in enumerate(parts)
-    ]
+    choices = [[part] if i % 2 == 0 else _choices(part, shard) for i, part in enumerate(parts)]
     count = math.prod(map(len, choices))
     # Count before the names are made, which could fill the memory.
     if count > _MAX_SHARDS:
@@ -172,8 +170,7 @@ def _iterate(sources: Sequence[Source]) -> Iterator[dict[str, Any]]:
 
 def _sample_offsets(archive: Archive) -> list[int]:
     """Return the offsets of the samples of an archive, and at the end that of the end of the last sample."""
-    offsets = [archive.member_offset for _ in _by_sample(archive)]
-    return [*offsets, archive.offset]
+    return [*(archive.member_offset for _ in _by_sample(archive)), archive.offset]
 
 
 def _samples_of(archive: Archive, url: str) -> Iterator[dict[str, Any]]:

@@ -227,9 +227,8 @@ class MergeIterator(Epochs, Generic[T]):
             raise ValueError("iterables must hold at least one iterable, and is empty")
         # A copy, because the weights must match the iterables.
         self._iterables = list(iterables)
-        self._weights = (
-            None if weights is None else check_weights(weights, len(iterables), "iterable")
-        )
+        count = len(self._iterables)
+        self._weights = None if weights is None else check_weights(weights, count, "iterable")
         self._stop_after = check_int("stop_after", stop_after, at_least=-1)
         self._seed = check_int("seed", seed, at_least=0)
 

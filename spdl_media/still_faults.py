@@ -166,9 +166,8 @@ def _heif(view: memoryview, size: int) -> str | None:
         # Small images may be stored in the meta box, whose boxes follow four bytes of version and flags.
         inside = parts.boxes(view, start + 4, end) if kind == b"meta" else ()
         found |= kind == b"mdat" or any(part == b"idat" for part, _, _ in inside)
-    return (
-        None if described and found else missing_after(size, "before the boxes that hold the image")
-    )
+    is_whole = described and found
+    return None if is_whole else missing_after(size, "before the boxes that hold the image")
 
 
 def _dpx(view: memoryview, size: int) -> str | None:

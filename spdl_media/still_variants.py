@@ -80,9 +80,8 @@ def gif_reason(view: memoryview) -> str | None:
     for kind in still_parts.gif_blocks(view):
         if kind == still_parts.GIF_IMAGE and not has_control:
             return "a GIF of images without delays"
-        has_control = kind == still_parts.GIF_CONTROL or (
-            has_control and kind != still_parts.GIF_IMAGE
-        )
+        has_control &= kind != still_parts.GIF_IMAGE
+        has_control |= kind == still_parts.GIF_CONTROL
     return None
 
 

@@ -60,9 +60,8 @@ class Window:
         # In floats, which compare faster than fractions. Their error is below the tolerance for times up
         # to a day.
         time = float(seconds) + _TOLERANCE_AS_FLOAT
-        return (self.start is None or float(self.start) <= time) and (
-            self.end is None or time < float(self.end)
-        )
+        has_begun = self.start is None or float(self.start) <= time
+        return has_begun and (self.end is None or time < float(self.end))
 
     def __bool__(self) -> bool:
         """False for the window without bounds."""
@@ -242,9 +241,8 @@ def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -
         sample_rate: Samples per second and channel.
     """
     # In integers: fractions would take as long as filtering a small audio frame.
-    ticks: int = (
-        pts * time_base.numerator * zero.denominator - zero.numerator * time_base.denominator
-    )
+    shift: int = zero.numerator * time_base.denominator
+    ticks: int = pts * time_base.numerator * zero.denominator - shift
     divisor: int = time_base.denominator * zero.denominator
     # Halves are rounded up, whatever the sign, unlike round(), which rounds them to even.
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)

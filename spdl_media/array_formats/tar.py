@@ -240,9 +240,7 @@ class Archive:
         """Read an extra header, which describes the next member or all later ones."""
         what = "a pax header or long name"
         if size > _MAX_HEADER_SIZE:
-            self._fail_at_header(
-                f"has {what} of {size} bytes; {_MAX_HEADER_SIZE} are the most read"
-            )
+            self._fail_at_header(f"has {what} of {size} bytes, above the limit {_MAX_HEADER_SIZE}")
         data = bytes(self._next(size))
         if len(data) < size:
             self._fail_at_header(f"is cut short: {len(data)} of {size} bytes of {what} are there")

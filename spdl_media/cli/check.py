@@ -118,10 +118,8 @@ def check_command(
         if output is not None or form not in ("json", "csv"):
             make_console().print(_summary(counts, time.monotonic() - start))
     if not is_complete:
-        more = (
-            "Run it again to continue" if state else "With --state FILE, another run can continue"
-        )
-        write_error(f"interrupted: {counts[None]} files were found but not checked. {more}")
+        who = "Run it again to" if state else "With --state FILE, another run can"
+        write_error(f"interrupted: {counts[None]} files were found but not checked. {who} continue")
         return 130
     return int(num_found > 0)
 

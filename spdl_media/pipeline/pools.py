@@ -431,5 +431,4 @@ _unpickled = functools.lru_cache(maxsize=16)(pickle.loads)
 
 def _dumps(value: object) -> bytes:
     # Plain pickle cannot send functions that are defined in a notebook or script.
-    cloudpickle = require("cloudpickle", "a Dask cluster", MissingPackageError)
-    return bytes(cloudpickle.dumps(value))
+    return bytes(require("cloudpickle", "a Dask cluster", MissingPackageError).dumps(value))

@@ -239,9 +239,8 @@ def make_audio(
     Raises:
         ValueError: An argument is invalid, or FFmpeg cannot make such a file; the message says why.
     """
-    return make_media(
-        [AudioTrack(samples=samples, sample_rate=sample_rate, **track)], format=format
-    )
+    audio = AudioTrack(samples=samples, sample_rate=sample_rate, **track)
+    return make_media([audio], format=format)
 
 
 def make_media(
