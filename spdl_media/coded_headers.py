@@ -71,16 +71,17 @@ _LONG = 1 << 15
 
 
 def _without_tables(moov: bytes) -> bytes:
-    """Return the index of an MP4 with only the names of the tables of samples, as a search takes long."""
-    short = moov
+    """Return the parts of the index of an MP4 that are searched; of tables of samples, only their names."""
+    view, kept = memoryview(moov), list[bytes | memoryview]()
     with suppress(struct.error):  # the file may be truncated
-        for tables in boxes_at(memoryview(moov), "trak/mdia/minf/stbl"):
-            names = [
-                kind + (bytes(tables[start:end]) if kind == b"stsd" else b"")
-                for kind, start, end in boxes(tables)
-            ]
-            short = short.replace(tables, b"".join(names))
-    return short
+        kept += [view[start:end] for kind, start, end in boxes(view) if kind != b"trak"]
+        for media in boxes_at(view, "trak/mdia"):
+            kept += [b"hdlr", *boxes_at(media, "hdlr")]
+            for tables in boxes_at(media, "minf/stbl"):
+                for kind, start, end in boxes(tables):
+                    kept.append(tables[start:end] if kind == b"stsd" else kind)
+        return b"".join(kept)
+    return moov
 
 
 _HANDLERS = re.compile(rb"hdlr.{8}(vide|soun)", re.DOTALL)
