@@ -322,7 +322,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
-    # In AVI, a tick may be a packet. Of FLAC, an empty chunk counts as one, too, so ticks do not tell.
+    # In AVI, a tick may be a packet, and is then exact; but not of FLAC, where empty chunks are ticks, too.
     is_coarse = step * unit < 4 * tick and (step * unit != tick or codec.name == "flac")
     if after == 0 or not step or is_coarse:
         return None if after else 0

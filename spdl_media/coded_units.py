@@ -419,7 +419,10 @@ def _without_pts(packets: Iterator[AvPacket], indices: Sequence[int]) -> Iterato
 def _without_unset_pts(
     packets: Iterator[AvPacket], indices: Sequence[int], format: str
 ) -> Iterator[AvPacket]:
-    """Drop timestamps of reordered streams that are only copies of the decode timestamps, perhaps delayed."""
+    """Drop timestamps of reordered streams that FFmpeg has copied from those of decoding, perhaps delayed.
+
+    Copies equal the decode timestamps in MOV, and increase from packet to packet in MXF and ASF.
+    """
     is_mov = format.startswith("mov")
     first: list[AvPacket] = []
     count, last, is_set = 0, -math.inf, False

@@ -268,9 +268,10 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
 
 
 class Edits(Times):
-    """Times of the packets of several edits, whether any sample is shown, and how many to cut at each end.
+    """Values for the packets of several edits, by the keys of :data:`Times`.
 
-    Packets that FFmpeg gives in place of silence have none of these; they are left out.
+    A value is the timestamp, whether any sample is shown, and the numbers of samples to cut at the start and
+    the end. It is empty for a packet that FFmpeg gives in place of silence, which is left out.
     """
 
 

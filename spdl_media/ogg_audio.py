@@ -144,8 +144,8 @@ def _read_ends(read: _Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:
     """Read the headers, the first page with samples, and the last one.
 
     Returns:
-        What a decoder needs of the headers, nothing that differs between files of one encoder; an empty page
-        in place of the headers; and the two pages.
+        The headers for a decoder, without what differs between files of one encoder; an empty page that ends
+        where the headers do; and the two pages.
 
     Raises:
         ValueError: The file is damaged, truncated, chained, more follows after the last page, or no packet

@@ -38,7 +38,7 @@ _REPEATS = 16
 # Frames are reordered by fewer than this many packets, so an edit list that hides frames at one end of the
 # video shows in so many packets there.
 _EDGE = 32
-_NUM_SPOTS = 16
+_NUM_SPOTS = 16  # further entries of FFmpeg's index that are compared with the tables
 
 _MOST_HEADERS = 1024  # bytes
 
