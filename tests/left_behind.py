@@ -31,12 +31,21 @@ def descendants() -> set[int]:
     return found - {os.getpid()}
 
 
+def descriptors() -> set[tuple[str, str]]:
+    """Return the open descriptors of this process, each with the name of its file; none without /proc.
+
+    Look for new ones, and do not compare counts: another thread may close what an earlier test opened.
+    """
+    found = set()
+    for link in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            found.add((link.name, str(link.readlink())))
+    return found
+
+
 def segments() -> list[str]:
     """Return the shared memory files that this process has opened or mapped."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(link.readlink()))
+    found = [name for _, name in descriptors()]
     maps = Path("/proc/self/maps").read_text().splitlines()
     found += [fields[5] for line in maps if len(fields := line.split(None, 5)) == 6]
     return sorted(name for name in found if "memfd:" in name or "/dev/shm" in name)  # noqa: S108
