@@ -48,14 +48,21 @@ RANK = """
 """
 
 
+def torchrun(
+    folder: Path, num_ranks: int, program: str, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in several processes."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(program))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={num_ranks}", str(script), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 def run(folder: Path, world_size: int, stop_after: int) -> list[Any]:
     """Run the ranks; return the items of each epoch by rank."""
-    script = folder / "rank.py"
-    script.write_text(textwrap.dedent(RANK))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={world_size}", str(script), str(folder), str(stop_after)]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = torchrun(folder, world_size, RANK, folder, stop_after)
     assert done.returncode == 0, done.stderr
     return [
         json.loads((folder / f"given-{world_size}-{rank}.json").read_text())
@@ -108,19 +115,32 @@ SHAPES = """
 @pytest.mark.long
 def test_ranks_with_items_of_different_shapes_are_reported(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
-    script = tmp_path / "shapes.py"
-    script.write_text(textwrap.dedent(SHAPES))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script), str(CHECKOUT / "samples")],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = torchrun(tmp_path, 2, SHAPES, CHECKOUT / "samples")
     assert done.returncode == 1
     assert done.stdout.count("equal") == 2
     assert (
         "ValueError: items differ between ranks: rank 0 has (3, 16, 16), rank 1 has (3, 16, 17)"
         in done.stderr
     )
+
+
+THREADS = """
+    import sys
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[1])
+    import train_ddp
+
+    train_ddp.make(Path(sys.argv[2]))
+    assert train_ddp.train(Path(sys.argv[2]), None)
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    print("threads:", [name for name in names if "gloo" in name], flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_no_thread_of_the_process_group_outlives_the_sample(tmp_path: Path) -> None:
+    """A thread that frees a tensor while Python ends aborts the process, which busy machines show."""
+    pytest.importorskip("torch.distributed")
+    done = torchrun(tmp_path, 1, THREADS, CHECKOUT / "samples", tmp_path)
+    assert "threads: []\n" in done.stdout, done.stdout + done.stderr
