@@ -1,46 +1,22 @@
-"""Decode images, video and audio for machine learning.
+"""Decode images, video and audio into training batches, in threads.
 
-Data goes through these steps::
+Load a source in one call: :func:`load_image`, :func:`load_image_batch`, :func:`load_video`,
+:func:`load_audio` and :func:`load_clip`. :func:`probe` tells what is in it.
 
-    source -> demux -> packets -> decode (filter graph) -> frames
+Train with a :class:`DataLoader` over an :class:`ImageFolder`, :class:`Shards` or a list, with
+:class:`ImageRecipe` or your own function as preprocessor. Such a function may call :func:`sample_clips` of a
+:class:`VideoFile`, or :func:`sample_windows` of audio; :func:`collate` makes the batches.
 
-The modules with public names; each imports only modules above it:
+Do it step by step with :func:`demux_video`, :func:`decode_packets`, :func:`convert_frames`, :func:`to_torch`
+and the like::
 
-``errors``        the exception classes
-``config``        :func:`demux_config`, :func:`decode_config`: options as frozen values
-``timing``        windows of time, in exact seconds
-``inputs``        a path, a URL, bytes, an array or a file object
-``codec``         stream parameters that a decoder needs
-``packets``       coded data as plain values: reusable, picklable, safe to share between threads
-``demux``         :func:`demux_image`, :func:`demux_video`, :func:`demux_audio`; :func:`apply_bsf`
-``demuxer``       :class:`Demuxer`: many windows, streams and chunks of one source
-``_probe``        :func:`probe`: streams and metadata of a source
-``filter_desc``   :func:`get_video_filter_desc` and others: filter graphs as text
-``crops``         :class:`RandomResizedCrop`, :class:`ResizeCenterCrop`, :func:`apply_crop`: crop boxes
-``frames``        decoded planes with their metadata
-``array_frames``  :func:`frames_from_array`: arrays as frames
-``filter_graph``  :class:`FilterGraph`: run any graph over frames
-``decode``        :func:`decode_packets`
-``decoders``      :class:`VideoDecoder`, :class:`AudioDecoder`: streams in chunks; :func:`sample_decode_video`
-``load``          :func:`load_image_batch` and others: from source to batch in one call
-``clips``         :func:`load_clip`: frames and audio of one interval; :func:`sample_windows`
-``video_file``    :class:`VideoFile`: frames by number and time
-``video_clips``   :func:`sample_clips`: clips of a video for training; :class:`VideoCache`: opened videos
-``recipes``       :class:`ImageRecipe`: random crop, mirror, scale and normalise in one pass
-``_collate``      :func:`collate`: a list of items into one batch, field by field
-``array_formats`` :func:`load_npy`, :func:`load_npz`, :func:`load_wav`, :func:`iter_tarfile`: without FFmpeg
-``encode``        :func:`video_encode_config`, :func:`audio_encode_config`: how frames are encoded
-``image_files``   :func:`encode_image`, :func:`save_image`
-``mux``           :class:`Muxer`: write files of encoded frames, or of packets without re-encoding
-``save``          :func:`save_video`, :func:`save_audio`, :func:`cut`: write a file in one call
-``samplers``      indices for the ranks of a training; :class:`BatchByLength`: batches of similar length
-``source``        samplers, and sources that combine others
-``datasets``      :class:`ImageFolder`: a folder for each class; :class:`Mix`: sources in given proportions
-``shards``        :func:`iter_samples`, :class:`Shards`: samples of tar shards
-``dataloader``    :class:`DataLoader`: loads, preprocesses and batches in threads
+    source -> demux -> packets -> decode -> frames -> convert -> buffer -> array
 
-There are two more modules: ``pipeline``, generic concurrent pipelines without media, and ``ray``, decoders
-for Ray Data. These two, ``source`` and ``dataloader`` are imported at first use.
+Write files with :func:`save_image`, :func:`save_video`, :func:`save_audio` and :func:`cut`.
+
+Modules with further names: ``source``, samplers and sources that combine others; ``pipeline``, concurrent
+pipelines of any functions; ``torch``, PyTorch's DataLoader in threads; ``ray``, decoders for Ray Data;
+``testing``, media whose pixels hold their own index.
 
 FFmpeg is part of PyAV's wheel; no system library is needed.
 """

@@ -220,7 +220,7 @@ def _report_error(error: BaseException) -> int:
 @click.group(context_settings=_SETTINGS)
 @click.version_option(package_name="spdl_media", message="spdl-media %(version)s")
 def _spdl_media() -> None:
-    """Show media files, check data sets, and measure how fast they load.
+    """Show media files, check datasets, and measure how fast they load.
 
     After any command, --debug shows the traceback of an error.
     """
