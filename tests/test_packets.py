@@ -184,3 +184,12 @@ def test_frames_of_vp9_that_are_not_shown_have_no_timestamp(profile: int) -> Non
     for number, packet in enumerate(coded):
         packet.pts = 100 * number
     assert packets.with_packets(coded, packets.codec).get_timestamps() == (0.0, 0.2, 0.3)
+
+
+def test_a_small_key_frame_behind_its_parameter_sets_is_a_frame() -> None:
+    """A packet of parameter sets alone, as the last one of some streams, is none."""
+    frames = [np.full((32, 32, 3), level, np.uint8) for level in range(0, 80, 10)]
+    packets = sm.demux_video(make_video(frames, codec="libx264", format="mpegts", gop_size=2))
+    assert packets[4:5].is_key == (True,)
+    assert packets[4:5].nbytes < 1024
+    assert len(packets.get_timestamps()) == 8
