@@ -275,3 +275,12 @@ def test_a_stream_that_comes_up_on_the_way_is_ignored() -> None:
     size = len(text).to_bytes(3, "big")
     caption = b"\x12" + size + bytes(7) + text + (11 + len(text)).to_bytes(4, "big")
     assert sm.load_video(data + caption).shape[0] == 60
+
+
+def test_jpegs_behind_other_data_need_the_name_of_their_format() -> None:
+    """As the message says: FFmpeg finds JPEGs anywhere, also in archives."""
+    frames = index_planes(5, 32, 32)
+    data = bytes(64) + make_video(frames, codec="mjpeg", format="mjpeg", pix_fmt="yuvj420p")
+    with pytest.raises(sm.DemuxError, match=r"begins with other data.*demux_config\(format="):
+        sm.demux_video(data)
+    assert len(sm.demux_video(data, demux_config=sm.demux_config(format="mjpeg"))) == 5
