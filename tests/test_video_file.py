@@ -783,6 +783,34 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
             assert size == 16 or not inside.any(), (kind, start, size)
 
 
+@pytest.mark.parametrize("kind", ["open", "negative", "fragments", "dash", "two tracks", "a gap"])
+def test_the_tables_of_an_mp4_say_what_its_packets_do(kind: str) -> None:
+    """A table that is read wrongly is often not used, so that all packets are read instead."""
+    if kind == "two tracks":  # places are counted from the start of the file here
+        video = VideoTrack(frames=planes(), codec="libx264", gop_size=8, max_b_frames=2)
+        sound = AudioTrack(samples=index_samples(144000), codec="aac")
+        options = {"movflags": "frag_keyframe+empty_moov+negative_cts_offsets"}
+        data = make_media([sound, video], format="mp4", options=options)
+    elif kind == "a gap":  # without the second fragment
+        data = clip("mp4/libx264/2/fragments")
+        _, start, end, *_ = (found.start() - 4 for found in re.finditer(b"moof", data))
+        data = data[:start] + data[end:]
+    else:
+        data = clip(f"mp4/libx264/2/{kind}")
+    with av.open(io.BytesIO(data)) as file:
+        stream = file.streams.video[0]
+        packets = [packet for packet in file.demux(stream) if packet.size]
+        number = stream.id
+    samples = packet_table.read_samples(functools.partial(part_of, data), len(data), number)
+    assert samples is not None
+    rows = [(p.pos, p.size, p.is_keyframe, p.duration, p.dts, p.pts) for p in packets]
+    kept = samples.places, samples.sizes, samples.is_key, samples.durations
+    found = np.stack([*kept, samples.dts, samples.dts + samples.offsets], axis=1)
+    # FFmpeg shifts all times.
+    found[:, -2:] += np.array(rows[0][-2:]) - found[0, -2:]
+    assert found.tolist() == [list(map(int, row)) for row in rows]
+
+
 # Errors.
 
 
