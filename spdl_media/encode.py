@@ -229,8 +229,7 @@ def best_sample_fmt(encoder: av.Codec, given: str) -> str | None:
     formats = [format.name for format in encoder.audio_formats or ()]
     base = given.removesuffix("p")
     wider = () if base in ("u8", "s16") else ("s32", "s32p", "fltp")
-    likes = (given, base, f"{base}p", *wider)
-    return next((name for name in likes if name in formats), None)
+    return next((name for name in (given, base, f"{base}p", *wider) if name in formats), None)
 
 
 class VideoEncoder:
@@ -392,7 +391,7 @@ class AudioEncoder:
 
     def __init__(self, stream: Any, config: AudioEncodeConfig) -> None:
         self._stream, self._config, self._count, self._padding = stream, config, 0, 0
-        context = stream.codec_context
+        self._context = context = stream.codec_context
         formats = [format.name for format in context.codec.audio_formats or ()]
         if config.sample_fmt is not None:
             check_choice(f"sample_fmt of encoder {context.name!r}", config.sample_fmt, formats)
@@ -427,7 +426,7 @@ class AudioEncoder:
 
     def _check_range(self, chunk: AudioChunk) -> None:
         # NaN and huge values abort the process in LAME, and make noise in other encoders.
-        is_safe = self._stream.codec_context.name.startswith(("pcm_", "wavpack"))
+        is_safe = self._context.name.startswith(("pcm_", "wavpack"))
         for plane in () if is_safe else chunk.planes:
             peak = float(np.abs(plane).max()) if plane.dtype.kind == "f" else 0
             if not peak <= _MAX_PEAK:
@@ -442,7 +441,9 @@ class AudioEncoder:
         Raises:
             FFmpegError: The encoder fails.
         """
-        if self._padding and not self._stream.codec_context.codec.delay:
+        if self._context.name.startswith("mp2") and 0 < self._count < self._context.frame_size:
+            self._padding = self._context.frame_size  # readers recognise MP2 by two frames
+        if self._padding and not self._context.codec.delay:
             # Encoders of MP2 and AC-3 put padding before the samples, and drop as many at the end.
             end = AudioChunk(silent_frame(self._last, self._padding), 0, self._padding, 0)
             yield from self.encode(AudioFrames([end]))

@@ -241,6 +241,16 @@ def test_the_last_samples_of_an_mp4_are_written(encoder: str, size: int, num_fra
     assert np.abs(loaded[:, count - 256 : count] - tone[:, -256:]).mean() < 0.05
 
 
+@each("size", [1, 671, 1151])
+def test_short_mp2_is_read_again_and_whole(size: int) -> None:
+    """A single frame was written, of which readers do not tell the format, without the last samples."""
+    file, tone = io.BytesIO(), np.sin(np.arange(size) / 9).astype(np.float32)[None] / 2
+    sm.save_audio(file, tone, 48000, format="mp2")
+    loaded = sm.load_audio(file.getvalue()).array[:, 481:]  # behind the encoder's delay
+    assert np.abs(loaded[:, :size] - tone).mean() < 0.01
+    assert np.abs(loaded[:, size + 32 :]).max() < 0.05
+
+
 @each("format,size", [("mp4", 50000), ("mp4", 500), ("mov", 49153)])
 def test_aac_of_an_mp4_has_the_samples_that_were_saved(format: str, size: int) -> None:
     # The encoder's padding at the end is not decoded, and the duration is that of the samples.

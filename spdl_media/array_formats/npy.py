@@ -178,9 +178,8 @@ def _unusual_layout(content: Content, start: int, stop: int) -> _Layout:
         raise ArrayFormatError(f"the header is not UTF-8: {error}") from error
     shape, dtype, fortran = _parse_header(text.strip())
     head_size = text_start + length - start
-    return _Layout(
-        shape, dtype, "F" if fortran else "C", head_size, math.prod(shape) * dtype.itemsize
-    )
+    nbytes = math.prod(shape) * dtype.itemsize
+    return _Layout(shape, dtype, "F" if fortran else "C", head_size, nbytes)
 
 
 def _parse_header(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
