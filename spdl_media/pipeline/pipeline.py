@@ -327,10 +327,8 @@ class _AsyncEpoch(AsyncIterator[T_co]):
             self._end = when_dropped(_abandon, self._run if self._is_own else None, self._bar)
         try:
             item: Any = await self._run.graph.sink.take_async()
-        except asyncio.CancelledError:
-            # Perhaps by a timeout of this one item. The task may ask again; if not, it drops this iterator.
-            raise
-        except BaseException:
+        except Exception:
+            # Not after a cancellation, perhaps by a timeout of this one item: the task may ask again.
             await self.aclose()
             raise
         if item is END_OF_EPOCH:
