@@ -14,7 +14,6 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
 from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
@@ -306,14 +305,19 @@ class Sink:
             return NOTHING
 
     def _note_taken(self, item: Any) -> None:
+        if item is END_OF_EPOCH:
+            self.hub.post(self._make_room, 1)
         # With slack, wake the loop when only buffer_size items are left, otherwise for each item.
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
-        num_ends = int(item is END_OF_EPOCH)
-        if num_ends or (self._stalled and len(self._ready) <= low):
-            # After a Ctrl-C between the two steps, the consumer may go on, and would wait for ever.
-            with interrupts_delayed():
-                self._stalled = False
-                self.hub.post(self._make_room, num_ends)
+        if self._stalled and len(self._ready) <= low:
+            self._stalled = False
+            # Without interrupts_delayed(), which takes several microseconds, for items that take no longer.
+            try:
+                self.hub.post(self._make_room, 0)
+            except BaseException:
+                # A Ctrl-C before the message was there. The consumer may go on, and would wait for ever.
+                self.hub.post(self._make_room, 0)
+                raise
 
     def _make_room(self, num_ends: int) -> None:
         self._ends_waiting -= num_ends

@@ -91,12 +91,19 @@ class Hub:
     def post(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, soon. From any thread.
 
-        A Ctrl-C must not interrupt it, because the message may be there without the loop being asked.
+        Raises:
+            KeyboardInterrupt: Ctrl-C in the user's thread. If the message was posted, it is delivered.
         """
-        self._messages.append((handler, argument))
-        # A thread that takes a turn looks for more messages after it.
-        if not self.turn.locked():
+        try:
+            self._messages.append((handler, argument))
+            # A thread that takes a turn looks for more messages after it.
+            if not self.turn.locked():
+                self._ask_loop()
+        except BaseException:
+            # A Ctrl-C in the user's thread, which may have come before the loop was asked.
+            self._loop_is_asked = False
             self._ask_loop()
+            raise
 
     def deliver(self, handler: Callable[[Any], None], argument: Any) -> None:
         """Have ``handler(argument)`` called in a turn, by this thread unless another one takes turns.

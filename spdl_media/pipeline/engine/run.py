@@ -150,8 +150,7 @@ class Run:
         self._hub.closed = True
         # Before the begin, start() will see the request.
         if self.has_begun:
-            with interrupts_delayed():
-                self._hub.post(self._end, None)
+            self._hub.post(self._end, None)
 
     def stop(self, timeout: float) -> None:
         """End the run, and wait at most ``timeout`` seconds until its threads have ended.
