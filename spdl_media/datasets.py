@@ -87,7 +87,7 @@ class ImageFolder(MapIterator[tuple[str, int]]):
         allow_empty: bool = False,
     ) -> None:
         if not Path(root).is_dir():
-            raise NotADirectoryError(f"{str(root)!r} is not a folder that can be searched")
+            raise NotADirectoryError(f"{str(Path(root).absolute())!r} is not a folder")
         suffixes = tuple(
             str(one).lower() for one in (_IMAGES if extensions is None else extensions)
         )

@@ -361,7 +361,7 @@ class LocalDirectory(Sequence[Path]):
         self._root = Path(root)
         self._pattern = pattern
         if not self._root.is_dir():
-            raise NotADirectoryError(f"{str(self._root)!r} is not a folder that can be searched")
+            raise NotADirectoryError(f"{str(self._root.absolute())!r} is not a folder")
         if Path(pattern).is_absolute():
             raise ValueError(f"pattern must be relative to root, not {pattern!r}")
         # Only files, because the pattern may match folders, too.

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import spdl_media as sm
+from spdl_media.source import LocalDirectory
 
 TREE = (
     "cat/b.jpg cat/a.JPG cat/x/y/e.png cat/x/c.png cat/x-y/d.jpg dog/e.webp dog/notes.txt stray.jpg"
@@ -117,7 +118,7 @@ def circle(root: Path) -> None:
         (tree, {"extensions": ["jpg"]}, r"endings such as .*, not \['jpg'\]"),
         (tree, {"extensions": ".jpg"}, "endings such as .*, not '.jpg'"),
         (tree, {"extensions": []}, r"endings such as .*, not \[\]"),
-        (lambda root: root.touch(), {}, "is not a folder that can be searched"),
+        (lambda root: root.touch(), {}, "root. is not a folder$"),
     ],
 )
 def test_bad_folders(
@@ -127,3 +128,12 @@ def test_bad_folders(
     make(root)
     with pytest.raises((OSError, ValueError), match=message):
         sm.ImageFolder(root, **arguments)
+
+
+@pytest.mark.parametrize("source", [sm.ImageFolder, LocalDirectory])
+def test_a_folder_that_is_missing_is_told_with_the_place_where_it_was_searched(
+    source: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotADirectoryError, match=rf"^'{tmp_path}/train' is not a folder"):
+        source("train")
