@@ -14,6 +14,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.array_formats.wav import find_chunks
 from spdl_media.audio_arrays import WAV_HEAD_SIZE, read_wav_info
+from spdl_media.audio_clock import opus_delay
 from spdl_media.codec import (
     AudioCodec,
     VideoCodec,
@@ -296,11 +297,10 @@ def _audio_stream(codec: AudioCodec, index: int, duration: float | None) -> Audi
 
 
 def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
-    setup, skipped = stream.codec_context.extradata or b"", Fraction(0)
-    # These count the samples that decoders skip at the start.
-    if setup.startswith(b"OpusHead") and container.format.startswith(("ogg", "matroska")):
-        skipped = Fraction(int.from_bytes(setup[10:12], "little"), 48000)
     is_matroska = container.format.startswith("matroska")
+    # These count the samples that decoders skip at the start.
+    counts = is_matroska or container.format == "ogg"
+    skipped = Fraction(opus_delay(stream.codec_context) if counts else 0, 48000)
     total: Any = container.duration if is_matroska else None
     if stream.duration is not None:
         total = stream.duration * as_fraction(stream.time_base)

@@ -254,9 +254,9 @@ class SampleDecoder(OpenDecoder):
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
         window = self.metadata.window
         first, self._stop = window.sample_range(rate)
-        # Without a window, samples before second 0 are kept, too. Those of Opus in MP4 are the encoder's
-        # delay, of which FFmpeg skips too few: it takes ticks for samples.
-        is_exact = window or (self._codec.name == "opus" and self._codec.codec_tag)
+        # Without a window, samples before second 0 are kept, too. Those of Opus are the encoder's delay, of
+        # which FFmpeg skips too few in MP4, where it takes ticks for samples, and in Matroska.
+        is_exact = window or (self._codec.name == "opus" and self._codec.delay)
         self._first = first if is_exact else _BEFORE_ALL
         codec = self._codec
         if codec.codec_tag and codec.delay and codec.start_pts and codec.time_base * rate == 1:

@@ -56,9 +56,9 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
     start, base, rate = codec.start_pts or 0, codec.time_base, codec.sample_rate
     first = nearest_sample(start, base, zero, rate)
     if codec.name in _EVEN_CODECS or not _ticks_are_fine(codec):
-        # Try the start of the frame, then its end: after a seek, too, the Opus decoder removes its delay from
-        # the start of the first frame, but the end is still that of a packet.
-        for samples in (0, num_samples):
+        # Try the start of the frame, then its end; of Opus the end first: after a seek, too, its decoder
+        # removes the delay from the start of the first frame, but the end is still that of a packet.
+        for samples in (num_samples, 0) if codec.name == "opus" else (0, num_samples):
             position = _on_grid(codec, pts, _packet_samples(codec), samples)
             if position is not None:
                 return first + position - samples
@@ -116,23 +116,30 @@ def start_ticks(stream: Any) -> int | None:
     """Return the timestamp of the first audible sample or frame of a stream of PyAV; ``None``: not stated.
 
     To the first packet of Opus, FFmpeg adds the delay at the sample rate that the header of a Matroska file
-    states: that of the encoder's input. The delay counts samples of 48 kHz.
+    states: that of the encoder's input. The delay counts samples of 48 kHz, and only OpusHead states it for
+    files of all versions of FFmpeg.
     """
     ticks: int | None = stream.start_time
     context, entries = stream.codec_context, stream.index_entries
     is_matroska = stream.container.format.name.startswith("matroska")
-    if ticks and entries and is_matroska and context and context.codec.canonical_name == "opus":
-        delay = Fraction(context.delay, 48000) / as_fraction(stream.time_base)
+    skipped = opus_delay(context) if ticks and entries and is_matroska and context else 0
+    if skipped:
+        delay = Fraction(skipped, 48000) / as_fraction(stream.time_base)
         ticks = min(ticks, entries[0].timestamp + math.floor(delay + Fraction(1, 2)))
     return ticks
+
+
+def opus_delay(codec: Any) -> int:
+    """Return the number of samples of 48 kHz that decoders skip at the start, from OpusHead; 0: not Opus."""
+    header = codec.extradata or b""
+    return int.from_bytes(header[10:12], "little") if header.startswith(b"OpusHead") else 0
 
 
 def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
     """Set the start, and as delay what the edit list of an MP4 hides before it: packets begin that early."""
     entries, codec = stream.index_entries, replace(codec, start_pts=start_ticks(stream))
-    header = codec.extradata or b""
-    if codec.codec_tag and header.startswith(b"OpusHead"):  # PyAV 19 states ticks of an MP4
-        codec = replace(codec, delay=int.from_bytes(header[10:12], "little"))
+    if codec.codec_tag or codec.delay:  # PyAV 19 states ticks of an MP4
+        codec = replace(codec, delay=opus_delay(codec) or codec.delay)
     counts_samples = codec.time_base == Fraction(1, codec.sample_rate)
     if codec.delay or not entries or codec.start_pts is None or not counts_samples:
         return codec

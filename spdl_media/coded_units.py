@@ -280,8 +280,8 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     """Return the start time of a container in seconds, which FFmpeg states as ``start`` microseconds."""
     # The stream that starts first states the same moment as the rounded start of the container, but exactly,
     # in its own time base. Without that, the edge of a window could miss a frame.
-    streams = [(stream, stream.start_time, stream.time_base) for stream in container.streams]
-    stated = [(one, ticks, base) for one, ticks, base in streams if ticks is not None and base]
+    starts = [(start_ticks(each), each.start_time, each.time_base) for each in container.streams]
+    stated = [(exact, ticks, base) for exact, ticks, base in starts if ticks is not None and base]
     # Differences in microseconds. Integers up to the division: fractions take ten times as long.
     errors = [
         abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
@@ -289,8 +289,9 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     ]
     if min(errors, default=2.0) > 1:
         return Fraction(start, 1_000_000)
-    first, _, base = stated[errors.index(min(errors))]
-    return Fraction((start_ticks(first) or 0) * as_fraction(base))
+    first = stated[errors.index(min(errors))]
+    earlier = [one for one in stated if one[0] != one[1]]  # than FFmpeg states
+    return min(Fraction(exact * as_fraction(base)) for exact, _, base in (first, *earlier))
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:

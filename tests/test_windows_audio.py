@@ -285,12 +285,35 @@ def test_windows_of_mp3_in_avi_are_read_from_their_lead_in() -> None:
     assert len(packets) < 30  # of 155, each 26 ms; the lead-in is half a second
 
 
+def test_opus_in_webm_that_states_too_short_a_delay_begins_behind_that_of_its_header() -> None:
+    """Old FFmpeg takes the 312 samples of it for ticks of 16 kHz, so decoders skip 104 of them."""
+    data = _make("libopus", "webm", 16000)
+    delay = b"\x56\xaa\x83%b"
+    old = data.replace(delay % b"\x63\x2e\xa0", delay % b"\x21\x0f\x8b")  # in nanoseconds
+    assert old != data
+    wanted = samples_of(_decode(data, None))
+    for window, first, count in ((None, 0, wanted.shape[1]), ((1.5, 1.75), 72000, 12000)):
+        found = _decode(old, window)
+        assert (found.first_sample, len(found)) == (first, count)
+        expected_samples = wanted[:, first : first + count]
+        np.testing.assert_allclose(samples_of(found), expected_samples, atol=2**-15)
+
+
 def test_opus_in_mp4_of_another_rate_begins_behind_the_delay_of_the_encoder() -> None:
     """FFmpeg counts the 312 samples of it in ticks of the encoder's rate, and left 208 in front."""
     whole = _decode(_make("libopus", "mp4", 16000), None)
     in_webm = samples_of(_decode(_make("libopus", "webm", 16000), None))
     assert whole.first_sample == 0
     np.testing.assert_array_equal(samples_of(whole)[:, : in_webm.shape[1]], in_webm)
+
+
+def test_a_video_that_begins_after_opus_of_8_khz_hides_none_of_it() -> None:
+    """FFmpeg states that the audio begins 32 ms later than it does, so the video seemed the first."""
+    samples = np.zeros((8000, 1), np.int16)
+    video = VideoTrack(frames=index_frames(20, 32, 32), pts=range(1, 21), frame_rate=40)
+    audio = AudioTrack(samples=samples, sample_rate=8000, codec="libopus")
+    frames = _decode(make_media([video, audio]), (0, None))
+    assert (frames.first_sample, len(frames)) == (0, 48000)
 
 
 def test_windows_behind_an_empty_chunk_of_avi_have_the_samples_of_the_file() -> None:
