@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
-from spdl_media._threads import has_gil
+from spdl_media._threads import has_gil, reentrant_lock
 from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
 from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
@@ -343,13 +342,7 @@ _MOST_AHEAD = {"wmapro": 6, "wmav1": 6, "wmav2": 6}
 # GIL to each other use up to four times the CPU, and decode half as many files a second as one thread. With
 # many frames per packet, they need the GIL less: two threads decode 1.3 times as many files as one, but four
 # no more than one. The locks are reentrant, because a signal handler may decode, too.
-_short_locks: tuple[Any, ...] = threading.RLock(), threading.RLock()
-if not has_gil():
-    _short_locks = nullcontext(), nullcontext()
-elif hasattr(os, "register_at_fork"):
-    # A thread that does not exist in the child may have held a lock at the fork.
-    for _lock in _short_locks:
-        os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+_short_locks = [reentrant_lock() if has_gil() else nullcontext() for _ in range(2)]
 
 _SHORT_FRAMES = frozenset({"aac", "mp3", "vorbis"})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # no stub
 import _thread
+import os
 import sys
 import threading
 import weakref
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from time import sleep
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 
 def in_threads(call: Callable[[int], object], count: int, num_threads: int) -> None:
@@ -100,6 +101,25 @@ class OneThread:
         raise TypeError(
             f"{self._what} objects are not picklable: they hold FFmpeg's state. Make one where it is used"
         )
+
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def reentrant_lock() -> Any:
+    """Return a reentrant lock that is free in a fork, which lacks the thread that may hold it."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def _free_locks() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_free_locks)
 
 
 class ClosedByWith:

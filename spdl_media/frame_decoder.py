@@ -25,7 +25,7 @@ from spdl_media.errors import DecodeError, DemuxError, FilterError, SourceError
 from spdl_media.filters import PictureFilter
 from spdl_media.frame_index import HEADER, FrameIndex, Run, load, make_index
 from spdl_media.image_frames import VideoFrames
-from spdl_media.inputs import Source, local_path, open_input
+from spdl_media.inputs import Source, open_input
 from spdl_media.operations import Desc, picture_ops
 from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
@@ -110,11 +110,15 @@ class VideoSource:
             self._failure = f"{type(error).__name__}: {getattr(error, 'message', error)}"
             self.close()
 
+    def is_fork(self) -> bool:
+        """Whether the source was opened before a fork of the process."""
+        return self._process != os.getpid()
+
     def opened(self) -> Container:
         """Return the open container. In a fork of the process, the source is opened again.
 
         Raises:
-            ValueError: The file is closed, or was opened before a fork and is not a path.
+            ValueError: The file is closed, or was opened before a fork and is a file object.
             SourceError: The source cannot be opened again, or was closed because a read has failed.
             DemuxError: The source is no longer a media file.
         """
@@ -125,17 +129,15 @@ class VideoSource:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
         # Processes share the position in a file that was open at the fork: one would read where another one
         # has moved it.
-        if self._process != (process := os.getpid()):
+        if self.is_fork():
             src, config, name = self._given
-            if not (self._input.is_local or isinstance(src, io.BytesIO)):
+            if not (self._input.is_local or isinstance(src, str | io.BytesIO)):
                 raise ValueError(
                     f"{self._input.name}: this VideoFile was opened before the fork of this process. Open it "
-                    "in each process, or give the path of a local file"
+                    "in each process, or give its path, URL or content"
                 )
-            if local_path(src) is not None:
-                self._input = open_input(src, config, name=name)
-                self.container = Container(self._input, config)
-            self._process = process
+            self._input = open_input(src, config, name=name)
+            self.container, self._process = Container(self._input, config), os.getpid()
         return self.container
 
     def _check_input(self) -> None:

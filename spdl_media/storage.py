@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 import weakref
@@ -13,13 +12,14 @@ from contextlib import suppress
 from functools import partial
 from math import prod
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias, get_args
+from typing import Literal, NoReturn, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
 from spdl_media import ring
 from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
 from spdl_media._optional import require
+from spdl_media._threads import reentrant_lock
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
@@ -49,13 +49,9 @@ _PATIENCE = 0.1 if _FREE_THREADED else 1.0
 
 # The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
 # Reentrant, because what it finalizes may ask a pool for a block.
-_collecting: Any = threading.RLock()
+_collecting = reentrant_lock()
 # In seconds. What it finalizes may wait for the thread that waits here.
 _LONGEST_WAIT = 1.0
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    # Another thread, which the child lacks, may have held it.
-    os.register_at_fork(after_in_child=_collecting._at_fork_reinit)
 
 
 def _collect(is_needed: Callable[[], bool]) -> None:

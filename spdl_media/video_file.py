@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn, SupportsIndex, Unpack, overload
 
 import numpy as np
 
 from spdl_media._container import Container
-from spdl_media._threads import ClosedByWith, when_dropped
+from spdl_media._threads import ClosedByWith, reentrant_lock, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -106,7 +105,7 @@ class VideoFile(ClosedByWith):
         self.decode_config = config = as_indexing_config(decode_config)
         # A decoder named in the config may be for the audio of clips.
         for_video, _ = configs_by_kind(config)
-        self._lock = threading.RLock()
+        self._lock = reentrant_lock()
         self._file = file = VideoSource(
             src, video_stream_index, index, as_demux_config(demux_config), for_video, name
         )
@@ -116,9 +115,11 @@ class VideoFile(ClosedByWith):
         self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
         # The size of upright frames.
         self.width, self.height = size[::-1] if swaps_sides(file.metadata.orientation) else size
-        self._decoder = FrameDecoder(
-            file.codec, file.metadata, file.index, for_video, file.packets_from
+        # A fork needs a new one: a thread that it lacks may be decoding.
+        self._new_decoder = partial(
+            FrameDecoder, file.codec, file.metadata, file.index, for_video, file.packets_from
         )
+        self._decoder = self._new_decoder()
 
     # Properties.
 
@@ -306,8 +307,7 @@ class VideoFile(ClosedByWith):
             WriteError: The file cannot be written. An existing file at the path is then unchanged.
             ValueError: The video is closed.
         """
-        with self._lock:
-            self._file.opened()
+        with self._opened():
             save(path, self._index, self._file.identity)
 
     def close(self) -> None:
@@ -330,7 +330,9 @@ class VideoFile(ClosedByWith):
     def _opened(self) -> Iterator[Container]:
         with self._lock:
             try:
-                yield self._file.opened()
+                is_fork, container = self._file.is_fork(), self._file.opened()
+                self._decoder = self._new_decoder() if is_fork else self._decoder
+                yield container
             finally:
                 self._file.close_if_failed()
 

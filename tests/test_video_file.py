@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import signal
 import struct
 import threading
 import tracemalloc
@@ -1065,16 +1066,49 @@ def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
         sm.VideoFile(path) as video,
         sm.VideoFile(memory) as copied,
         sm.VideoFile(file) as other,
+        serve({"noise.avi": path.read_bytes()}) as files,
+        sm.VideoFile(f"{files.url}/noise.avi") as remote,
     ):
         video[0]
         child = os.fork()
         if not child:
             with suppress(BaseException):
-                found = [one.load([20]).array[0] for one in (video, copied)]
-                same = np.array_equal(found, [images[20]] * 2)
+                found = [one.load([20]).array[0] for one in (video, copied, remote)]
+                same = np.array_equal(found, [images[20]] * 3)
                 with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
                     other[20]
                 os._exit(7 if same else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         np.testing.assert_array_equal(video.load([1]).array[0], images[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
+    data = make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=10, format="avi")
+    (tmp_path / "noise.avi").write_bytes(data)
+    decoding, forked = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> tuple[int, int, int, int]:
+        decoding.set()
+        assert forked.wait(60)
+        return 0, 0, 64, 64
+
+    cache = sm.VideoCache()
+    for video in (cache.open(tmp_path / "noise.avi"), sm.VideoFile(data)):
+        decoding.clear()
+        forked.clear()
+        thread = threading.Thread(target=video.load, args=([5],), kwargs={"crops": wait})
+        thread.start()
+        assert decoding.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends the process
+            with suppress(BaseException):
+                os._exit(7 if np.array_equal(video.load([24]).array[0], images[24]) else 8)
+            os._exit(9)
+        forked.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
