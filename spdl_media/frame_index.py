@@ -241,7 +241,7 @@ def make_index(
     packets = np.flatnonzero(shown)
     packets = packets[np.argsort(table.pts[packets])]
     pts = table.pts[packets]
-    end = int(pts.max(initial=0)) + (table.last_duration or usual_duration(codec))
+    end = int(pts[-1] if len(pts) else 0) + (table.last_duration or usual_duration(codec))
     return _with_keys(table, pts, packets, end, is_exact=True, counted=False)
 
 

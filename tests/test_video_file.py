@@ -144,6 +144,13 @@ def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -
         assert [frame_index(frame.planes[0]) for frame in video[:]] == numbers
 
 
+def test_the_end_of_a_video_whose_timestamps_are_negative() -> None:
+    track = VideoTrack(frames=index_planes(10, 32, 32), codec="mpeg2video", pts=range(-30, -20))
+    data = make_media([track], format="mpegts", options={"avoid_negative_ts": "disabled"})
+    with sm.VideoFile(data) as video:
+        assert (len(video), video.end) == (10, 1.0)
+
+
 def test_the_end_is_that_of_the_last_frame_that_an_edit_list_shows() -> None:
     with sm.VideoFile(edited(8, (1000, 3))) as video:
         assert (len(video), video.end) == (10, 1.0)
