@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ from spdl_media.frame_scan import CodedFrames
 from spdl_media.frames import silent_frame
 from spdl_media.packets import FrameMetadata, PacketMetadata, make_packet
 from spdl_media.sample_rows import SampleChunks, SampleRows
-from spdl_media.timing import ticks_to_seconds
+from spdl_media.timing import nearest_sample, ticks_to_seconds
 
 Put: TypeAlias = Callable[[av.AudioFrame, int, int, int], bool]
 """Method of a sink: ``put(frame, start, stop, position)``.
@@ -260,7 +259,8 @@ class SampleDecoder(OpenDecoder):
         codec = self._codec
         if codec.codec_tag and codec.delay and codec.start_pts and codec.time_base * rate == 1:
             # After a seek, FFmpeg shows what the edit list of an MP4 hides before the first sample.
-            self._first = max(self._first, math.ceil(codec.start_pts - self.metadata.zero * rate))
+            start = nearest_sample(codec.start_pts, codec.time_base, self.metadata.zero, rate)
+            self._first = max(self._first, start)
 
     def _judge(self, packet: AvPacket | None, error: av.FFmpegError, text: str) -> None:
         """Handle a packet that cannot be decoded: raise the error, count the packet, or ignore it."""

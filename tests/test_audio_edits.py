@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -42,18 +43,25 @@ PIECES = {
 
 
 @cache
-def recorded(codec: str, *, video: bool = False) -> bytes:
+def recorded(codec: str, *, video: bool = False, late: int = 0) -> bytes:
     rate, options = RATES[codec], {"aac_pns": "0"} if codec == "aac" else {}
     track = AudioTrack(
         samples=sound(3 * rate, rate), sample_rate=rate, codec=codec, options=options
     )
-    pictures = VideoTrack(frames=index_planes(30, 32, 32), codec="libx264")
+    pictures = VideoTrack(
+        frames=index_planes(30, 32, 32),
+        codec="libx264",
+        time_base=Fraction(1, 1000),
+        pts=range(late, late + 3000, 100),
+    )
     return make_media([pictures, track] if video else [track], format="mp4")
 
 
-def edited(codec: str, pieces: tuple[tuple[int, float], ...], *, video: bool = False) -> bytes:
+def edited(
+    codec: str, pieces: tuple[tuple[int, float], ...], *, video: bool = False, late: int = 0
+) -> bytes:
     """Replace the edit list, which hides the encoder's delay, by one of these pieces."""
-    data, rate = bytearray(recorded(codec, video=video)), RATES[codec]
+    data, rate = bytearray(recorded(codec, video=video, late=late)), RATES[codec]
     places = [data.rindex(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
     # FFmpeg 9 writes the sample rate instead.
     struct.pack_into(">I", data, data.rindex(b"mvhd") + 16, 1000)
@@ -125,6 +133,15 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
                 atol=tolerance,
                 err_msg=f"{name}, {start} to {stop}",
             )
+
+
+def test_a_window_has_the_first_sample_of_audio_that_begins_between_two_samples() -> None:
+    """The video begins 44.1 samples earlier, which are rounded to 44."""
+    pieces = ((250, -1), (1500, 0.517))
+    frames = sm.decode_packets(
+        sm.demux_audio(edited("alac", pieces, video=True, late=249), timestamp=(0, 0.3)), None
+    )
+    assert (frames.first_sample, len(frames)) == (44, 13230 - 44)
 
 
 @pytest.mark.parametrize("codec", ["aac", "alac"])
