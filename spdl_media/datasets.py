@@ -186,7 +186,6 @@ class Mix(MapIterator[Any]):
         seed: Seed of the order. All ranks should have the same.
 
     Attributes:
-        counts: Number of items of each source in an epoch.
         epoch: The epoch of the next iteration.
 
     Raises:
@@ -213,19 +212,16 @@ class Mix(MapIterator[Any]):
         if not sources:
             raise ValueError("sources must hold at least one source, and is empty")
         parts = [_by_position(position, source) for position, source in enumerate(sources)]
-        sizes = np.array([len(part) for part in parts])
-        shares = check_weights(sizes if weights is None else weights, len(parts), "source")
-        if (empty := (shares > 0) & (sizes == 0)).any():
-            raise ValueError(f"sources[{empty.argmax()}] has no items; give it the weight 0")
+        given = None if weights is None else check_weights(weights, len(parts), "source")
         length = length if length is None else check_int("length", length)
-        total = int(sizes[shares > 0].sum()) if length is None else length
-        # Round down, then add one to those with the largest remainders.
-        exact = total * (shares / shares.sum())
-        counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
-        self.counts: list[int] = counts.tolist()
-        order = _MixOrder(parts, counts, check_int("seed", seed, at_least=0), length)
+        order = _MixOrder(parts, given, check_int("seed", seed, at_least=0), length)
         super().__init__(_Values([part.mapping for part in parts]), order)
+
+    @property
+    def counts(self) -> list[int]:
+        """Number of items of each source in an epoch."""
+        counts: list[int] = self.sampler.counts.tolist()  # type: ignore[union-attr]
+        return counts
 
     def __repr__(self) -> str:
         return f"Mix({len(self)} items, counts={self.counts})"
@@ -267,7 +263,7 @@ class _MixOrder(Epochs):
     """The sampler of a mixture. Its keys are pairs of a source's index and a key of that source."""
 
     mixed: Sequence[MapIterator[Any]]
-    counts: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float64] | None
     seed: int
     # The explicit length is the same for all ranks; the sum of the sources' lengths may differ by rank.
     num_draws: int | None
@@ -292,6 +288,21 @@ class _MixOrder(Epochs):
     def _place(self) -> tuple[int, int]:
         return place_of(self.mixed[int(self.counts.argmax())])
 
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Number of items of each source in an epoch. Sources may learn their rank only when it begins."""
+        sizes = np.array([len(part) for part in self.mixed])
+        given = sizes if self.weights is None else self.weights
+        shares = check_weights(given, len(sizes), "source")
+        if (empty := (shares > 0) & (sizes == 0)).any():
+            raise ValueError(f"sources[{empty.argmax()}] has no items; give it the weight 0")
+        total = int(sizes[shares > 0].sum()) if self.num_draws is None else self.num_draws
+        # Round down, then add one to those with the largest remainders.
+        exact = total * (shares / shares.sum())
+        counts: npt.NDArray[np.int64] = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+        return counts
+
     def __len__(self) -> int:
         return int(self.counts.sum())
 
@@ -300,12 +311,13 @@ class _MixOrder(Epochs):
 
     def begin_by_position(self, epoch: int) -> Sequence[tuple[int, Any]]:
         self.set_epoch(epoch + 1)
-        order = permutation(random_bits(Purpose.MIX, self.seed, epoch), len(self))
-        chosen = np.repeat(np.arange(len(self.counts)), self.counts)[order]
+        counts = self.counts
+        order = permutation(random_bits(Purpose.MIX, self.seed, epoch), int(counts.sum()))
+        chosen = np.repeat(np.arange(len(counts)), counts)[order]
         # The index of each item in its source, counted from the first epoch on.
         numbers = np.empty_like(order)
         numbers[np.argsort(chosen, kind="stable")] = np.concatenate(
-            [np.arange(epoch * count, (epoch + 1) * count) for count in self.counts.tolist()]
+            [np.arange(epoch * count, (epoch + 1) * count) for count in counts.tolist()]
         )
         return Mapped(partial(self._key, chosen, numbers, {}), range(len(order)))
 

@@ -194,3 +194,21 @@ def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
 def test_bad_mixtures(make: Callable[[], object], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()
+
+
+def test_a_mixture_made_before_its_rank_is_known_has_the_length_of_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lightning makes the process group after the loaders; epochs were as long as those of all ranks."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(*place: int) -> sm.Mix:
+        places = dict(zip(("rank", "world_size"), place, strict=False))
+        samplers = [DistributedRandomSampler(size, **places) for size in (100, 60)]
+        return sm.Mix([MapIterator(range(sampler.num_draws), sampler) for sampler in samplers])
+
+    mix = make()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (mix.counts, list(mix)) == ([50, 30], list(make(1, 2)))
