@@ -680,7 +680,7 @@ def test_bench_of_a_function_that_waits(
     names: dict[str, Any] = {}
     exec(code.replace("[...]", "['data/a.jpg'] * 6"), names)  # noqa: S102  # what users copy
     batches = list(names["loader"])
-    assert [batch.shape for batch in batches] == [(4, 4), (2, 4)]
+    assert sorted(batch.shape for batch in batches) == [(2, 4), (4, 4)]
     assert names["loader"].num_threads == number
     svg = ET.parse(tmp_path / "spdl-media-bench.svg")  # noqa: S314  # our own
     assert f"num_threads={number}" in "".join(svg.getroot().itertext())
