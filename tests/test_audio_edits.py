@@ -54,7 +54,8 @@ def recorded(codec: str, *, video: bool = False, late: int = 0) -> bytes:
         time_base=Fraction(1, 1000),
         pts=range(late, late + 3000, 100),
     )
-    return make_media([pictures, track] if video else [track], format="mp4")
+    options = {"movie_timescale": "1000"}  # by default, FFmpeg 9 writes the sample rate
+    return make_media([pictures, track] if video else [track], format="mp4", options=options)
 
 
 def edited(
@@ -63,8 +64,6 @@ def edited(
     """Replace the edit list, which hides the encoder's delay, by one of these pieces."""
     data, rate = bytearray(recorded(codec, video=video, late=late)), RATES[codec]
     places = [data.rindex(name) - 4 for name in (b"moov", b"trak", b"edts", b"elst")]
-    # FFmpeg 9 writes the sample rate instead.
-    struct.pack_into(">I", data, data.rindex(b"mvhd") + 16, 1000)
     (size,) = struct.unpack_from(">I", data, places[-1])
     (delay,) = struct.unpack_from(">i", data, places[-1] + 20)
     table = struct.pack(">II", 0, len(pieces))
