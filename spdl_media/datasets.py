@@ -290,7 +290,11 @@ class _MixOrder(Epochs):
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Number of items of each source in an epoch. Sources may learn their rank only when it begins."""
+        """Number of items of each source in an epoch. Sources may learn their rank only when it begins.
+
+        Raises:
+            ValueError: A source with a weight has no items.
+        """
         sizes = np.array([len(part) for part in self.mixed])
         given = sizes if self.weights is None else self.weights
         shares = check_weights(given, len(sizes), "source")

@@ -414,7 +414,12 @@ class _Clock:
 
 
 def has_video(demuxer: Demuxer) -> bool:
-    """Whether a file has a video, and not only the cover of its audio. Used within this package."""
+    """Whether a file has a video, and not only the cover of its audio. Used within this package.
+
+    Raises:
+        ValueError: The Demuxer is closed.
+        RuntimeError: Another thread is using the Demuxer.
+    """
     with demuxer._opened() as container:
         index, streams = container.best_index("video"), container.av.streams
         return index is not None and not streams[index].disposition & Disposition.attached_pic

@@ -409,7 +409,11 @@ def _refusals(packets: VideoPackets, index: int | None) -> Iterator[str]:
 
 
 def remux(packets: VideoPackets) -> bytes:
-    """Write packets with distinct times to a Matroska file with made-up times in the same order."""
+    """Write packets with distinct times to a Matroska file with made-up times in the same order.
+
+    Raises:
+        FFmpegError: Matroska does not take the codec.
+    """
     coded, sink = av_packets(packets), io.BytesIO()
     rank = {pts: number for number, pts in enumerate(sorted(one.pts or 0 for one in coded))}
     ranks = [rank[packet.pts or 0] for packet in coded]
