@@ -103,19 +103,22 @@ class OneThread:
         )
 
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+# By id, so that a new lock takes the place of one that is gone. Not a WeakSet: its callback, in Python, would
+# lose a Ctrl-C.
+_locks: dict[int, weakref.ref[Any]] = {}
 
 
 def reentrant_lock() -> Any:
     """Return a reentrant lock that is free in a fork, which lacks the thread that may hold it."""
     lock = threading.RLock()
-    _locks.add(lock)
+    _locks[id(lock)] = weakref.ref(lock)
     return lock
 
 
 def _free_locks() -> None:
-    for lock in _locks:
-        lock._at_fork_reinit()
+    for reference in _locks.values():
+        if (lock := reference()) is not None:
+            lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
