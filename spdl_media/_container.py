@@ -364,7 +364,7 @@ class Container:
     def _seek_to_start(self) -> bool:
         indexed = [s for s in self.av.streams if s.index_entries]
         has_palette = "pal8" in [getattr(s.codec_context, "pix_fmt", None) for s in indexed]
-        # FFmpeg states a palette only after opening, too.
+        # FFmpeg states a palette only with the first packet after opening, not after a seek.
         if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START) or has_palette:
             return False
         # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.

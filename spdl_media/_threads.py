@@ -1,4 +1,4 @@
-"""Calls in threads, objects that serve one thread or one block, and Ctrl-C where Python would lose it.
+"""Calls in threads, locks in forks, objects that serve one thread or block, and Ctrl-C that Python may lose.
 
 Python only prints what is raised in finalizers, handlers of forks, and callbacks of C code.
 """

@@ -159,7 +159,8 @@ def are_even(entries: Any, step: int) -> bool:
 
 Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
 """Exact timestamps of packets. A key is a packet's offset in the file, its timestamp as FFmpeg states it, and
-the number of earlier packets with both: an edit may hide a packet at the time when another one shows it."""
+the number of earlier packets with both: an edit may hide a packet at the time when another one shows it. A
+value is the timestamp alone, or what :class:`~spdl_media.mp4_audio.Edits` describes."""
 
 
 def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
@@ -329,7 +330,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
-    # In AVI, a tick may be a packet, and is then exact; but not of FLAC, where empty chunks are ticks, too.
+    # In AVI, a tick may be a packet, and is then exact, except for FLAC, whose empty chunks count as ticks.
     is_coarse = step * unit < 4 * tick and (step * unit != tick or codec.name == "flac")
     if after == 0 or not step or is_coarse:
         return None if after else 0

@@ -31,7 +31,7 @@ _STREAM_HINT = "It is the address of a cudaStream_t, such as torch.cuda.Stream()
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """Base class of option values; their mappings are copies."""
+    """Base class of option values. Their mappings are copies; changes to these are not checked."""
 
     def _set(self, **checked: object) -> None:
         # The classes are frozen, so set the checked values without their __setattr__.

@@ -275,7 +275,13 @@ class SharedSource:
 
 
 class _Iteration:
-    """Base of the iterators that return the batches of a loader's pipeline. ``stop`` ends that."""
+    """Base of the iterators that return the batches of a loader's pipeline.
+
+    Args:
+        loader: The loader.
+        ledger: Record of the samples of the epoch.
+        stop: Called when the iterator is dropped, to stop the pipeline.
+    """
 
     def __init__(self, loader: Any, ledger: Ledger, stop: Callable[[], object]) -> None:
         self._loader, self._ledger = loader, ledger

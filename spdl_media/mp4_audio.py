@@ -407,7 +407,7 @@ def with_times(
         key = packet.stream_index, packet.pos or 0, packet.pts or 0
         found = tables.get(key[0], {}).get((*key[1:], seen[key]))
         if found is not None:
-            # Of other tables, whose entries are a timestamp, one serves all packets with a key.
+            # An entry that is only a timestamp serves all packets with its key.
             seen[key] += len(found) != 1
             if not found:
                 continue

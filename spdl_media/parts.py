@@ -158,7 +158,7 @@ def describing_boxes(read: Read, size: int) -> bytes:
 
 # In concatenated images (mjpeg, webp_anim, and all formats called "..._pipe") FFmpeg lands inside an image,
 # or takes a later one for the first. After a seek, H.263 has other timestamps, and an MPEG program stream
-# wrong ones of packets that state none. H.261 does not tell key frames; short OBU lose their last packet.
+# wrong ones for packets that state none. H.261 does not tell key frames. Short OBU files lose a packet.
 _SEEKS_ASTRAY = frozenset({"mjpeg", "mpeg", "webp_anim", "h261", "h263", "obu", "rm"})
 
 # Key of an index table in an MXF file (SMPTE ST 377-1). Most writers put one near the start or the end.

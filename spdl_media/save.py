@@ -128,8 +128,8 @@ def save_audio(
     """Encode audio and write it to a file.
 
     WAV stores each dtype exactly; FLAC stores int16 and uint8 exactly, and others in 24 bits. AAC is padded
-    with silence to whole packets; MP4 and MOV state its length without. The file appears at its path only
-    once it is complete.
+    with silence to whole packets; MP4 and MOV state the length without the padding. The file appears at its
+    path only once it is complete.
 
     Args:
         dst: A path, or a binary file object with ``write``.

@@ -66,8 +66,8 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if _restarts(packet, self._restart, self._codec):
             self._kept.clear()
-        # If times of display and decoding differ at a key frame, those of decoding are shifted: no frame is
-        # shown before its own. In Matroska, the decoding times of fields are wrong.
+        # If the two timestamps of a key frame differ, decode timestamps are shifted so that no frame is shown
+        # before its own. In Matroska, the decode timestamps of fields are wrong.
         if packet.is_keyframe and pts != dts and not self._splits:
             self._depth = 0
         self._kept.append(packet)

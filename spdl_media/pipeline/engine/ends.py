@@ -311,7 +311,7 @@ class Sink:
         low = self._buffer_size if self.hub.is_quick and self.slack else self._buffer_size - 1
         if self._stalled and len(self._ready) <= low:
             self._stalled = False
-            # Without interrupts_delayed(), which takes several microseconds, for items that take no longer.
+            # Not in interrupts_delayed(), which takes several microseconds, as long as a quick item.
             try:
                 self.hub.post(self._make_room, 0)
             except BaseException:

@@ -123,7 +123,7 @@ class Run:
             hook.stage_start()
             self._started_hooks.append(hook)
         LIVE.add(self)
-        # A Ctrl-C within Thread.start() would not tell whether the thread begins.
+        # After a Ctrl-C within Thread.start(), nothing tells whether the thread begins.
         with interrupts_delayed():
             self._thread.start()
 

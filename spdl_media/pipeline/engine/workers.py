@@ -157,7 +157,7 @@ class WorkerThreads:
                     break
                 # The thread may wait long for its next ticket, and this one may hold an item in memory.
                 del serve
-                # A requeued ticket has its thread in this one, which therefore does not count as idle.
+                # A requeued ticket still needs this thread, which therefore does not count as idle.
                 if not is_requeued:
                     self._idle.append(None)
             self.at_end()
