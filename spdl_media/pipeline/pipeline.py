@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from spdl_media._checks import with_argument_hints
@@ -14,6 +15,7 @@ from spdl_media._optional import require
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions
+from spdl_media.pipeline.engine.hub import wake
 from spdl_media.pipeline.engine.run import Run
 from spdl_media.pipeline.executors import TaskHook, kind_of
 from spdl_media.pipeline.failures import (
@@ -348,9 +350,11 @@ class _AsyncEpoch(AsyncIterator[T_co]):
         if self._bar is not None:
             self._bar.close()
         if run is not None and self._is_own:
-            run.request_stop()
-            # In a thread, because it blocks until the run has ended.
-            await asyncio.to_thread(run.stop, STOP_SECONDS)
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+            # Not by asyncio.to_thread(): the threads of the caller's loop may be busy.
+            _stop_in_thread(run, partial(loop.call_soon_threadsafe, wake, ended))
+            await ended
 
 
 def _end_iteration(run: Run | None, bar: Any) -> None:
@@ -365,12 +369,19 @@ def _abandon(run: Run | None, bar: Any) -> None:
     if bar is not None:
         bar.close()
     if run is not None and not run.was_stopped:
-        run.request_stop()
-        stop = threading.Thread(
-            target=run.stop, args=(STOP_SECONDS,), name="spdl_media stop", daemon=True
-        )
         with suppress(RuntimeError):  # the interpreter is about to exit
-            stop.start()
+            _stop_in_thread(run, lambda: None)
+
+
+def _stop_in_thread(run: Run, then: Callable[[], object]) -> None:
+    run.request_stop()
+
+    def stop() -> None:
+        run.stop(STOP_SECONDS)
+        with suppress(RuntimeError):  # the event loop that waits has been closed
+            then()
+
+    threading.Thread(target=stop, name="spdl_media stop", daemon=True).start()
 
 
 def _bar_class() -> Any:

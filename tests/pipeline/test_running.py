@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,21 @@ def test_async_iteration_that_is_broken_off_has_stopped() -> None:
             assert pipeline.get_item(timeout=10) == 1
 
     asyncio.run(consume())
+
+
+def test_async_iteration_ends_while_the_threads_of_its_loop_are_busy() -> None:
+    release = threading.Event()
+
+    async def main() -> list[int]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, release.wait, 60)
+        result = [item async for item in build(range(3))]
+        release.set()
+        assert await busy
+        return result
+
+    assert asyncio.run(main()) == [1, 2, 3]
 
 
 def test_a_consumer_whose_loop_is_closed_keeps_nobody_from_the_items() -> None:
