@@ -133,7 +133,6 @@ class _CheckedSession:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._versions: dict[str, tuple[str, str]] = {}
-        self._moved_to: Any = None
 
     async def get(
         self, url: Any, *, headers: Mapping[str, str] | None = None, **options: Any
@@ -145,13 +144,7 @@ class _CheckedSession:
         """
         # Parts of compressed data could not be decompressed.
         headers = {"Accept-Encoding": "identity", **(headers or {})}
-        answer = await self._session.get(self._moved_to or url, headers=headers, **options)
-        if self._moved_to and not answer.ok:  # a signed address may have expired
-            answer.close()
-            answer = await self._session.get(url, headers=headers, **options)
-        # Followed only once. Credentials are not for the other server; aiohttp removes them when it follows.
-        if answer.history and "Authorization" not in answer.history[0].request_info.headers:
-            self._moved_to = answer.url
+        answer = await self._session.get(url, headers=headers, **options)
         requested, text = headers.get("Range", "").replace("=", " "), ""
         is_part = requested and answer.ok
         part = answer.headers.get("Content-Range", requested) if is_part else requested
@@ -280,8 +273,11 @@ def _requested_pause(error: BaseException | None) -> int:
     """Return the seconds for which a web server asks not to be called; 0: it does not."""
     if error is None:
         return 0
-    text = (getattr(error, "headers", None) or {}).get("Retry-After", "")
-    return min(int(text), _LONGEST_PAUSE) if text.isdecimal() else _requested_pause(error.__cause__)
+    headers = getattr(error, "headers", None)
+    text = str(headers.get("Retry-After", "")) if isinstance(headers, Mapping) else ""
+    if not text.isdecimal():  # it may be a date
+        return _requested_pause(error.__cause__)
+    return int(text) if len(text) < 3 else _LONGEST_PAUSE
 
 
 def _is_refusal(error: BaseException | None) -> bool:

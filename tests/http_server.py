@@ -15,9 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
-    The next ``busy`` requests are answered by 503, with ``retry_after`` by 429. Paths in ``moved`` are
-    redirected. Instead of a requested range from ``start`` to ``stop``, ``answer(start, stop)`` is sent, of
-    which only ``cut`` bytes arrive.
+    The next ``busy`` requests are answered by 503, with ``retry_after`` by 429. Instead of a requested range
+    from ``start`` to ``stop``, ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive.
     """
 
     files: dict[str, bytes]
@@ -26,7 +25,6 @@ class HTTPFiles:
     url: str = ""
     busy: int = 0
     retry_after: str = ""
-    moved: dict[str, str] = field(default_factory=dict)
     etag: str = ""
     modified: str = ""
     cut: int | None = None
@@ -57,9 +55,8 @@ class _Handler(BaseHTTPRequestHandler):
         if is_busy or path not in self.served.files:
             self.served.requests[path] += not is_busy
             busy = 429 if self.served.retry_after else 503
-            self.send_response(busy if is_busy else 302 if path in self.served.moved else 404)
+            self.send_response(busy if is_busy else 404)
             self.send_header("Retry-After", self.served.retry_after)
-            self.send_header("Location", f"/{self.served.moved.get(path)}")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -254,23 +254,6 @@ def test_head_costs_one_small_request(server: HTTPFiles, large_mp4: bytes) -> No
     assert server.bytes_sent["large.mp4"] == 65536
 
 
-def test_a_redirect_is_followed_once(large_mp4: bytes) -> None:
-    secret = {"headers": {"Authorization": "Bearer sesame"}}
-    with serve({"a.mp4": large_mp4}) as files:
-        files.moved = {"moved.mp4": "a.mp4"}
-        for options, requests in (({}, 1), (secret, 3)):
-            files.reset()
-            config = demux_config(storage_options=options)
-            with open_input(f"{files.url}/moved.mp4", config) as source:
-                assert source.read_at(9_000_000, 9) == large_mp4[9_000_000:9_000_009]
-                assert source.read_at(5_000_000, 9) == large_mp4[5_000_000:5_000_009]
-            assert files.requests["moved.mp4"] == requests
-        with open_input(f"{files.url}/moved.mp4") as source:
-            # As signed addresses do, the one that was redirected to expires.
-            files.files, files.moved = {"b.mp4": large_mp4}, {"moved.mp4": "b.mp4"}
-            assert source.read_at(5_000_000, 9) == large_mp4[5_000_000:5_000_009]
-
-
 def test_server_without_ranges_is_a_stream(large_mp4: bytes) -> None:
     with serve({"large.mp4": large_mp4}, ranges=False) as files:
         with open_input(f"{files.url}/large.mp4") as source:
