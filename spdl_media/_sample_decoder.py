@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import av
 
 from spdl_media._ffmpeg import AvPacket, current_log, describe, unheard_log
-from spdl_media._threads import has_gil, reentrant_lock
+from spdl_media._threads import fork_safe_lock, has_gil
 from spdl_media.audio_clock import GapDetector, even_samples, frame_position, vorbis_pts_error
 from spdl_media.codec import AudioCodec, OpenDecoder, SpareDecoder, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
@@ -342,7 +342,7 @@ _MOST_AHEAD = {"wmapro": 6, "wmav1": 6, "wmav2": 6}
 # GIL to each other use up to four times the CPU, and decode half as many files a second as one thread. With
 # many frames per packet, they need the GIL less: two threads decode 1.3 times as many files as one, but four
 # no more than one. The locks are reentrant, because a signal handler may decode, too.
-_short_locks = [reentrant_lock() if has_gil() else nullcontext() for _ in range(2)]
+_short_locks = [fork_safe_lock() if has_gil() else nullcontext() for _ in range(2)]
 
 _SHORT_FRAMES = frozenset({"aac", "mp3", "vorbis"})
 

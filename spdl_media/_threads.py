@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import sleep
 from typing import Any, NoReturn, Self
 
@@ -103,26 +104,21 @@ class OneThread:
         )
 
 
-# By id, so that a new lock takes the place of one that is gone. Not a WeakSet: its callback, in Python, would
-# lose a Ctrl-C.
-_locks: dict[int, weakref.ref[Any]] = {}
+# Not a WeakSet: its callback, in Python, would lose a Ctrl-C.
+_locks: set[weakref.ref[Any]] = set()
 
 
-def reentrant_lock() -> Any:
+def fork_safe_lock() -> Any:
     """Return a reentrant lock that is free in a fork, which lacks the thread that may hold it."""
     lock = threading.RLock()
-    _locks[id(lock)] = weakref.ref(lock)
+    _locks.add(weakref.ref(lock, _locks.discard))
     return lock
 
 
 def _free_locks() -> None:
-    for reference in _locks.values():
+    for reference in list(_locks):
         if (lock := reference()) is not None:
             lock._at_fork_reinit()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_free_locks)
 
 
 class ClosedByWith:
@@ -200,3 +196,8 @@ def _interrupt_after(running: weakref.ref[set[None]]) -> None:
         # Once more after it has returned, because a weak reference's callback has another frame.
         sleep(_INTERRUPT_DELAY)
     _thread.interrupt_main()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    # Dropped at once, so that a Ctrl-C does not end it half-way.
+    os.register_at_fork(after_in_child=partial(when_dropped, _free_locks))

@@ -110,8 +110,8 @@ class VideoSource:
             self._failure = f"{type(error).__name__}: {getattr(error, 'message', error)}"
             self.close()
 
-    def is_fork(self) -> bool:
-        """Whether the source was opened before a fork of the process."""
+    def is_inherited(self) -> bool:
+        """Whether the source was opened before a fork of the process, by its parent."""
         return self._process != os.getpid()
 
     def opened(self) -> Container:
@@ -129,7 +129,7 @@ class VideoSource:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
         # Processes share the position in a file that was open at the fork: one would read where another one
         # has moved it.
-        if self.is_fork():
+        if self.is_inherited():
             src, config, name = self._given
             if not (self._input.is_local or isinstance(src, str | io.BytesIO)):
                 raise ValueError(

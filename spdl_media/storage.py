@@ -19,7 +19,7 @@ import numpy as np
 from spdl_media import ring
 from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
 from spdl_media._optional import require
-from spdl_media._threads import reentrant_lock
+from spdl_media._threads import fork_safe_lock
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
@@ -49,7 +49,7 @@ _PATIENCE = 0.1 if _FREE_THREADED else 1.0
 
 # The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
 # Reentrant, because what it finalizes may ask a pool for a block.
-_collecting = reentrant_lock()
+_collecting = fork_safe_lock()
 # In seconds. What it finalizes may wait for the thread that waits here.
 _LONGEST_WAIT = 1.0
 

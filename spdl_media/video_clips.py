@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int
-from spdl_media._threads import reentrant_lock
+from spdl_media._threads import fork_safe_lock
 from spdl_media.arguments import ClipSampleArguments, DeviceLike, audio_options, declared
 from spdl_media.audio_arrays import AudioRequest, decode_audio_array
 from spdl_media.buffer import Buffer, CPUBuffer
@@ -324,7 +324,7 @@ class VideoCache:
         inspect.signature(VideoFile).bind("", **options)  # raises for unknown names
         self._options = options
         self._videos: OrderedDict[str, VideoFile] = OrderedDict()
-        self._lock = reentrant_lock()
+        self._lock = fork_safe_lock()
 
     def open(self, src: str | os.PathLike[str]) -> VideoFile:
         """Return the open video of a path or URL, from the cache or newly opened.

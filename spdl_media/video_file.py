@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex, Unpack, overload
 import numpy as np
 
 from spdl_media._container import Container
-from spdl_media._threads import ClosedByWith, reentrant_lock, when_dropped
+from spdl_media._threads import ClosedByWith, fork_safe_lock, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
@@ -35,6 +35,9 @@ __all__ = ("VideoFile",)
 
 # Reference frames that a decoder keeps, besides frames that wait to be reordered.
 _KEPT_IMAGES = 5
+
+# Decoders of the parent, in a fork. FFmpeg would wait for their threads, which a fork lacks, to free them.
+_of_parents: list[FrameDecoder] = []
 
 
 class VideoFile(ClosedByWith):
@@ -105,7 +108,7 @@ class VideoFile(ClosedByWith):
         self.decode_config = config = as_indexing_config(decode_config)
         # A decoder named in the config may be for the audio of clips.
         for_video, _ = configs_by_kind(config)
-        self._lock = reentrant_lock()
+        self._lock = fork_safe_lock()
         self._file = file = VideoSource(
             src, video_stream_index, index, as_demux_config(demux_config), for_video, name
         )
@@ -330,8 +333,10 @@ class VideoFile(ClosedByWith):
     def _opened(self) -> Iterator[Container]:
         with self._lock:
             try:
-                is_fork, container = self._file.is_fork(), self._file.opened()
-                self._decoder = self._new_decoder() if is_fork else self._decoder
+                is_inherited, container = self._file.is_inherited(), self._file.opened()
+                if is_inherited:
+                    _of_parents.append(self._decoder)
+                    self._decoder = self._new_decoder()
                 yield container
             finally:
                 self._file.close_if_failed()

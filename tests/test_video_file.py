@@ -1092,6 +1092,23 @@ def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
+    data = make_video(planes(), codec="libx264", format="mp4")
+    config = sm.decode_config(decoder_options={"threads": 2})
+    with sm.VideoFile(data, decode_config=config) as video:
+        expected = video.load([3]).array
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # ends the process
+            with suppress(BaseException):
+                os._exit(7 if np.array_equal(video.load([3]).array, expected) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
     data = make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=10, format="avi")
@@ -1112,7 +1129,8 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None
         assert decoding.wait(60)
         child = os.fork()
         if not child:
-            signal.alarm(60)  # ends the process
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # ends the process
             with suppress(BaseException):
                 os._exit(7 if np.array_equal(video.load([24]).array[0], images[24]) else 8)
             os._exit(9)
