@@ -277,7 +277,7 @@ def _requested_pause(error: BaseException | None) -> int:
     text = str(headers.get("Retry-After", "")) if isinstance(headers, Mapping) else ""
     if not text.isdecimal():  # it may be a date
         return _requested_pause(error.__cause__)
-    return int(text) if len(text) < 3 else _LONGEST_PAUSE
+    return min(int(text[:9]), _LONGEST_PAUSE)  # Python refuses to convert thousands of digits
 
 
 def _is_refusal(error: BaseException | None) -> bool:

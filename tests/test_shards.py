@@ -444,7 +444,12 @@ class TestRemote:
         pauses: list[float] = []
         monkeypatch.setattr("time.sleep", pauses.append)
         with serve(self.FILES) as server:
-            for text, pause in (("9", 9), ("3600", 60), ("Sat, 01 Jan 2000 00:00:00 GMT", 0)):
+            for text, pause in (
+                ("9", 9),
+                ("99", 60),
+                ("9" * 5000, 60),
+                ("Sat, 01 Jan 2000 00:00:00 GMT", 0),
+            ):
                 server.busy, server.retry_after = 1, text
                 assert numbers(sm.Shards(f"{server.url}/a-1.tar", **ALONE)) == [8, 9, 10, 11]
                 assert pauses == [pause]
