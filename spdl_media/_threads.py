@@ -199,5 +199,5 @@ def _interrupt_after(running: weakref.ref[set[None]]) -> None:
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    # Dropped at once, so that a Ctrl-C does not end it half-way.
+    # As a finalizer, so that a Ctrl-C is raised after it, not in it, where Python would only print it.
     os.register_at_fork(after_in_child=partial(when_dropped, _free_locks))
