@@ -27,8 +27,8 @@ from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
-from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
+from spdl_media.still_parts import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
 

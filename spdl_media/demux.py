@@ -36,8 +36,8 @@ from spdl_media.packets import (
     make_packet,
 )
 from spdl_media.parts import refusal
-from spdl_media.still_faults import check_complete
 from spdl_media.still_headers import exif_orientation
+from spdl_media.still_parts import check_complete
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import pillow_packets
 

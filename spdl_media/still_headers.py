@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeAlias
 
 from spdl_media import parts, still_parts, stills
 from spdl_media.parts import Bytes, Read
-from spdl_media.still_faults import check_complete
 
 __all__ = ()
 
@@ -197,7 +196,7 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
     if codec == "bmp":
         # A run-length coded file can be checked only as a whole.
         runs = still_parts.bmp_header(memoryview(head).cast("B"))[4] in (1, 2)
-        return None if runs or check_complete(codec, head, size) else 1
+        return None if runs or still_parts.check_complete(codec, head, size) else 1
     if codec == "gif":
         view = memoryview(head if size <= len(head) else read(0, 4 * stills.HEAD_SIZE)).cast("B")
         blocks = list(still_parts.gif_blocks(view))
@@ -210,7 +209,7 @@ def _orientation_of_whole(codec: str, head: Bytes, read: Read, size: int) -> int
         if kind in _METADATA:
             kept.append(read(start - 8, end - start + 8 + -end % form.padding + form.trailer))
     shell = b"".join(kept)
-    whole = check_complete(codec, shell, size if codec == "webp" else None) is None
+    whole = still_parts.check_complete(codec, shell, size if codec == "webp" else None) is None
     return stills.first_orientation(_METADATA_READERS[codec](memoryview(shell))) if whole else None
 
 

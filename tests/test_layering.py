@@ -26,7 +26,7 @@ ORDER = [
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
-    ["parts", "still_parts", "still_faults", "still_variants", "stills", "still_headers"],
+    ["parts", "still_parts", "still_variants", "stills", "still_headers"],
     ["readers", "_remote"],
     ["inputs"],
     ["array_formats"],
@@ -70,7 +70,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 # Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
     *("_checks", "_threads", "_optional", "errors", "config", "timing", "geometry"),
-    *("parts", "still_parts", "stills", "still_faults", "still_variants", "still_headers"),
+    *("parts", "still_parts", "stills", "still_variants", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {

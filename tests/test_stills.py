@@ -20,7 +20,7 @@ from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff
 
 import spdl_media as sm
 from spdl_media.parts import MAX_PARTS
-from spdl_media.still_faults import check_complete
+from spdl_media.still_parts import check_complete
 from spdl_media.stills import ERR_DETECT, HEAD_SIZE, STILL_FORMATS, still_codec
 from spdl_media.testing import index_planes, make_image, make_video
 
