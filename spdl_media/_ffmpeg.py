@@ -390,6 +390,9 @@ def has_codec(name: str, mode: Literal["r", "w"]) -> bool:
     return _can_make(av.Codec, name, mode)
 
 
+PYAV = int(av.__version__.partition(".")[0])
+"""Major version of PyAV, 18 or 19."""
+
 CUTS_LAST_FRAME = av.library_versions["libavformat"] >= (63,)
 """Whether FFmpeg cuts the last frame of AAC in an MP4 where the file says that the audio ends."""
 

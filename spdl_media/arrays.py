@@ -12,15 +12,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._optional import require
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.convert import NUMBER_KINDS
+from spdl_media.formats import Array
 
 __all__ = ("to_cupy", "to_jax", "to_numba", "to_numpy", "to_torch")
 
-Array: TypeAlias = npt.NDArray[Any]
 Key: TypeAlias = str | int
 
 

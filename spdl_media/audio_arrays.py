@@ -19,13 +19,7 @@ from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHea
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import (
-    DEFAULT_DEMUX_CONFIG,
-    NO_DECODERS,
-    DecodeConfig,
-    DemuxConfig,
-    as_demux_config,
-)
+from spdl_media.config import NO_DECODERS, DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
@@ -143,7 +137,7 @@ def load_audio_array(
         ConvertError: The window contains no sample.
     """
     keep_freed_memory()
-    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
+    config = as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         # These readers choose the stream themselves, and take none of FFmpeg's options.
         if request.ops is not None and stream_index is None and demux_config is None:
@@ -284,22 +278,21 @@ def _load_without_container(
     input: Input, window: Window, ops: SoundOps, request: AudioRequest
 ) -> AudioArray | None:
     """Load WAV, MP3, FLAC, AAC or Ogg without PyAV's container; ``None`` if that has to read or to raise."""
-    config, most, rate, asked = request.config, request.num_samples, ops.sample_rate, window
+    config, limit, rate, asked = request.config, request.num_samples, ops.sample_rate, window
     if config.decoder is not None or config.decoder_options or not input.seekable:
         return None
-    if rate is not None and most is not None:
+    if rate is not None and limit is not None:
         # More than needed, because the resampler delays some samples.
         begin = max(window.start or _ZERO, _ZERO)
-        end = begin + Fraction(most + _MOST_DELAYED, rate) + Fraction(1, 10)
+        end = begin + Fraction(limit + _MOST_DELAYED, rate) + Fraction(1, 10)
         window = Window(window.start, end if window.end is None else min(end, window.end))
-    most = most if rate is None else None
     head = bytes(input.read_at(0, WAV_HEAD_SIZE))
     is_wav, is_mp4 = head[:4] == b"RIFF", head[4:8] == b"ftyp"
     find = find_aac if is_mp4 else _FINDERS.get(head[:1])
     if find is None or (config.gaps == "fill" and not is_wav) or (is_mp4 and not input.is_local):
         return None
     try:
-        found = find(input, head, window, most)
+        found = find(input, head, window, limit if rate is None else None)
     # A header is truncated, or states what only FFmpeg handles.
     except (StopIteration, LookupError, ValueError, ArithmeticError, struct.error):
         found = None
@@ -366,16 +359,14 @@ class _WAVSamples(NamedTuple):
     delay: int = 0
 
 
-def _find_wav(
-    input: Input, head: bytes, window: Window, num_samples: int | None
-) -> _WAVSamples | None:
+def _find_wav(input: Input, head: bytes, window: Window, limit: int | None) -> _WAVSamples | None:
     """Find the samples of a window of a WAV file.
 
     Args:
         input: The opened file.
         head: As for :func:`read_wav_info`.
         window: The samples to read.
-        num_samples: Maximum number of samples.
+        limit: Maximum number of samples.
 
     Returns:
         The samples; ``None`` if the file must be read by FFmpeg, or the window contains no sample.
@@ -383,7 +374,7 @@ def _find_wav(
     if (info := read_wav_info(input, head)) is None:
         return None
     header, codec = info
-    start, stop = window.sample_range(header.sample_rate, num_samples)
+    start, stop = window.sample_range(header.sample_rate, limit)
     stop = min(stop, header.num_samples)
     kind = KINDS[header.sample_format, header.block_align // header.num_channels]
     before = int(kind.codec == "pcm_s24le")  # its reader needs the byte before each sample

@@ -13,15 +13,15 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-import av
 from av.container import InputContainer
 
-from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._ffmpeg import PYAV, AvPacket, as_fraction
 from spdl_media.audio_clock import start_ticks, with_frame_times, with_true_times, without_padding
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
 from spdl_media.parts import MATROSKA, Bytes, boxes, describing_boxes, read_moov
+from spdl_media.still_parts import is_animated_webp
 from spdl_media.stills import HEAD_SIZE, container_still
 
 __all__ = ()
@@ -170,11 +170,7 @@ def is_hidden(packet: AvPacket, video: VideoCodec) -> bool:
 
 def needs_newer_pyav(packet: AvPacket, codec: VideoCodec) -> bool:
     """Whether a packet is an animated WebP, which FFmpeg 8.0 does not decode."""
-    if codec.name != "webp" or int(av.__version__.partition(".")[0]) >= 19:
-        return False
-    # Animation is flag 2 of the VP8X chunk.
-    head = bytes(memoryview(packet)[:21])
-    return head[12:16] == b"VP8X" and bool(int.from_bytes(head[20:]) & 2)
+    return codec.name == "webp" and PYAV < 19 and is_animated_webp(memoryview(packet))
 
 
 # Read what demuxers state, but PyAV does not expose.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +17,17 @@ import numpy.typing as npt
 from spdl_media._checks import as_int, check_int
 from spdl_media.errors import ConvertError
 from spdl_media.geometry import Box, ScaleMode, Size, fits, place
+from spdl_media.inputs import SupportsArray
 from spdl_media.operations import Desc, PictureOps, picture_ops
 
 __all__ = ("RandomResizedCrop", "ResizeCenterCrop", "apply_crop")
-
-
-class _SupportsArray(Protocol):
-    """A NumPy array, a PyTorch CPU tensor, or any other object that NumPy can view."""
-
-    def __array__(self) -> npt.NDArray[Any]: ...
 
 
 Crop: TypeAlias = Callable[[Size, np.random.Generator], Box | None]
 """Returns the crop box for an upright image of a size, or ``None`` for the whole image."""
 
 Crops: TypeAlias = Box | Crop | Sequence[Box | Crop | None]
-Flips: TypeAlias = float | Sequence[bool] | _SupportsArray
+Flips: TypeAlias = float | Sequence[bool] | SupportsArray
 Rng: TypeAlias = np.random.Generator | int
 
 _ATTEMPTS = 10

@@ -171,21 +171,19 @@ COLORSPACES = _by_number(
     "17 ycgco-ro"
 )
 COLOR_RANGES = _by_number("1 tv, 2 pc")
-COLOR_PRIMARIES = _by_number(
-    "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 film, 9 bt2020, 10 smpte428, "
-    "11 smpte431, 12 smpte432, 22 ebu3213"
-)
-COLOR_TRCS = _by_number(
-    "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 linear, 9 log100, 10 log316, "
-    "11 iec61966-2-4, 12 bt1361e, 13 iec61966-2-1, 14 bt2020-10, 15 bt2020-12, 16 smpte2084, "
-    "17 smpte428, 18 arib-std-b67"
-)
 # The keys are attributes of FFmpeg's frames and codec contexts.
 COLOR_TABLES: Mapping[str, Mapping[int, str]] = {
     "color_range": COLOR_RANGES,
     "colorspace": COLORSPACES,
-    "color_primaries": COLOR_PRIMARIES,
-    "color_trc": COLOR_TRCS,
+    "color_primaries": _by_number(
+        "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 film, 9 bt2020, 10 smpte428, "
+        "11 smpte431, 12 smpte432, 22 ebu3213"
+    ),
+    "color_trc": _by_number(
+        "1 bt709, 4 bt470m, 5 bt470bg, 6 smpte170m, 7 smpte240m, 8 linear, 9 log100, 10 log316, "
+        "11 iec61966-2-4, 12 bt1361e, 13 iec61966-2-1, 14 bt2020-10, 15 bt2020-12, 16 smpte2084, "
+        "17 smpte428, 18 arib-std-b67"
+    ),
 }
 
 

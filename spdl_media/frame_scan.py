@@ -3,7 +3,8 @@
 To seek, FFmpeg's demuxers parse such a file from its start or probe it in a dozen places, and they return
 one packet per frame, which takes longer than decoding it. This module replaces them for regular files: each
 frame must begin where the previous one ends, and no sample may be missing. FFmpeg reads all other files: for
-them, the functions return ``None`` or raise a ``LookupError``, ``struct.error`` or ``ValueError``.
+them, the functions return ``None`` or raise a ``LookupError``, ``ArithmeticError``, ``struct.error`` or
+``ValueError``.
 
 See:
     RFC 9639, sections 8 and 9.1: the metadata and the frame headers of FLAC
@@ -34,9 +35,6 @@ MOST_BYTES = 2**25
 PACKET_SAMPLES = 16 * 1024
 """Samples per packet: so few that decoded frames are still in the CPU cache when they are converted."""
 
-LAYOUTS = ("mono", "stereo")
-"""Channel layouts by number of channels, from 1. FFmpeg reads files with more channels."""
-
 
 class CodedFrames(NamedTuple):
     """Consecutive frames of a file.
@@ -54,6 +52,20 @@ class CodedFrames(NamedTuple):
     window: tuple[int, int]
     positions: Sequence[int]
     packets: Sequence[memoryview]
+
+
+def sample_codec(
+    name: str, rate: int, num_channels: int, extradata: bytes | None = None
+) -> AudioCodec:
+    """Return the codec of a stream whose timestamps count samples.
+
+    Raises:
+        IndexError: There are more than two channels; FFmpeg reads such files.
+        ZeroDivisionError: The sample rate is 0.
+    """
+    decoder, unit = "mp3float" if name == "mp3" else name, Fraction(1, rate)
+    layout = ("mono", "stereo")[num_channels - 1], num_channels
+    return AudioCodec(name, decoder, rate, *layout, time_base=unit, extradata=extradata)
 
 
 def packet_positions(start: int, stop: int, packet_samples: int) -> list[int]:
@@ -75,14 +87,14 @@ _DECODER_DELAY = 529
 _INFO_TAG_SIZE, _ID3V1_SIZE = 256, 128
 
 
-def find_mp3(input: Input, head: bytes, window: Window, most: int | None) -> CodedFrames | None:
+def find_mp3(input: Input, head: bytes, window: Window, limit: int | None) -> CodedFrames | None:
     """Find the frames of an MP3 file that decode to the samples of a window.
 
     Args:
         input: The open file; it can be read at any offset.
         head: Its first bytes.
         window: The window.
-        most: Maximum number of samples.
+        limit: Maximum number of samples.
 
     Returns:
         The frames; ``None`` if FFmpeg has to read the file, or the window holds no sample.
@@ -100,7 +112,7 @@ def find_mp3(input: Input, head: bytes, window: Window, most: int | None) -> Cod
     if frame_size is None or tag is None:
         return None
     rate, samples = _mp3_sample_rate(top), 1152 if is_mpeg1 else 576
-    start, stop = window.sample_range(rate, most)
+    start, stop = window.sample_range(rate, limit)
     num_frames, num_bytes, delay, padding = tag
     if num_frames and stop > num_frames * samples - delay - padding:
         stop = sys.maxsize
@@ -126,9 +138,7 @@ def find_mp3(input: Input, head: bytes, window: Window, most: int | None) -> Cod
         stop = min(stop, number * samples - delay - padding)
     if start >= stop:
         return None
-    unit, channels = Fraction(1, rate), 2 - is_mono
-    layout = LAYOUTS[channels - 1]
-    codec = AudioCodec("mp3", "mp3float", rate, layout, channels, time_base=unit)
+    codec = sample_codec("mp3", rate, 2 - is_mono)
     found = packet_positions(first * samples - delay, number * samples - delay, step * samples)
     return CodedFrames(codec, delay, (start, stop), found, split(data, cuts))
 
@@ -279,24 +289,26 @@ _MOST_PROBES, _MOST_HEADERS = 24, 32
 _LARGE = 32 * 1024
 
 
-def find_flac(input: Input, head: bytes, window: Window, most: int | None) -> CodedFrames | None:
+def find_flac(input: Input, head: bytes, window: Window, limit: int | None) -> CodedFrames | None:
     """Find the frames of a FLAC file that decode to the samples of a window; see :func:`find_mp3`.
 
     Raises:
         SourceError: The file cannot be read.
-        LookupError, struct.error: FFmpeg has to read the file, which is truncated or damaged, or has more
-            than two channels.
+        LookupError, ArithmeticError, struct.error: FFmpeg has to read the file, which is truncated or
+            damaged, or has more than two channels.
     """
     signature, kind, length, smallest, block, sizes, bits = _STREAMINFO.unpack_from(head)
     rate, channels, total = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
     # With variable block sizes, headers number samples, not frames, so FFmpeg reads those files.
     if (signature, kind & 0x7F, length) != (b"fLaC", 0, b"\0\0\x22") or not 0 < smallest == block:
         return None
-    layout = LAYOUTS[channels - 1]
+    # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
+    extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
+    codec = sample_codec("flac", rate, channels, extradata)
     begin = _first_flac_frame(input)
-    start, stop = window.sample_range(rate, most)
+    start, stop = window.sample_range(rate, limit)
     stop = min(stop, total)
-    if begin is None or not rate or start >= stop:
+    if begin is None or start >= stop:
         return None
     first, last, step = start // block, -(-stop // block), max(PACKET_SAMPLES // block, 1)
     least, largest = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
@@ -305,10 +317,6 @@ def find_flac(input: Input, head: bytes, window: Window, most: int | None) -> Co
     if frames is None:
         return None
     data, cuts = frames
-    # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
-    extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
-    unit = Fraction(1, rate)
-    codec = AudioCodec("flac", "flac", rate, layout, channels, time_base=unit, extradata=extradata)
     found = packet_positions(first * block, min(last * block, total), step * block)
     return CodedFrames(codec, 0, (start, stop), found, split(data, cuts))
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ("Input", "Source", "open_input")
 
 
-class _SupportsArray(Protocol):
+class SupportsArray(Protocol):
     """A NumPy array, a CPU tensor of PyTorch, or another object that NumPy can view."""
 
     def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
-Source: TypeAlias = "str | os.PathLike[str] | Buffer | _SupportsArray | Readable"
+Source: TypeAlias = "str | os.PathLike[str] | Buffer | SupportsArray | Readable"
 """A path, a URL (a ``str`` with ``://``), bytes or another contiguous buffer, a 1-D uint8 array or
 CPU tensor, or a binary file object."""
 
@@ -126,9 +126,7 @@ _MP4_HEAD_SIZE = 4096
 
 # Metadata that is not UTF-8 must not make a file unreadable. PyAV 18 raises by default, PyAV 19 replaces
 # such bytes and has no option for it.
-_METADATA: dict[str, Any] = (
-    {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
-)
+_METADATA: dict[str, Any] = {"metadata_errors": "replace"} if _ffmpeg.PYAV < 19 else {}
 
 
 class Input:

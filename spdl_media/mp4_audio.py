@@ -18,7 +18,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +59,7 @@ _MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
 
 
-def find_aac(input: Input, _head: bytes, window: Window, most: int | None) -> CodedFrames | None:
+def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> CodedFrames | None:
     """Find the frames of an MP4 that decode to the samples of a window.
 
     Arguments and result are those of :func:`~spdl_media.frame_scan.find_mp3`.
@@ -81,7 +80,7 @@ def find_aac(input: Input, _head: bytes, window: Window, most: int | None) -> Co
     hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
     if CUTS_LAST_FRAME or not hidden:
         end = min(end, int(samples.dts[-1] + samples.durations[-1]))
-    start, stop = window.sample_range(codec.sample_rate, most)
+    start, stop = window.sample_range(codec.sample_rate, limit)
     stop = min(stop, end - hidden)
     if (delay and len(tracks) > 1) or start >= stop:
         return None
@@ -153,8 +152,7 @@ def _read_codec(track: memoryview) -> AudioCodec:
     channels = config[1] >> 3 & 15
     if not channels:
         raise ValueError("channels in a list")
-    unit, layout = Fraction(1, rate), frame_scan.LAYOUTS[channels - 1]
-    codec = AudioCodec("aac", "aac", rate, layout, channels, time_base=unit, extradata=config)
+    codec = frame_scan.sample_codec("aac", rate, channels, config)
     if not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec

@@ -17,11 +17,11 @@ import os
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import av
 from av.filter import Graph
@@ -30,9 +30,10 @@ from spdl_media._ffmpeg import unheard_log
 from spdl_media._threads import interrupts_delayed
 from spdl_media.audio_clock import AUDIO_PREROLL, vorbis_blocks
 from spdl_media.codec import AudioCodec
-from spdl_media.frame_scan import LAYOUTS, MOST_BYTES, CodedFrames
+from spdl_media.frame_scan import MOST_BYTES, CodedFrames, sample_codec
 from spdl_media.inputs import Input
 from spdl_media.packets import padded
+from spdl_media.parts import Read
 from spdl_media.sample_rows import SampleRows, most_combined
 from spdl_media.timing import Window, tick_at
 
@@ -55,8 +56,6 @@ _MOST_SAMPLES = 1 << 24
 # Samples per frame of the graph. With 16 Ki, the C library returns memory to the system and gets it again for
 # each file, which takes a third of the time.
 _BLOCK = 8 * 1024
-
-_Read: TypeAlias = Callable[[int, int], bytes | memoryview]
 
 
 class OggAudio(NamedTuple):
@@ -85,7 +84,7 @@ class _Page(NamedTuple):
 
 
 def find_ogg(
-    input: Input, head: bytes, window: Window, most: int | None
+    input: Input, head: bytes, window: Window, limit: int | None
 ) -> CodedFrames | OggAudio | None:
     """Find what an Ogg file of Vorbis or Opus, or a window of it, decodes to.
 
@@ -105,7 +104,7 @@ def find_ogg(
         channels, skipped = struct.unpack_from("<BH", head, start + 9)
     else:
         return None
-    is_whole, size = not window and most is None, input.size()
+    is_whole, size = not window and limit is None, input.size()
     # Only Linux has memfd_create. FFmpeg cannot read from Python's memory without the GIL.
     is_held = size <= MOST_BYTES and hasattr(os, "memfd_create")
     if not (is_held if is_whole else input.is_local):
@@ -113,20 +112,19 @@ def find_ogg(
     content = input.read_all() if is_whole else b""
     read = (lambda at, size: content[at : at + size]) if is_whole else input.read_at
     extradata, before, first, last = _read_ends(read, size)
-    unit, layout = Fraction(1, rate), LAYOUTS[channels - 1]
-    codec = AudioCodec(name, name, rate, layout, channels, time_base=unit, extradata=extradata)
+    codec = sample_codec(name, rate, channels, extradata)
     if is_whole:
         _packets(codec, [before, first])  # raises if the stream does not begin at second 0
         # FFmpeg states wrong times in a single page of Vorbis, and cuts the end wrongly.
         is_usual = name == "opus" or first != last
         return OggAudio(codec, (0, last.position - skipped), content) if is_usual else None
-    start, stop = window.sample_range(rate, most)
+    start, stop = window.sample_range(rate, limit)
     stop = min(stop, last.position - skipped)
     if not 0 < stop - start <= _MOST_SAMPLES:
         return None
     # Where a decoder may start: see audio_clock.preroll.
     lead = vorbis_blocks(codec)[1] if name == "vorbis" else int(AUDIO_PREROLL * rate)
-    begin = tick_at(window.start or Fraction(0), unit, Fraction(0)) - lead
+    begin = tick_at(window.start or Fraction(0), codec.time_base, Fraction(0)) - lead
     pages = _find_pages(read, before, size, (begin, stop + skipped))
     if pages[0] is not before:
         _packets(codec, [before, first])
@@ -140,7 +138,7 @@ def find_ogg(
     return CodedFrames(codec, 0, (start, stop), positions, [*map(padded, packets)])
 
 
-def _read_ends(read: _Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:
+def _read_ends(read: Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:
     """Read the headers, the first page with samples, and the last one.
 
     Returns:
@@ -169,7 +167,7 @@ def _read_ends(read: _Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:
     return extradata, headers[-1]._replace(position=0, sizes=b"", data=b""), first, last
 
 
-def _read_page(read: _Read, place: int) -> _Page:
+def _read_page(read: Read, place: int) -> _Page:
     """Read the page at an offset.
 
     Raises:
@@ -188,7 +186,7 @@ def _read_page(read: _Read, place: int) -> _Page:
     return _Page(place + len(page), flags, position, serial, sizes, page[start:])
 
 
-def _find_pages(read: _Read, before: _Page, size: int, span: tuple[int, int]) -> list[_Page]:
+def _find_pages(read: Read, before: _Page, size: int, span: tuple[int, int]) -> list[_Page]:
     """Read the pages that hold positions, after the last page before them.
 
     Raises:

@@ -100,11 +100,11 @@ class Window:
         first = 0 if self.start is None else _first_sample(self.start, sample_rate)
         return first, None if self.end is None else _first_sample(self.end, sample_rate)
 
-    def sample_range(self, sample_rate: int, most: int | None = None) -> tuple[int, int]:
-        """Return :meth:`samples`, of at most ``most`` samples; ``sys.maxsize`` is an open end."""
+    def sample_range(self, sample_rate: int, limit: int | None = None) -> tuple[int, int]:
+        """Return :meth:`samples`, at most ``limit`` of them; ``sys.maxsize`` is an open end."""
         first, stop = self.samples(sample_rate)
-        limit = sys.maxsize if most is None else first + most
-        return first, limit if stop is None else min(stop, limit)
+        most = sys.maxsize if limit is None else first + limit
+        return first, most if stop is None else min(stop, most)
 
 
 WHOLE = Window()

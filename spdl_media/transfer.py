@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Any, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media._checks import int_in_environment, warn_once
 from spdl_media.arrays import map_nested
@@ -23,13 +22,13 @@ from spdl_media.config import CUDAConfig, as_cuda_config, cuda_config
 from spdl_media.cuda_driver import HISTORY, DriverError, Event, is_pinned
 from spdl_media.devices import Device, MemoryErrors, cuda_library, open_device
 from spdl_media.errors import TransferError
+from spdl_media.formats import Array
 from spdl_media.handover import KEEPER, Block, Handover, in_place
 from spdl_media.storage import PinnedMemory, Storage, lease_memory
 
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
 
 
 def transfer_buffer(buffer: CPUBuffer, *, cuda_config: CUDAConfig | SupportsIndex) -> CUDABuffer:

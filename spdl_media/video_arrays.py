@@ -14,7 +14,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction, unheard_log
 from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
 from spdl_media.inputs import Input, Source, open_input
@@ -23,7 +23,7 @@ from spdl_media.packets import VideoPackets, av_packets, metadata_of
 from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
-from spdl_media.timing import WHOLE, Timestamp, Window, parse_window
+from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.window import read_video
 
 # load_video holds two parts of coded data of this size, however long the video is.
@@ -49,9 +49,8 @@ def load_video_array(
         ConvertError: The window contains no frame, or the frames do not make an array.
         ValueError: The window is empty.
     """
-    window = WHOLE if timestamp is None else parse_window(timestamp)
-    given = request.demux_config
-    config = DEFAULT_DEMUX_CONFIG if given is None else as_demux_config(given)
+    window = parse_window(timestamp)
+    config = as_demux_config(request.demux_config)
     with open_input(src, config, name=request.name) as input:
         # FFmpeg logs a line for each slice of H.264, and while one thread collects lines, PyAV takes the GIL
         # for those of all threads. So they are collected only to say why a video cannot be loaded, and where
