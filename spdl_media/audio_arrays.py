@@ -19,7 +19,13 @@ from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHea
 from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import NO_DECODERS, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import (
+    DEFAULT_DEMUX_CONFIG,
+    NO_DECODERS,
+    DecodeConfig,
+    DemuxConfig,
+    as_demux_config,
+)
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
@@ -137,7 +143,7 @@ def load_audio_array(
         ConvertError: The window contains no sample.
     """
     keep_freed_memory()
-    config = as_demux_config(demux_config)
+    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
         # These readers choose the stream themselves, and take none of FFmpeg's options.
         if request.ops is not None and stream_index is None and demux_config is None:

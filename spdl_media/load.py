@@ -30,7 +30,7 @@ from spdl_media.arguments import (
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
 from spdl_media.batch import PICTURE_COLORS, FrameRequest, load_rows
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import as_decode_config, one_cuda_config
+from spdl_media.config import DEFAULT_DECODE_CONFIG, as_decode_config, one_cuda_config
 from spdl_media.crops import CropPlan, check_rng
 from spdl_media.decode import Default
 from spdl_media.demuxer import Demuxer
@@ -270,7 +270,8 @@ def load_audio(
     count, on_short = arguments["num_samples"], arguments["on_short"]
     if count is not None or on_short is not None:
         count = check_length("num_samples", count, on_short)
-    decoding, opening = as_decode_config(arguments["decode_config"]), arguments["demux_config"]
+    given, opening = arguments["decode_config"], arguments["demux_config"]
+    decoding = DEFAULT_DECODE_CONFIG if given is None else as_decode_config(given)
     request = AudioRequest(desc, memory, decoding, count, on_short)
     window, stream, name = parse_window(timestamp), arguments["stream_index"], arguments["name"]
     audio = load_audio_array(src, window, request, stream, opening, name)
