@@ -36,7 +36,7 @@ from spdl_media.packets import (
     metadata_of,
     padded_image,
 )
-from spdl_media.pillow_frames import PILLOW, pillow_purpose, read_with_pillow
+from spdl_media.pillow_frames import PILLOW, read_with_pillow
 
 
 class DecodedImage(NamedTuple):
@@ -99,7 +99,7 @@ def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
         return DecodedImage(frame, metadata.orientation)
     # A decoder chosen by the caller takes precedence over the one that suits the file.
     if config.decoder == PILLOW or (metadata.pillow is not None and config.decoder is None):
-        return _decode_by_pillow(packets)
+        return DecodedImage(*next(read_with_pillow(packets)))
     try:
         return _decode_by_ffmpeg(packets, config)
     except DecodeError as error:
@@ -107,7 +107,7 @@ def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
             raise
         reason = f"{packets.codec.name} data that FFmpeg does not know"
         with suppress(DecodeError):
-            return _decode_by_pillow(packets.with_metadata(pillow=reason))
+            return DecodedImage(*next(read_with_pillow(packets.with_metadata(pillow=reason))))
         raise
 
 
@@ -128,11 +128,6 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
             raise error from error.__cause__
         return image._replace(is_corrupt=True)
     return image._replace(is_corrupt=metadata_of(packets).incomplete is not None)
-
-
-def _decode_by_pillow(packets: ImagePackets) -> DecodedImage:
-    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
-    return DecodedImage(*next(read_with_pillow(memoryview(data), packets.source, purpose=purpose)))
 
 
 def filtered(

@@ -18,28 +18,19 @@ from spdl_media.fast_images import FULL_RANGE, GBR
 from spdl_media.filters import PictureFilter
 from spdl_media.operations import Desc
 from spdl_media.packets import FrameMetadata, VideoPackets, av_packets, metadata_of
-from spdl_media.parts import Bytes
 from spdl_media.still_variants import is_avif
 from spdl_media.window import PILLOW_TIME_BASE
 
 PILLOW: Final = "pillow"  # the only decoder name of decode_config that is not FFmpeg's
 
 
-def pillow_purpose(packets: VideoPackets) -> str:
-    """Return what needs Pillow, for the message if it is not installed."""
-    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
-    return f"{packets.source}: {reason}"
-
-
 def read_with_pillow(
-    data: Bytes, source: str, *, purpose: str, is_video: bool = False
+    packets: VideoPackets, *, is_video: bool = False
 ) -> Iterator[tuple[av.VideoFrame, int]]:
     """Decode an image, or the frames of an animation, with Pillow.
 
     Args:
-        data: The whole file.
-        source: Name of the source, for messages.
-        purpose: What needs Pillow, for the message if it is not installed.
+        packets: One packet, the whole file.
         is_video: Yield all frames of an animation.
 
     Yields:
@@ -51,12 +42,13 @@ def read_with_pillow(
         MissingDependencyError: Pillow is not installed, or pillow-heif for HEIC.
         DecodeError: The data is damaged, or Pillow does not know the format.
     """
+    reason = metadata_of(packets).pillow or "decode_config(decoder='pillow')"
+    purpose, view = f"{packets.source}: {reason}", memoryview(av_packets(packets)[0])
     image_module: Any = require("pillow", purpose)
-    view = memoryview(data).cast("B")
     if bytes(view[4:8]) == b"ftyp" and not is_avif(view):
         require("pillow-heif", purpose).register_heif_opener()
     try:
-        with image_module.open(io.BytesIO(data)) as image:
+        with image_module.open(io.BytesIO(view)) as image:
             count = getattr(image, "n_frames", 1)
             # Not TIFF: its pages are separate images.
             is_animation = count > 1 and image.format in ("GIF", "PNG", "WEBP", "AVIF", "HEIF")
@@ -82,10 +74,9 @@ def read_with_pillow(
         raise
     # Pillow's plugins raise many kinds of errors for bad data: OSError, SyntaxError, struct.error, KeyError.
     except Exception as error:
-        reason = purpose.removeprefix(f"{source}: ")
         what = reason if reason.startswith(("a ", "an ")) else "the image"
         text = str(error).partition(" <_io.")[0]  # without the file object that Pillow was given
-        raise DecodeError(f"Pillow cannot decode {what}: {text}", source=source) from error
+        raise DecodeError(f"Pillow cannot decode {what}: {text}", source=packets.source) from error
 
 
 _TIFF_BITS, _TIFF_PHOTOMETRIC = 258, 262
@@ -164,12 +155,9 @@ def decode_animation(
     metadata = metadata_of(packets)
     first, stop = metadata.span(packets.time_base)
     filter = PictureFilter(packets.codec, filter_desc, config, metadata)
-    data, purpose = av_packets(packets)[0], pillow_purpose(packets)
 
     def filtered_frames() -> Iterator[av.VideoFrame]:
-        for frame, orientation in read_with_pillow(
-            memoryview(data), packets.source, purpose=purpose, is_video=True
-        ):
+        for frame, orientation in read_with_pillow(packets, is_video=True):
             pts = frame.pts or 0
             if pts >= stop:
                 filter.follow(replace(metadata, continues=True, goes_on=True))
