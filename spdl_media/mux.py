@@ -1,16 +1,14 @@
-"""Write files of video and audio: encode frames, or copy packets without encoding."""
+"""Write files of video and audio: encode frames, or copy packets, in the codecs that file formats take."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, EPERM, ERANGE, errorcode
 from functools import partial
 from typing import Any, NamedTuple
 
 import av
-from av.bitstream import BitStreamFilterContext
 from av.format import Flags
 
 from spdl_media._checks import check_int
@@ -26,15 +24,13 @@ from spdl_media.encode import (
     VideoEncoder,
     find_encoder,
     open_encoder,
-    set_all,
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
-from spdl_media.formats import COLOR_TABLES
 from spdl_media.frames import AudioFrames
 from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
 from spdl_media.packets import AudioPackets, ImagePackets, VideoPackets
-from spdl_media.remux import PacketCopier, better_codec, is_lost, takes
+from spdl_media.remux import PacketCopier
 
 __all__ = ("Muxer",)
 
@@ -53,8 +49,34 @@ _STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
-# Attributes that PyAV's codec context and our codec classes have under the same name.
-_COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
+# FFmpeg's defaults of these formats take few sample rates, channels or sizes, or lose the start (WMA).
+_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
+_BETTER = dict.fromkeys(_POOR.items(), "aac") | {
+    ("3gp", "h263"): "h264",
+    ("3g2", "h263"): "h264",
+    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
+    ("asf", "wmav2"): "mp3",
+}
+# Codecs that FFmpeg refuses for MOV, but only when it writes the header.
+_MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
+# The codecs that readers find in these formats. FFmpeg writes others without an error.
+_IN_MPEGTS = (
+    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
+    "vc1 vvc"
+)
+_IN_MPEG = "ac3 dts h264 mp1 mp2 mp3 mpeg1video mpeg2video mpeg4 pcm_dvd pcm_s16be"
+_IN_FORMATS = {
+    **dict.fromkeys(("mpeg", "vob", "svcd", "dvd", "vcd"), _IN_MPEG.split()),
+    "mpegts": _IN_MPEGTS.split(),
+    "flac": ["flac"],
+}
+# Codecs that FFmpeg writes to FLV at a wrong rate or in the wrong byte order, or refuses only at the header.
+_NOT_IN_FLV = frozenset({"mpeg4", "pcm_s16be", "pcm_s16le", "pcm_u8"})
+# Sample rates of MP3 that formats take, if not all.
+_MPEG_RATES = 16000, 22050, 24000, 32000, 44100, 48000
+_MP3_RATES: Mapping[str, Sequence[int]] = dict.fromkeys(
+    ("mp4", "ipod", "3gp", "3g2"), _MPEG_RATES
+) | {"flv": (11025, 22050, 44100, 48000)}
 
 
 class _Track(NamedTuple):
@@ -160,7 +182,7 @@ class Muxer(ClosedByWith):
             encoder = find_encoder(config.encoder or self.default_codec(kind), kind)
             refused = self._refused(encoder.canonical_name, "encoder= or format=")
             # FFmpeg would write a data stream without an error.
-            if is_lost(encoder.canonical_name, self._format, self._container.supported_codecs):
+            if self._loses(encoder.canonical_name):
                 raise refused
             try:
                 stream = self._container.add_stream(encoder.name, rate=rate)
@@ -203,8 +225,9 @@ class Muxer(ClosedByWith):
             codec: Any = getattr(source, "codec", source)
             if isinstance(source, ImagePackets) or not isinstance(codec, VideoCodec | AudioCodec):
                 raise TypeError(f"add_remux_stream takes video or audio packets, not {source!r}")
-            if is_lost(codec.name, self._format, self._container.supported_codecs):
-                raise self._refused(codec.name, "format=")
+            refused = self._refused(codec.name, "format=")
+            if self._loses(codec.name):
+                raise refused
             if not is_native_layout(layout := getattr(codec, "channel_layout", "")):
                 raise EncodeError(f"PyAV crashes at the order of {layout}", source=self._name)
             copier = PacketCopier(
@@ -213,35 +236,14 @@ class Muxer(ClosedByWith):
                 hides=self._format in _EDITED,
                 keeps_headers=bool(self._container.format.flags & Flags.global_header.value),
             )
+            is_video = isinstance(codec, VideoCodec)
+            usual = self.default_codec("video" if is_video else "audio", covers=True)
             with self._errors():
-                copier.stream = stream = self._remux_stream(copier.codec)
-            self._turn(stream, orientation or int(getattr(source, "orientation", 1)))
-            kind = VideoPackets if isinstance(codec, VideoCodec) else AudioPackets
-            self._tracks.append(_Track(stream, (kind,), copier))
+                copier.add_stream(self._container, usual, refused)
+            self._turn(copier.stream, orientation or int(getattr(source, "orientation", 1)))
+            kind = VideoPackets if is_video else AudioPackets
+            self._tracks.append(_Track(copier.stream, (kind,), copier))
             return len(self._tracks) - 1
-
-    def _remux_stream(self, codec: Codec) -> Any:
-        kind = "video" if isinstance(codec, VideoCodec) else "audio"
-        # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
-        # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
-        name = self.default_codec(kind, covers=True)
-        name = "vp8" if name == "theora" else name  # Theora has no encoder here
-        model = av.open(io.BytesIO(), "w", format="nut").add_stream(name)
-        try:
-            stream: Any = self._container.add_stream_from_template(model, opaque=True)
-        except ValueError as error:
-            raise self._refused(codec.name, "format=") from error
-        BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
-        context, stream.time_base = stream.codec_context, codec.time_base
-        context.extradata = codec.extradata
-        values: dict[str, Any] = {name: getattr(codec, name, None) for name in _COPIED}
-        if isinstance(codec, VideoCodec):
-            colors = dict(zip(COLOR_TABLES, codec.color, strict=True))
-            values |= {"framerate": codec.frame_rate, **colors}
-        else:
-            values |= {"layout": codec.channel_layout, "format": codec.sample_fmt}
-        set_all(context, **values)
-        return stream
 
     def write(self, index: int, data: Any) -> None:
         """Encode frames, or copy packets, to a stream.
@@ -364,7 +366,7 @@ class Muxer(ClosedByWith):
             EncodeError: The format holds no streams of the kind.
         """
         name = str(getattr(self._container, f"default_{kind}_codec"))
-        name = better_codec(self._format, name)
+        name = _BETTER.get((self._format, name), name)
         if name == "none" or (name == "png" and not covers):
             raise EncodeError(f"format {self._format!r} holds no {kind}", source=self._name)
         return name
@@ -379,7 +381,21 @@ class Muxer(ClosedByWith):
 
     def takes(self, codec: Any) -> bool:
         """Whether the file format takes a codec, as far as FFmpeg knows. Used within this package."""
-        return takes(codec, self._format, self._container.supported_codecs)
+        name, format, listed = codec.name, self._format, self._container.supported_codecs
+        if self._loses(name) or (format == "mov" and name in _MP4_ONLY):
+            return False
+        if name == "mp3" and codec.sample_rate not in _MP3_RATES.get(format, [codec.sample_rate]):
+            return False
+        return format == "mpegts" or not listed or name in listed
+
+    def _loses(self, codec: str) -> bool:
+        """Whether FFmpeg writes a codec so that readers do not find it, or find noise."""
+        format = self._format
+        if codec == "pillow" or format in _IN_FORMATS:  # "pillow" stands for a whole animation
+            return codec not in _IN_FORMATS.get(format, ())
+        # FFmpeg would write packets of other codecs as raw video.
+        is_raw = format in ("avi", "asf") and codec not in self._container.supported_codecs
+        return is_raw or (format == "flv" and codec in _NOT_IN_FLV)
 
     def _refused(self, codec: str, remedy: str) -> EncodeError:
         text = f"format {self._format!r} does not take {codec}; give another {remedy}"

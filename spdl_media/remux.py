@@ -1,14 +1,20 @@
-"""Which codecs file formats take, and copies of packets, with decoding times where the source has none."""
+"""Copy packets to an output stream, with decoding times where the source has none."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterator
 from typing import Any
 
+import av
+from av.bitstream import BitStreamFilterContext
+
 from spdl_media._ffmpeg import AvPacket
-from spdl_media.codec import Codec
+from spdl_media.codec import Codec, VideoCodec
 from spdl_media.demux import make_filter
+from spdl_media.encode import set_all
 from spdl_media.errors import EncodeError
+from spdl_media.formats import COLOR_TABLES
 from spdl_media.packets import (
     AudioPackets,
     VideoPackets,
@@ -24,63 +30,8 @@ MAX_UNDATED = 16
 # What decoders need before the first packet, if it is not in the packets of MP4 and Matroska.
 _HEADERS_FIRST = ("h264", "mpeg4")
 
-# FFmpeg's defaults of these formats take few sample rates, channels or sizes, or lose the start (WMA).
-_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
-_BETTER = dict.fromkeys(_POOR.items(), "aac") | {
-    ("3gp", "h263"): "h264",
-    ("3g2", "h263"): "h264",
-    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
-    ("asf", "wmav2"): "mp3",
-}
-# Codecs that FFmpeg refuses for MOV, but only when it writes the header.
-_MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
-# The codecs that readers find in these formats. FFmpeg writes others without an error.
-_IN_MPEGTS = (
-    "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
-    "vc1 vvc"
-)
-_IN_MPEG = "ac3 dts h264 mp1 mp2 mp3 mpeg1video mpeg2video mpeg4 pcm_dvd pcm_s16be"
-_IN_FORMATS = {
-    **dict.fromkeys(("mpeg", "vob", "svcd", "dvd", "vcd"), _IN_MPEG.split()),
-    "mpegts": _IN_MPEGTS.split(),
-    "flac": ["flac"],
-}
-# Codecs that FFmpeg writes to FLV at a wrong rate or in the wrong byte order, or refuses only at the header.
-_NOT_IN_FLV = frozenset({"mpeg4", "pcm_s16be", "pcm_s16le", "pcm_u8"})
-# Sample rates of MP3 that formats take, if not all.
-_MPEG_RATES = 16000, 22050, 24000, 32000, 44100, 48000
-_MP3_RATES: Mapping[str, Sequence[int]] = dict.fromkeys(
-    ("mp4", "ipod", "3gp", "3g2"), _MPEG_RATES
-) | {"flv": (11025, 22050, 44100, 48000)}
-
-
-def better_codec(format: str, codec: str) -> str:
-    """Return the codec that is written to a file format by default, from FFmpeg's default."""
-    return _BETTER.get((format, codec), codec)
-
-
-def is_lost(codec: str, format: str, listed: Collection[str]) -> bool:
-    """Whether FFmpeg writes a codec to a file format so that readers do not find it, or find noise.
-
-    Args:
-        codec: Name of the codec.
-        format: FFmpeg's name of the file format.
-        listed: The codecs that FFmpeg lists for the format.
-    """
-    if codec == "pillow" or format in _IN_FORMATS:  # "pillow" stands for a whole animation
-        return codec not in _IN_FORMATS.get(format, ())
-    # FFmpeg would write packets of other codecs as raw video.
-    is_raw = format in ("avi", "asf") and codec not in listed
-    return is_raw or (format == "flv" and codec in _NOT_IN_FLV)
-
-
-def takes(codec: Any, format: str, listed: Collection[str]) -> bool:
-    """Whether a file format takes packets of a codec, as far as FFmpeg knows; see :func:`is_lost`."""
-    if is_lost(codec.name, format, listed) or (format == "mov" and codec.name in _MP4_ONLY):
-        return False
-    if codec.name == "mp3" and format in _MP3_RATES and codec.sample_rate not in _MP3_RATES[format]:
-        return False
-    return format == "mpegts" or not listed or codec.name in listed
+# Attributes that PyAV's codec context and our codec classes have under the same name.
+_COPIED = "width", "height", "pix_fmt", "sample_aspect_ratio", "sample_rate", "bit_rate"
 
 
 class PacketCopier:
@@ -96,7 +47,7 @@ class PacketCopier:
 
     Attributes:
         codec: Codec of the copies.
-        stream: PyAV's output stream, set before the first packet.
+        stream: PyAV's output stream, once it was added.
     """
 
     stream: Any
@@ -112,6 +63,37 @@ class PacketCopier:
             self._headers = self.codec.extradata or b""
         self._undated: list[Any] = []
         self._started = False
+
+    def add_stream(self, container: Any, usual: str, refused: EncodeError) -> None:
+        """Add the output stream to a container.
+
+        Args:
+            container: PyAV's container.
+            usual: The default codec of its format for this kind of stream.
+            refused: Raised if the format does not take the codec.
+
+        Raises:
+            EncodeError: ``refused``.
+        """
+        # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
+        # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
+        name = "vp8" if usual == "theora" else usual  # Theora has no encoder here
+        model = av.open(io.BytesIO(), "w", format="nut").add_stream(name)
+        try:
+            self.stream = stream = container.add_stream_from_template(model, opaque=True)
+        except ValueError as error:
+            raise refused from error
+        codec = self.codec
+        BitStreamFilterContext("null", av.Codec(codec.decoder, "r"), stream)
+        context, stream.time_base = stream.codec_context, codec.time_base
+        context.extradata = codec.extradata
+        values: dict[str, Any] = {name: getattr(codec, name, None) for name in _COPIED}
+        if isinstance(codec, VideoCodec):
+            colors = dict(zip(COLOR_TABLES, codec.color, strict=True))
+            values |= {"framerate": codec.frame_rate, **colors}
+        else:
+            values |= {"layout": codec.channel_layout, "format": codec.sample_fmt}
+        set_all(context, **values)
 
     def encode(self, packets: VideoPackets | AudioPackets) -> Iterator[AvPacket]:
         """Yield copies of packets.
