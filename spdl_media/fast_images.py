@@ -59,7 +59,6 @@ _MAX_SCALERS, _MAX_SETS = 32, 16
 _EDGE, _MAX_PIXELS = 128, 2**28
 
 
-@lru_cache(maxsize=256)
 def _flags(names: str) -> int:
     return sum(int(Interpolation[_FLAG_NAMES.get(n, n.upper())]) for n in names.split("+"))
 

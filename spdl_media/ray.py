@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import wave
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from spdl_media.arguments import AudioArguments, BatchArguments, VideoArguments
 from spdl_media.arrays import to_numpy
 from spdl_media.errors import ConvertError, MediaError, MissingDependencyError
+from spdl_media.formats import Array
 from spdl_media.image_files import encode_image
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
-from spdl_media.storage import StoragePool, lease_memory
+from spdl_media.storage import StoragePool, new_array
 from spdl_media.timing import Timestamp, Window, parse_window
 
 __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
-
-Array = npt.NDArray[Any]
 
 # Errors of a single row: TypeError and ValueError if the input is missing, or an option does not suit it.
 _ROW_ERRORS = (MediaError, TypeError, ValueError)
@@ -120,12 +117,10 @@ class _Decoder:
 
     def _rows(self, inputs: list[Any], errors: list[str]) -> Array:
         """Load inputs into one array, with zeros for failed rows."""
-        shape = (len(inputs), *self._blank.shape)
-        size = math.prod(shape) * self._blank.itemsize
-        memory = lease_memory(size, self._storage(size))
-        rows: Array = memory[:size].view(self._blank.dtype).reshape(shape)
+        blank, storage = self._blank, self._storage(len(inputs) * self._blank.nbytes)
+        rows = new_array((len(inputs), *blank.shape), blank.dtype.str, storage)
         for row, array in enumerate(self._each(inputs, errors)):
-            rows[row] = self._blank if errors[row] else array
+            rows[row] = blank if errors[row] else array
         return rows
 
     def _each(self, inputs: list[Any], errors: list[str]) -> Array:
@@ -198,12 +193,9 @@ class DecodeImages(_Decoder):
         return load_image(src, **options)
 
     def _rows(self, inputs: list[Any], errors: list[str]) -> Array:
-        size = len(inputs) * self._blank.nbytes
-        options: Any = self._options
+        options: Any = {**self._options, "storage": self._storage(len(inputs) * self._blank.nbytes)}
         try:
-            batch = load_image_batch(
-                inputs, storage=self._storage(size), on_error="fill", **options
-            )
+            batch = load_image_batch(inputs, on_error="fill", **options)
         except MissingDependencyError:
             raise
         # None could be decoded, or they do not fit into one array: load them one by one for each error.

@@ -24,7 +24,7 @@ from spdl_media.devices import Device, MemoryErrors, cuda_library, open_device
 from spdl_media.errors import TransferError
 from spdl_media.formats import Array
 from spdl_media.handover import KEEPER, Block, Handover, in_place
-from spdl_media.storage import PinnedMemory, Storage, lease_memory
+from spdl_media.storage import PinnedMemory, Storage, new_array
 
 __all__ = ("transfer_buffer", "transfer_buffer_cpu", "transfer_tensor", "transfer_tensor_d2h")
 
@@ -217,8 +217,7 @@ def transfer_buffer_cpu(buffer: CUDABuffer, *, storage: Storage | None = None) -
     if not isinstance(buffer, CUDABuffer):
         raise TypeError(f"transfer_buffer_cpu takes a CUDABuffer, not {type(buffer).__name__}")
     device = open_device(cuda_config(buffer.device_index), "transfer_buffer_cpu")
-    memory = lease_memory(buffer.nbytes, storage)[: buffer.nbytes]
-    target = memory.view(buffer.dtype).reshape(buffer.shape)
+    target = new_array(buffer.shape, buffer.dtype.str, storage)
     with _CopyErrors(f"{buffer.nbytes} bytes from {buffer.device}"):
         buffer.wait_on(device.stream)
         device.copy("DtoH", target, in_place(buffer.array))

@@ -147,10 +147,8 @@ def sample_clips(
         # If the file states no frame rate, the average of its frames.
         length = index.exact_seconds(index.end) - index.exact_seconds(int(index.pts[0]))
         seconds = num_frames * step / (rate or video.frame_rate or len(video) / length)
-        samples, sample_rate = _audio(
-            video, starts, seconds, audio_options(arguments), audio_stream_index
-        )
-        return VideoClips(loaded, finish(samples), times, indices, sample_rate)
+        samples = _audio(video, starts, seconds, audio_options(arguments), audio_stream_index)
+        return VideoClips(loaded, finish(samples), times, indices, samples.sample_rate)
     except BaseException:
         # Released explicitly, because the traceback would keep the memory until it is deleted.
         loaded.release()
@@ -269,7 +267,7 @@ def _filled(found: int, wanted: int, on_short: OnShort, source: str) -> npt.NDAr
 
 def _audio(
     video: VideoFile, starts: list[Fraction], seconds: Fraction, ops: SoundOps, stream: int | None
-) -> tuple[CPUBuffer, int]:
+) -> CPUBuffer:
     """Load the audio of clips from their starts, all of the same length."""
     # Gaps are filled, otherwise samples after a gap would be too early.
     config = replace(configs_by_kind(video.decode_config)[1], gaps="fill")
@@ -289,7 +287,7 @@ def _audio(
         # Samples along the first axis, for planar and packed formats.
         rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
         rows[0][late:] = rows[1][: count - late]
-    return CPUBuffer(array, sample_rate=rate), rate
+    return CPUBuffer(array, sample_rate=rate)
 
 
 class VideoCache:
