@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import fields
+from math import inf
 from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, get_args
+
+import numpy as np
 
 from spdl_media._checks import check_choice, with_defaults
 from spdl_media.config import CUDAConfig, DecodeConfig, DemuxConfig
@@ -16,10 +19,9 @@ from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.geometry import ScaleMode
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Quality, ScaleAlgo, SoundOps
-from spdl_media.rows import ArrayLayout, OnShort
+from spdl_media.rows import ArrayLayout, DType, OnShort, PerChannel, Values
 from spdl_media.storage import Storage
 from spdl_media.timing import Rate
-from spdl_media.values import DType, PerChannel
 
 OnError: TypeAlias = Literal["raise", "skip", "fill"]
 ImageDecoder: TypeAlias = Literal["auto", "cpu", "dali"]
@@ -93,6 +95,55 @@ def own_filter(
                 "filters of your own in them"
             )
     return filter_desc
+
+
+def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Values:
+    """Check the options ``dtype``, ``mean`` and ``std``, of which at least one is given.
+
+    Args:
+        dtype: Type of the result, if given.
+        mean: A number, or a sequence, array or tensor of numbers, if given.
+        std: A number, or a sequence, array or tensor of numbers, if given.
+        pix_fmt: Format of the pixels, if it is known.
+
+    Raises:
+        TypeError: ``mean`` or ``std`` are not numbers.
+        ValueError: The type is unknown, numbers are not finite or do not match the channels, ``std`` is not
+            positive, ``mean`` or ``std`` are given without a float type, or the format cannot be converted.
+    """
+    check_choice("dtype", dtype, (*get_args(DType), None))
+    if dtype in (None, "uint8"):
+        for name, given in (("mean", mean), ("std", std)):
+            if given is not None:
+                remedy = "give dtype='float32' or 'float16' beside it"
+                raise ValueError(f"{name}= is for floats: {remedy}")
+        values = Values(dtype)
+    else:
+        means = (0.0,) if mean is None else _numbers("mean", mean)
+        values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))
+    if pix_fmt is not None and (reason := values.refusal(pix_fmt)):
+        raise ValueError(reason)
+    return values
+
+
+def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
+    try:
+        array = np.asarray(given)
+        numbers = tuple(array.astype(np.float64).ravel().tolist())
+        if array.dtype.kind not in "iuf" or array.ndim > 1:
+            raise TypeError  # gets its message below
+    # PyTorch raises RuntimeError for tensors on a GPU.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} must be a number, or one for each channel, not {given!r}"
+        ) from error
+    with np.errstate(over="ignore"):
+        rounded = array.astype(np.float32).ravel().tolist()
+    # Not `number <= above or ...`, which NaN would pass.
+    if not numbers or not all(above < number < inf for number in rounded):
+        wanted = "finite and above 0" if above == 0 else "finite"
+        raise ValueError(f"{name} must be numbers that are {wanted}, not {given!r}")
+    return numbers
 
 
 SOUND_OPS = SoundOps()

@@ -17,7 +17,8 @@ from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
 from spdl_media.frames import AudioFrames, Frames, silence_of
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.rows import ArrayLayout, RowOptions, RowPlan, no_frames
+from spdl_media.packets import VideoPackets
+from spdl_media.rows import ArrayLayout, RowOptions, RowPlan
 from spdl_media.storage import ALIGNMENT, Storage, lease_memory, new_array
 from spdl_media.timing import Window
 
@@ -245,6 +246,12 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
             f"the items have different lengths: {_shorten(lengths)} samples. convert_frames(..., pad=True) "
             "fills with silence to the longest; timestamp= and num_samples= cut"
         )
+
+
+def no_frames(frames: VideoFrames | VideoPackets) -> ConvertError:
+    """Make the error for a window without frames."""
+    window = frames.window if isinstance(frames, VideoPackets) else frame_metadata(frames).window
+    return ConvertError(f"there is no frame in {window.name}", source=frames.source)
 
 
 def no_samples(window: Window, source: str) -> ConvertError:

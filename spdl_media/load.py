@@ -26,6 +26,7 @@ from spdl_media.arguments import (
     check_array_layout,
     declared,
     own_filter,
+    parse_values,
 )
 from spdl_media.audio_arrays import AudioRequest, load_audio_array
 from spdl_media.batch import PICTURE_COLORS, FrameRequest, load_rows
@@ -42,7 +43,6 @@ from spdl_media.packets import VideoPackets
 from spdl_media.rows import check_length
 from spdl_media.timing import Timestamp, Window, parse_window
 from spdl_media.transfer import on_its_way, staging
-from spdl_media.values import parse_values
 from spdl_media.video_arrays import TimedFrames, load_frames, load_video_array
 
 __all__ = (

@@ -18,8 +18,7 @@ from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop
 from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.rows import ArrayLayout
-from spdl_media.values import DType, PerChannel
+from spdl_media.rows import ArrayLayout, DType, PerChannel
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -229,6 +229,14 @@ def _parse_seconds(value: Seconds, name: str) -> Fraction | float:
 def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
     """Convert FFmpeg's timestamp to seconds on the container's clock."""
     return pts * time_base - zero
+
+
+def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
+    """Convert timestamps to seconds on the container's clock; ``nan`` for ``None``."""
+    return tuple(
+        float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
+        for one in pts
+    )
 
 
 def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -> int:

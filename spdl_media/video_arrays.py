@@ -15,15 +15,16 @@ from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
 from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.convert import no_frames
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.operations import Desc, picture_ops
 from spdl_media.packets import VideoPackets, av_packets, metadata_of
-from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up, no_frames, seconds_of
+from spdl_media.rows import RowOptions, RowPlan, check_enough, fill_up
 from spdl_media.shared_memory import Bytes
 from spdl_media.storage import StoragePool, lease_memory
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import Timestamp, Window, parse_window, seconds_of
 from spdl_media.window import read_video
 
 # load_video holds two parts of coded data of this size, however long the video is.

@@ -13,6 +13,7 @@ from fake_cuda import FakeCupy, FakeTorch
 
 import spdl_media as sm
 from spdl_media import cuda_driver
+from spdl_media.arguments import parse_values
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda import color
 from spdl_media.cuda.color import Planes
@@ -21,7 +22,6 @@ from spdl_media.devices import open_device
 from spdl_media.formats import Array
 from spdl_media.handover import in_place
 from spdl_media.transfer import buffer_on_stream
-from spdl_media.values import parse_values
 
 
 def convert_on_host(batches: Sequence[Planes], plan: Plan, out: Array) -> None:

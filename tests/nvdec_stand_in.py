@@ -26,7 +26,7 @@ from spdl_media.formats import picture_planes
 from spdl_media.handover import Block, Guard, in_place
 from spdl_media.operations import PictureOps
 from spdl_media.packets import make_packet, metadata_of
-from spdl_media.rows import seconds_of
+from spdl_media.timing import seconds_of
 
 PITCH = 256
 STORED = {

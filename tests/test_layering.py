@@ -47,7 +47,7 @@ ORDER = [
     ["cuda_driver", "handover", "devices"],
     ["storage"],
     ["buffer"],
-    ["values", "rows", "convert", "audio_arrays"],
+    ["rows", "convert", "audio_arrays"],
     ["arrays", "transfer"],
     ["_collate"],
     ["arguments", "batch", "video_arrays"],

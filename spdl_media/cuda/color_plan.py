@@ -20,7 +20,7 @@ import numpy as np
 
 from spdl_media.formats import COLORSPACES, Array
 from spdl_media.geometry import Size
-from spdl_media.values import Values
+from spdl_media.rows import Values
 
 ScaleAlgo: TypeAlias = Literal["bicubic", "bilinear"]
 SCALE_ALGOS = get_args(ScaleAlgo)

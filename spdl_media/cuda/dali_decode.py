@@ -31,6 +31,7 @@ from spdl_media.batch import FrameRequest, decode_each
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG
+from spdl_media.convert import no_frames
 from spdl_media.cuda.dali import (
     DALI_ERRORS,
     DaliBatch,
@@ -54,7 +55,7 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.rows import FrameKind, kinds_differ, no_frames
+from spdl_media.rows import FrameKind, kinds_differ
 from spdl_media.stills import HEAD_SIZE, still_codec
 from spdl_media.timing import ticks_to_seconds
 from spdl_media.video_arrays import TimedFrames

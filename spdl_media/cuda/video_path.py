@@ -11,6 +11,7 @@ from spdl_media._picture_decoder import PictureDecoder, PicturePath, decode_into
 from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
+from spdl_media.convert import no_frames
 from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.decoder_pool import GATE
 from spdl_media.cuda.nvdec import DeviceDecoder, decoder_key, nvdec_refusal
@@ -27,7 +28,6 @@ from spdl_media.packets import (
     discarded_pts,
     metadata_of,
 )
-from spdl_media.rows import no_frames
 from spdl_media.video_arrays import expected_frames
 
 # Number of packets to read at once: little memory, and almost no overhead per packet.

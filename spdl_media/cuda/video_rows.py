@@ -23,9 +23,8 @@ from spdl_media.formats import COLOR_RANGES, COLORSPACES, Array
 from spdl_media.geometry import Box, Placement, Size, fits, place, stored_flips, swaps_sides
 from spdl_media.handover import KEEPER, Block, array_at, in_place
 from spdl_media.operations import PictureOps
-from spdl_media.rows import ArrayLayout, Colors, FrameKind, kinds_differ, matrix_and_range
+from spdl_media.rows import ArrayLayout, Colors, FrameKind, Values, kinds_differ, matrix_and_range
 from spdl_media.transfer import buffer_on_stream
-from spdl_media.values import Values
 
 
 @dataclass(frozen=True, slots=True)

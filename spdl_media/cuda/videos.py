@@ -37,7 +37,8 @@ from spdl_media.geometry import Box, Size
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps
 from spdl_media.packets import ImagePackets, VideoPackets, metadata_of
-from spdl_media.rows import ArrayLayout, check_enough, seconds_of
+from spdl_media.rows import ArrayLayout, check_enough
+from spdl_media.timing import seconds_of
 from spdl_media.video_arrays import TimedFrames, cut_of_all, load_frames, stated_size
 
 __all__ = ("decode_packets_nvdec", "streaming_load_video_nvdec")
