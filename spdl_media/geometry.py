@@ -2,7 +2,7 @@
 
 A stored image is turned upright first. Its orientation is one of the eight numbers of the Exif tag: 1 is
 upright, 2 to 4 are mirrored or upside down, and 5 to 8 lie on their side. Scaling, padding and cropping
-round as the filters of :mod:`spdl_media.filter_desc` do.
+round as the filters of :mod:`spdl_media.operations` do.
 """
 
 from __future__ import annotations
