@@ -233,7 +233,7 @@ def _by_position(position: int, source: Any) -> MapIterator[Any]:
         return source
     if hasattr(source, "begin_by_position"):
         return MapIterator(_Identity(), source)
-    if is_indexed(source):
+    if is_indexed(source) and not isinstance(source, str | bytes):
         return MapIterator(source)
     raise TypeError(
         f"sources[{position}], a {type(source).__name__}, cannot be read by position. Pass a list, a "

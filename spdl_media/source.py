@@ -202,6 +202,7 @@ class MergeIterator(Epochs, Generic[T]):
             every machine.
 
     Raises:
+        TypeError: One of the iterables is a single string.
         ValueError: There are no iterables; ``stop_after`` is less than -1; weights are negative, not
             finite, all zero, or not one for each iterable.
 
@@ -227,6 +228,11 @@ class MergeIterator(Epochs, Generic[T]):
             raise ValueError("iterables must hold at least one iterable, and is empty")
         # A copy, because the weights must match the iterables.
         self._iterables = list(iterables)
+        for position, one in enumerate(self._iterables):
+            if isinstance(one, str | bytes):
+                raise TypeError(
+                    f"iterables[{position}] is a single {type(one).__name__}; pass a list of it"
+                )
         count = len(self._iterables)
         self._weights = None if weights is None else check_weights(weights, count, "iterable")
         self._stop_after = check_int("stop_after", stop_after, at_least=-1)

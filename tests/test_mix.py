@@ -173,6 +173,7 @@ def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
     [
         (lambda: sm.Mix([]), "sources must hold at least one source"),
         (lambda: sm.Mix([[1], iter([2])]), r"sources\[1\], a list_iterator, cannot be read by pos"),
+        (lambda: sm.Mix({"photos": [1]}), r"sources\[0\], a str, cannot be read by position"),
         (lambda: sm.Mix([{"a": 1}]), r"sources\[0\], a dict, cannot be read by position.*MapIter"),
         (
             lambda: sm.Mix([MapIterator([1], iter([0]))]),
