@@ -1057,9 +1057,10 @@ class TestTasks:
         asyncio.run(cancel())
         gate.set()
         gc.collect()
-        for thread in set(threading.enumerate()) - before:
-            thread.join(10)
-            assert not thread.is_alive()
+        while left := set(threading.enumerate()) - before:  # the timeout of the test ends a hang
+            for thread in left:
+                with contextlib.suppress(RuntimeError):  # another thread is just starting it
+                    thread.join()
 
 
 def fail_always(item: int) -> int:
