@@ -85,9 +85,9 @@ def describe(error: BaseException) -> str:
 
 
 def pipeline_failure(
-    message: str, original: BaseException, stage: str, raised_at: str = ""
+    message: str, original: BaseException, stage: str, raised_at: str
 ) -> PipelineFailure:
-    """Make the failure of ``stage`` that ``original`` caused. A note has ``raised_at``, if given.
+    """Make the failure of ``stage`` that ``original`` caused. A note has ``raised_at``, unless empty.
 
     A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program. It is
     wrapped in a :class:`PipelineError`, because an ``ExceptionGroup`` holds no plain ``BaseException``.
@@ -169,7 +169,9 @@ class FailureRecord:
     raised_at: str = ""
 
     def __str__(self) -> str:
-        text = _cut(" ".join(describe(self.exception).split()), 500)
+        text = " ".join(describe(self.exception).split())
+        if len(text) > 500:
+            text = f"{text[:248]}...{text[-248:]}"
         return f"{self.stage!r}: {text} (input {self.input})"
 
     def __repr__(self) -> str:
@@ -220,11 +222,6 @@ def short_repr(item: object) -> str:
         return f"<{type(item).__name__}, whose repr raises {type(error).__name__}>"
 
 
-def _cut(text: str, longest: int) -> str:
-    half = (longest - 3) // 2
-    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
-
-
 def _lighten(error: BaseException) -> None:
     """Remove traceback and large data from an exception, its causes and its members."""
     seen: set[int] = set()
@@ -264,27 +261,24 @@ class _StageDropRate:
         counters: The counts since the run began.
         limit: The stage's own ``max_failures``, or ``None``.
         is_alone: Whether all items pass it: it is on no path of several.
+        before: The counts when this epoch began.
     """
 
     counters: StageCounters
     limit: float | None
     is_alone: bool
-    _before: StageCounters = field(default_factory=StageCounters)
+    before: StageCounters = field(default_factory=StageCounters)
 
     @property
     def failures(self) -> int:
         """Number of failures in this epoch."""
-        return self.counters.failures - self._before.failures
+        return self.counters.failures - self.before.failures
 
     @property
     def calls(self) -> int:
         """Number of calls in this epoch that have ended, or have failed but not ended yet."""
-        counters, before = self.counters, self._before
+        counters, before = self.counters, self.before
         return counters.calls + counters.early - before.calls - before.early
-
-    def begin_epoch(self) -> None:
-        """Reset the counts: losing a whole epoch is an error, however good the epochs before were."""
-        self._before = self.counters.copy()
 
     def part_kept(self, min_calls: int) -> float:
         """Return the part of the calls that did not fail; 1.0 while there were fewer than ``min_calls``."""
@@ -308,8 +302,10 @@ class FailureLog:
 
     Attributes:
         part_kept: Returns the part of the items that passes all stages, given a function that returns this
-            part of one stage by its name. The default is for a pipeline without branches.
+            part of one stage by its name.
     """
+
+    part_kept: Callable[[Callable[[str], float]], float]
 
     def __init__(self, limit: FailureLimit | None = None) -> None:
         checked = failure_limit("max_failures", limit)
@@ -317,9 +313,6 @@ class FailureLog:
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self._last: dict[str, FailureRecord] = {}
         self._stages: dict[str, _StageDropRate] = {}
-        self.part_kept: Callable[[Callable[[str], float]], float] = lambda part_of: math.prod(
-            map(part_of, self._stages)
-        )
 
     def watch(
         self, name: str, counters: StageCounters, limit: FailureLimit | None, *, is_alone: bool
@@ -364,7 +357,8 @@ class FailureLog:
         """Check the rates of the epoch that has ended, at any number of calls, and reset the counts."""
         excess = next(filter(None, (self._excess(name, 0) for name in self._by_loss())), None)
         for stage in self._stages.values():
-            stage.begin_epoch()
+            # Losing a whole epoch is an error, however good the epochs before were.
+            stage.before = stage.counters.copy()
         return excess
 
     def _excess(self, name: str, min_calls: int) -> Excess | None:

@@ -386,10 +386,8 @@ def cache_iterator(
         [0, 1, 2, 0, 1, 0]
     """
     num_caches = check_int("num_caches", num_caches)
-    after = num_caches
-    if return_caches_after is not None:
-        after = check_int("return_caches_after", return_caches_after)
-    if after < num_caches:
+    given = num_caches if return_caches_after is None else return_caches_after
+    if (after := check_int("return_caches_after", given)) < num_caches:
         raise ValueError(
             f"num_caches={num_caches} items cannot be kept of the return_caches_after={after} that come from "
             "the loader"
@@ -405,10 +403,9 @@ def cache_iterator(
 def _items(kept: object, iterator: Iterator[T] | None, num_caches: int, after: int) -> Iterator[T]:
     caches: list[T] = []
     num_given = 0
-    for item in itertools.islice(iterator, after):  # type: ignore[arg-type]  # not None yet
-        if num_given < num_caches:
+    for num_given, item in enumerate(itertools.islice(iterator, after), 1):  # type: ignore[arg-type]  # not None yet
+        if num_given <= num_caches:
             caches.append(item)
-        num_given += 1
         yield item
     if num_given < after:
         return

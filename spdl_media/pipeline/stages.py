@@ -241,12 +241,10 @@ class PathVariantsConfig:
                 "one in a pipe() before, which returns (index, item): "
                 ".path_variants(lambda pair: pair[0], ...)."
             )
-        paths = [tuple(path) if isinstance(path, list) else path for path in self.paths]
-        object.__setattr__(self, "paths", tuple(paths))
+        paths = tuple(_stages("A path of path_variants()", path) for path in self.paths)
         if not paths:
             raise ValueError("path_variants() needs at least one path, got none")
-        for path in self.paths:
-            _check_stages("A path of path_variants()", path)
+        object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.router)))
 
 
@@ -270,7 +268,7 @@ class MergeConfig:
         return f"merge of {len(self.pipeline_configs)}"
 
     def __post_init__(self) -> None:
-        _make_tuple(self, "pipeline_configs")
+        object.__setattr__(self, "pipeline_configs", tuple(self.pipeline_configs))
         if not self.pipeline_configs:
             raise ValueError("merge() needs at least one pipeline, got none")
         for pipeline in self.pipeline_configs:
@@ -327,8 +325,7 @@ class PipelineConfig:
             raise TypeError(
                 f"The source of a pipeline must be a SourceConfig or MergeConfig, not {kind_name(self.src)}"
             )
-        _make_tuple(self, "pipes")
-        _check_stages("The chain of stages", self.pipes)
+        object.__setattr__(self, "pipes", _stages("The chain of stages", self.pipes))
         if not isinstance(self.sink, SinkConfig | None):
             raise TypeError(
                 f"The sink of a pipeline must be a SinkConfig, not {kind_name(self.sink)}"
@@ -394,20 +391,14 @@ def source_length(items: object) -> int | None:
         return None
 
 
-def _check_stages(what: str, stages: object) -> None:
-    if not isinstance(stages, tuple):
+def _stages(what: str, stages: object) -> tuple[StageConfig, ...]:
+    if not isinstance(stages, list | tuple):
         raise TypeError(f"{what} must be a sequence of stages, not {kind_name(stages)}")
     for stage in stages:
         if not isinstance(stage, StageConfig):
             remedy = f". Write PipeConfig({name_of(stage)})" if callable(stage) else ""
             raise TypeError(f"{what} must consist of stages, not {kind_name(stage)}{remedy}")
-
-
-def _make_tuple(config: object, field: str) -> None:
-    """Convert a list in a field of a definition to a tuple."""
-    # Values of other types are left to the check that follows.
-    if isinstance(value := getattr(config, field), list):
-        object.__setattr__(config, field, tuple(value))
+    return tuple(stages)
 
 
 def _checked_name(name: object, default: str) -> str:
