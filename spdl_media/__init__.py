@@ -42,12 +42,13 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import *
 from spdl_media.convert import convert_array, convert_frames
 from spdl_media.crops import RandomResizedCrop, ResizeCenterCrop, apply_crop
-from spdl_media.decode import *
+from spdl_media.decode import decode_packets
 from spdl_media.decoders import AudioDecoder, VideoDecoder, sample_decode_video
 from spdl_media.demux import apply_bsf, demux_audio, demux_image, demux_video
 from spdl_media.demuxer import Demuxer
 from spdl_media.encode import *
 from spdl_media.errors import *
+from spdl_media.filter_desc import get_audio_filter_desc, get_filter_desc, get_video_filter_desc
 from spdl_media.filter_graph import FilterGraph, get_abuffer_desc, get_buffer_desc
 from spdl_media.frames import AudioFrames, Frames
 from spdl_media.image_files import encode_image, save_image

@@ -29,13 +29,14 @@ from spdl_media.config import (
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.formats import SAMPLE_DTYPES, Array
 from spdl_media.frame_scan import CodedFrames, find_flac, find_mp3
 from spdl_media.frames import layout_name, silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.mp4_audio import find_aac
 from spdl_media.ogg_audio import OggAudio, decode_ogg, find_ogg
-from spdl_media.operations import FilterDesc, SoundOps, sound_ops
+from spdl_media.operations import SoundOps, sound_ops
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
 from spdl_media.rows import OnShort, check_enough, fill_up

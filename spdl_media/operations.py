@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from spdl_media._checks import check_choice, check_positive
 from spdl_media._ffmpeg import is_color
@@ -14,7 +14,7 @@ from spdl_media.formats import PLANAR, format_name
 from spdl_media.geometry import CHROMA_GRID, Box, ScaleMode
 from spdl_media.timing import Rate, Window, parse_rate
 
-__all__ = ("FilterDesc", "PictureOps", "SoundOps")
+__all__ = ("PictureOps", "SoundOps")
 
 ScaleAlgo: TypeAlias = Literal[
     "fast_bilinear",
@@ -208,30 +208,6 @@ class SoundOps:
             format_name("sample_fmt", self.sample_fmt)
         if self.filter_desc is not None:
             _check_own_filters(self, self.filter_desc)
-
-
-class FilterDesc(str):
-    """Text of a filter graph that keeps the options it was built from.
-
-    Copies and pickles keep the options. Joining or editing the text gives a plain ``str``.
-
-    Attributes:
-        ops: The options.
-    """
-
-    __slots__ = ("ops",)
-
-    ops: PictureOps | SoundOps
-
-    def __new__(cls, ops: PictureOps | SoundOps) -> Self:  # noqa: D102
-        # "null" is a graph that does nothing: without a graph, images would not be turned upright.
-        desc = super().__new__(cls, ",".join(filter_text(ops)) or "null")
-        desc.ops = ops
-        return desc
-
-    def __reduce__(self) -> tuple[type[FilterDesc], tuple[PictureOps | SoundOps]]:
-        # The text is rebuilt from the options; the options cannot be read from the text.
-        return FilterDesc, (self.ops,)
 
 
 Desc: TypeAlias = str | PictureOps | None

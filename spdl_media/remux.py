@@ -47,7 +47,7 @@ class PacketCopier:
 
     Attributes:
         codec: Codec of the copies.
-        stream: PyAV's output stream, once it was added.
+        stream: PyAV's output stream, once it is added.
     """
 
     stream: Any

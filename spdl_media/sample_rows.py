@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from spdl_media._ffmpeg import unheard_log
 from spdl_media.codec import AudioCodec
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.filters import FrameFilter, frame_key
 from spdl_media.formats import SAMPLE_DTYPES
 from spdl_media.frames import (
@@ -28,7 +29,7 @@ from spdl_media.frames import (
     sample_time_base,
     usual_channels,
 )
-from spdl_media.operations import FilterDesc, SoundOps, filter_text, sound_ops
+from spdl_media.operations import SoundOps, filter_text, sound_ops
 
 # Limit in bytes of the memory reserved by a header, which may be wrong. Only filled memory is occupied.
 _MOST_EXPECTED = 2**30

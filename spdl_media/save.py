@@ -14,7 +14,6 @@ from spdl_media.buffer import Buffer
 from spdl_media.codec import AudioCodec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import decode_config
-from spdl_media.decode import get_audio_filter_desc
 from spdl_media.decoders import AudioDecoder, VideoDecoder
 from spdl_media.demuxer import Demuxer, has_video
 from spdl_media.destination import Target, check_target
@@ -26,6 +25,7 @@ from spdl_media.encode import (
     video_encode_config,
 )
 from spdl_media.errors import DemuxError
+from spdl_media.filter_desc import get_audio_filter_desc
 from spdl_media.formats import is_yuv
 from spdl_media.frames import AudioFrames
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata

@@ -27,11 +27,12 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.errors import FilterError
 from spdl_media.fast_images import fast_chain, without_graph
+from spdl_media.filter_desc import FilterDesc
 from spdl_media.filter_graph import FilterGraph
 from spdl_media.filters import PictureFilter
 from spdl_media.formats import picture_planes
 from spdl_media.image_frames import VideoFrames, av_frames
-from spdl_media.operations import FilterDesc, PictureOps, ScaleAlgo, picture_ops
+from spdl_media.operations import PictureOps, ScaleAlgo, picture_ops
 from spdl_media.testing import make_image, make_video
 
 SOURCES = (

@@ -32,7 +32,7 @@ ORDER = [
     ["array_formats"],
     ["codec", "audio_clock", "coded_units", "packets", "packet_table", "coded_headers"],
     ["frame_scan", "mp4_audio", "_container", "window", "demuxer", "demux"],
-    ["operations", "crops"],
+    ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
     ["graph", "fast_images", "filters", "filter_graph"],
     [
@@ -71,7 +71,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 PURE = {
     *("_checks", "_threads", "_optional", "errors", "config", "timing", "geometry"),
     *("parts", "still_parts", "stills", "still_variants", "still_headers"),
-    *("_remote", "operations", "crops"),
+    *("_remote", "operations", "filter_desc", "crops"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "av": {

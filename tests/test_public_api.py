@@ -52,6 +52,7 @@ OF_PIPELINE = [name for name in _module_names("") if name.startswith("spdl_media
 NOT_REEXPORTED = {
     "cuda.dali",
     "dataloader.sample_rng",
+    "filter_desc.FilterDesc",
     "inputs.Input",
     "inputs.open_input",
     "loader_ends",

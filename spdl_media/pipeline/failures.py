@@ -87,7 +87,7 @@ def describe(error: BaseException) -> str:
 def pipeline_failure(
     message: str, original: BaseException, stage: str, raised_at: str
 ) -> PipelineFailure:
-    """Make the failure of ``stage`` that ``original`` caused. A note has ``raised_at``, unless empty.
+    """Make the failure of ``stage`` that ``original`` caused. A note has ``raised_at``, unless it is empty.
 
     A ``SystemExit`` or the like that a stage raises ends the pipeline, not the consumer's program. It is
     wrapped in a :class:`PipelineError`, because an ``ExceptionGroup`` holds no plain ``BaseException``.
@@ -302,7 +302,7 @@ class FailureLog:
 
     Attributes:
         part_kept: Returns the part of the items that passes all stages, given a function that returns this
-            part of one stage by its name.
+            part of one stage by its name. Set before the first item.
     """
 
     part_kept: Callable[[Callable[[str], float]], float]

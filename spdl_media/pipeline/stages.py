@@ -241,7 +241,7 @@ class PathVariantsConfig:
                 "one in a pipe() before, which returns (index, item): "
                 ".path_variants(lambda pair: pair[0], ...)."
             )
-        paths = tuple(_stages("A path of path_variants()", path) for path in self.paths)
+        paths = tuple(_checked_stages("A path of path_variants()", path) for path in self.paths)
         if not paths:
             raise ValueError("path_variants() needs at least one path, got none")
         object.__setattr__(self, "paths", paths)
@@ -268,7 +268,6 @@ class MergeConfig:
         return f"merge of {len(self.pipeline_configs)}"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pipeline_configs", tuple(self.pipeline_configs))
         if not self.pipeline_configs:
             raise ValueError("merge() needs at least one pipeline, got none")
         for pipeline in self.pipeline_configs:
@@ -325,7 +324,7 @@ class PipelineConfig:
             raise TypeError(
                 f"The source of a pipeline must be a SourceConfig or MergeConfig, not {kind_name(self.src)}"
             )
-        object.__setattr__(self, "pipes", _stages("The chain of stages", self.pipes))
+        object.__setattr__(self, "pipes", _checked_stages("The chain of stages", self.pipes))
         if not isinstance(self.sink, SinkConfig | None):
             raise TypeError(
                 f"The sink of a pipeline must be a SinkConfig, not {kind_name(self.sink)}"
@@ -391,7 +390,7 @@ def source_length(items: object) -> int | None:
         return None
 
 
-def _stages(what: str, stages: object) -> tuple[StageConfig, ...]:
+def _checked_stages(what: str, stages: object) -> tuple[StageConfig, ...]:
     if not isinstance(stages, list | tuple):
         raise TypeError(f"{what} must be a sequence of stages, not {kind_name(stages)}")
     for stage in stages:
