@@ -430,6 +430,28 @@ def test_a_consumer_that_was_interrupted_at_any_moment_gets_the_end_of_the_epoch
             return
 
 
+@pytest.mark.usefixtures("no_collection")
+def test_one_at_any_moment_while_an_event_loop_waits_for_an_item_is_heard_alone() -> None:
+    """asyncio.run() cancels the task that waits, perhaps just when it is woken."""
+    messages: list[str] = []
+
+    async def consume(moment: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: messages.append(context["message"]))
+        with Interrupt(moment, is_ours=True) as interrupt:
+            places.append(interrupt)
+            async for _ in PipelineBuilder().add_source(range(9)).build():
+                pass
+
+    places: list[Interrupt] = []
+    for moment in itertools.count(1):
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(consume(moment))
+        assert not messages, places[-1].place
+        if not places[-1].place:
+            return
+
+
 class Trip:
     """Sends SIGINT when it is dropped, without a look for signals."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import traceback
 from collections import deque
@@ -214,7 +215,8 @@ class Hub:
 
 def wake(future: asyncio.Future[None]) -> None:
     """Wake the task that awaits ``future``, unless it was woken or cancelled before."""
-    if not future.done():
+    # Ctrl-C cancels it at any moment, so a look at done() before would not do.
+    with contextlib.suppress(asyncio.InvalidStateError):
         future.set_result(None)
 
 
