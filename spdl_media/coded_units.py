@@ -31,6 +31,8 @@ _START_CODE = re.compile(rb"\x00\x00\x01")
 
 # By codec: size of a NAL unit's header in bytes, shift and mask of the type in its first byte, type of SEI.
 _UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
+# By codec: the byte of MP4's decoder configuration that states the size of lengths.
+_LENGTH_SIZE = {"h264": 4, "hevc": 21}
 
 
 def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
@@ -88,24 +90,30 @@ def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview
         ITU-T H.264 and H.265, 7.3.1 (units), annex B (start codes).
     """
     header, shift, mask, _ = _UNITS[codec.name]
-    for unit in _units(memoryview(packet), codec.extradata or b""):
+    data, size = memoryview(packet), _length_size(codec)
+    starts = [] if size else [match.end() for match in _START_CODE.finditer(data)]
+    marked = (data[start:end] for start, end in pairwise([*starts, len(data)]))
+    for unit in length_units(data, size) if size else marked:
         if len(unit) >= header:
             yield unit[0] >> shift & mask, unit
 
 
-def _units(data: memoryview, extradata: bytes) -> Iterator[memoryview]:
-    """Return the NAL units of a packet, which follow start codes, as in MPEG-TS, or lengths, as in MP4."""
-    if extradata[:1] == b"\1":  # MP4's decoder configuration, whose version is 1
-        return length_units(data)
-    starts = [match.end() for match in _START_CODE.finditer(data)]
-    return (data[start:end] for start, end in pairwise([*starts, len(data)]))
+def _length_size(codec: Any) -> int:
+    """Return the size of the lengths before NAL units, as in MP4; 0: start codes, as in MPEG-TS.
+
+    See:
+        ISO/IEC 14496-15, 5.3.3 and 8.3.3 (decoder configurations, whose version is 1).
+    """
+    extradata = codec.extradata or b""
+    place = _LENGTH_SIZE[codec.name]
+    return 1 + (extradata[place] & 3) if extradata[:1] == b"\1" and place < len(extradata) else 0
 
 
-def length_units(data: memoryview) -> Iterator[memoryview]:
-    """Yield the NAL units that follow lengths of 4 bytes, as in MP4."""
+def length_units(data: memoryview, size: int = 4) -> Iterator[memoryview]:
+    """Yield the NAL units that follow lengths of ``size`` bytes."""
     position = 0
-    while position + 4 <= len(data):  # shorter lengths are allowed, but not used in practice
-        start = position + 4
+    while position + size <= len(data):
+        start = position + size
         position = start + int.from_bytes(data[position:start], "big")
         yield data[start:position]
 
@@ -129,11 +137,11 @@ def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
     See:
         ITU-T H.264, table 7-1, and H.265, table 7-1 (types of units).
     """
-    # Such units are small. The first unit is behind a length or a start code, both of 4 bytes.
+    # Such units are small. The first unit is behind a length or a start code of usually 4 bytes.
     if packet is None or codec.name not in _UNITS or not 4 < packet.size <= 1024:
         return False
     slices, (_, shift, mask, _) = _SLICES[codec.name], _UNITS[codec.name]
-    if memoryview(packet)[4] >> shift & mask in slices:
+    if memoryview(packet)[_length_size(codec) or 4] >> shift & mask in slices:
         return False  # most packets, after 0.4 us instead of 1.4
     kinds = {kind for kind, _ in _typed_units(packet, codec)}
     return not kinds.isdisjoint(_FRAMELESS[codec.name]) and kinds.isdisjoint(slices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -184,6 +185,25 @@ def test_frames_of_vp9_that_are_not_shown_have_no_timestamp(profile: int) -> Non
     for number, packet in enumerate(coded):
         packet.pts = 100 * number
     assert packets.with_packets(coded, packets.codec).get_timestamps() == (0.0, 0.2, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("codec", "place", "frame", "parameters"),
+    [("libx264", 4, b"\x41\x9a\x07", b"\x67\x41\x41"), ("libx265", 21, b"\2\1\x42", b"\x42\1\2")],
+)
+def test_units_behind_lengths_of_two_bytes_are_told_apart(
+    codec: str, place: int, frame: bytes, parameters: bytes
+) -> None:
+    """Such files come from old cameras. The third byte of each unit stands where the first one is usual."""
+    packets = sm.demux_video(make_video(index_planes(3, 64, 48), codec=codec, format="mp4"))
+    assert packets.codec.extradata is not None
+    extradata = bytearray(packets.codec.extradata)
+    extradata[place] ^= 0b10
+    coded = [make_packet(b"\0\3" + unit, packets.time_base) for unit in (frame, parameters, frame)]
+    for number, packet in enumerate(coded):
+        packet.pts = number * (packets.codec.time_base.denominator // 10)
+    changed = dataclasses.replace(packets.codec, extradata=bytes(extradata))
+    assert packets.with_packets(coded, changed).get_timestamps() == (0.0, 0.2)
 
 
 def test_a_small_key_frame_behind_its_parameter_sets_is_a_frame() -> None:
