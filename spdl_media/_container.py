@@ -17,7 +17,7 @@ from av.stream import Discard, Disposition
 from spdl_media import _ffmpeg, parts, stills
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import Times, completed, counted_times, seek_place, with_hidden_samples
+from spdl_media.audio_clock import Times, completed, seek_place, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
 from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
@@ -26,7 +26,7 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.mp4_audio import edits_go_back, find_edits, with_times
+from spdl_media.mp4_audio import edits_go_back, packet_times, with_times
 from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 
@@ -266,8 +266,7 @@ class Container:
             # In a fragmented MP4 the header states no packets, and the index grows while it is read.
             if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
                 codec = self._audio.get(index) or self.audio(index)[1]
-                edits = find_edits(stream, codec, self._input)
-                self._times[index] = edits or counted_times(codec, stream)
+                self._times[index] = packet_times(stream, codec, self._input)
         return self._times.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from av.stream import Disposition
 
-from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket, as_fraction
+from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
@@ -171,17 +171,16 @@ def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
         stream: The stream of an open MP4, whose index has all packets.
 
     Returns:
-        The exact timestamps, unless they are those stated, and what to cut of the last packet of AAC-LC.
-        ``None``: the number of samples in a packet is not known.
+        The exact timestamps, unless they are those stated. ``None``: the number of samples in a packet is not
+        known.
     """
     entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
     size, rest = divmod(even_samples(codec) * a_second, length * codec.sample_rate)
     if not entries or size < 1 or rest:
         return None
     first, last, times = entries[0].timestamp, len(entries) - 1, Times()
-    begin, end = entries[last].timestamp, (stream.start_time or 0) + (stream.duration or 0)
     if not are_even(entries, size):
-        if abs(begin - first - last * size) > last * size / 8:
+        if abs(entries[last].timestamp - first - last * size) > last * size / 8:
             return None  # packets have another number of samples than stated
         position, gaps = first, GapDetector(size)
         for entry in entries:
@@ -190,9 +189,6 @@ def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
                 position = pts
             times[entry.pos, pts, 0] = (position,)
             position += size
-    if not CUTS_LAST_FRAME and is_aac_lc(codec) and begin < end < begin + AAC_FRAME_SIZE:
-        key = entries[last].pos, begin, 0
-        times[key] = *times.get(key, (begin,)), True, 0, begin + AAC_FRAME_SIZE - end
     return times
 
 

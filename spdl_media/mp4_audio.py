@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media import frame_scan
+from spdl_media import audio_clock, frame_scan
 from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket
 from spdl_media.audio_clock import AAC_FRAME_SIZE, SKIPPED, Times, are_even, even_samples, is_aac_lc
 from spdl_media.codec import AudioCodec
@@ -48,11 +48,10 @@ _PREROLL = 3
 _MOST_BOXES = 64
 # The index of an hour of audio has 600 kB. A damaged header may state any size.
 _MOST_INDEX_BYTES = 1 << 24
-# Where iTunes states the encoder's delay: after eight zeros, in hexadecimal, before two more numbers.
 _ITUNES = b"iTunSMPB"
-_ITUNES_DELAY = re.compile(
-    _ITUNES + rb".{16}\s*[0-9A-F]{8} ([0-9A-F]{8}) [0-9A-F]{8} [0-9A-F]+", re.DOTALL
-)
+# Eight zeros, the encoder's delay and padding, and the number of samples.
+_ITUNES_EDGES = re.compile(rb"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) [0-9A-F]+")
+_ITUNES_VALUE = re.compile(_ITUNES + rb".{16}" + _ITUNES_EDGES.pattern, re.DOTALL)
 _LONGEST_DELAY = 16384
 # A packet has fewer samples.
 _MOST_IN_PACKET = 1 << 30
@@ -76,10 +75,7 @@ def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> C
     codec = _read_codec(track)
     samples = track_samples(track, input.size())
     _check_samples(track, samples)
-    end = len(samples.dts) * AAC_FRAME_SIZE
-    hidden, delay, end = _edits(moov, track, codec.sample_rate, end)
-    if CUTS_LAST_FRAME or not hidden:
-        end = min(end, int(samples.dts[-1] + samples.durations[-1]))
+    hidden, delay, end = _edits(moov, track, codec.sample_rate, samples)
     start, stop = window.sample_range(codec.sample_rate, limit)
     stop = min(stop, end - hidden)
     if (delay and len(tracks) > 1) or start >= stop:
@@ -192,7 +188,9 @@ def _check_samples(track: memoryview, samples: Samples) -> None:
         raise ValueError("gaps, or frames that are left out")
 
 
-def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[int, int, int]:
+def _edits(
+    moov: memoryview, track: memoryview, rate: int, samples: Samples
+) -> tuple[int, int, int]:
     """Return the number of samples hidden at the start, that of samples before second 0, and the end.
 
     Samples that iTunes hides lie before second 0. With an edit list, second 0 comes after the hidden ones.
@@ -201,22 +199,24 @@ def _edits(moov: memoryview, track: memoryview, rate: int, end: int) -> tuple[in
         moov: The index.
         track: The track.
         rate: Sample rate.
-        end: Number of samples before edits.
+        samples: The frames before edits.
 
     Raises:
         ValueError: Edits do more than hide the start.
     """
-    delay = _itunes_delay(moov) if _ITUNES in bytes(moov) else 0
+    end = len(samples.dts) * AAC_FRAME_SIZE
+    stated = min(end, int(samples.dts[-1] + samples.durations[-1]))
+    delay, padding = _itunes_edges(moov) if _ITUNES in bytes(moov) else (0, 0)
     edits = _edit_list(moov, track, rate)
     if not edits:
-        return delay, delay, end
+        return delay, delay, stated - padding
     ((length, hidden, speed),) = edits
     last = hidden + length
     # FFmpeg gives no sample of frames that begin after the last one.
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
     if delay or hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
         raise ValueError("edits are not simple")
-    return hidden, 0, min(end, last)
+    return hidden, 0, min(stated if CUTS_LAST_FRAME or not hidden else end, last)
 
 
 def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:
@@ -228,19 +228,18 @@ def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
 
 
-def _itunes_delay(moov: memoryview) -> int:
-    """Return the encoder's delay in samples, as iTunes states it.
+def _itunes_edges(moov: memoryview) -> tuple[int, int]:
+    """Return the encoder's delay and padding in samples, as iTunes states them.
 
     Raises:
-        ValueError: It is stated in another way, or before the track; or FFmpeg also reads the end that iTunes
-            states.
+        ValueError: They are stated in another way, or before the track.
     """
-    stated = _ITUNES_DELAY.search(moov)
-    delay = 0 if stated is None else int(stated[1], 16)
+    stated = _ITUNES_VALUE.search(moov)
+    delay, padding = (int(stated[1], 16), int(stated[2], 16)) if stated else (0, 0)
     is_before = stated is not None and stated.start() < bytes(moov).rfind(b"trak")
-    if CUTS_LAST_FRAME or is_before or not 0 < delay < _LONGEST_DELAY:
+    if is_before or not 0 < delay < _LONGEST_DELAY:
         raise ValueError("not stated as iTunes does")
-    return delay
+    return delay, padding
 
 
 def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:
@@ -273,17 +272,8 @@ class Edits(Times):
     """
 
 
-def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
-    """Find the times of the packets of an audio stream; ``None`` unless there are several edits.
-
-    Args:
-        stream: The stream of the open MP4.
-        codec: Its codec.
-        input: The file.
-
-    Raises:
-        SourceError: The file cannot be read.
-    """
+def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
+    """Find the times of packets; ``None`` unless there are several edits."""
     entries = stream.index_entries
     if len(entries) < 2 or codec.time_base * codec.sample_rate != 1 or not input.seekable:
         return None
@@ -301,6 +291,40 @@ def find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
     except (StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
         return None
+
+
+def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
+    """Find times of the packets of an open MP4's audio stream, and what to cut of them.
+
+    Returns:
+        The times; empty: those stated. ``None``: not known.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
+    if edits := _find_edits(stream, codec, input):
+        return edits
+    times = audio_clock.counted_times(codec, stream)
+    has_ends = codec.name == "aac" and codec.time_base * codec.sample_rate == 1
+    if times is not None and has_ends and not CUTS_LAST_FRAME:
+        _cut_end(times, stream, even_samples(codec))
+    return times
+
+
+def _cut_end(times: Times, stream: Any, size: int) -> None:
+    """Add cuts of AAC, in frames of ``size`` samples, behind the end that the edit list or iTunes states."""
+    entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
+    end, padded, first = start + length, 1, entries[0].timestamp
+    found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())
+    # FFmpeg applies the delay to the last stream, unless it has an edit list.
+    if found and start - first == int(found[1], 16):
+        padding = int(found[2], 16)
+        end, padded = first + length - padding, 2 + padding // size
+    for entry in entries[-padded:]:
+        begin = entry.timestamp
+        key, cut = (entry.pos, begin, 0), min(begin + size - end, size)
+        if cut > 0 and (found or cut < size):
+            times[key] = *times.get(key, (begin,)), True, 0, cut
 
 
 def edits_go_back(streams: Any) -> bool:

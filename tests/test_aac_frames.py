@@ -10,11 +10,10 @@ from unittest import mock
 import av
 import numpy as np
 import pytest
-from audio_oracle import outcome, sound
+from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
 from spdl_media import audio_arrays
-from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 RATE = 44100
@@ -58,14 +57,14 @@ def edited(data: bytes, **fields: int) -> bytes:
     return data[:place] + struct.pack(">Iii", *entry.values()) + data[place + 12 :]
 
 
-def by_itunes(data: bytes) -> bytes:
-    """State the encoder's delay as iTunes does, not by an edit list. The index must be the last box."""
+def by_itunes(data: bytes, padding: int = 448) -> bytes:
+    """State the encoder's delay and padding as iTunes does, not by an edit list, in the last box."""
     data = data.replace(b"edts", b"free")
 
     def box(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I4s", 8 + len(content), kind) + content
 
-    text = b" 00000000 00000840 000001C0 0000000000020000"
+    text = b" 00000000 00000840 %08X 0000000000020000" % padding
     parts = box(b"mean", bytes(4) + b"com.apple.iTunes") + box(b"name", bytes(4) + b"iTunSMPB")
     parts += box(b"data", bytes((0, 0, 0, 1)) + bytes(4) + text)
     handler = box(b"hdlr", bytes(8) + b"mdirappl" + bytes(10))
@@ -129,9 +128,28 @@ def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
     for case in CASES:
         with mock.patch.object(av, "open", wraps=av.open) as opened:
             found = outcome(data, **case)
-        # Of iTunes' statement, FFmpeg 8.0 reads the delay alone.
-        assert opened.called is (name in OTHERS or (name == "iTunes" and CUTS_LAST_FRAME))
+        assert opened.called is (name in OTHERS)
         np.testing.assert_array_equal(found, by_ffmpeg(data, **case), err_msg=str(case))
+
+
+@pytest.mark.parametrize("video", [False, True])
+@pytest.mark.parametrize("padding", [0, 448, 5000])
+def test_padding_that_itunes_states_is_left_out(*, video: bool, padding: int) -> None:
+    data = by_itunes(movie(video=video), padding)
+    # FFmpeg's encoder begins with a frame.
+    kept = 3 * RATE + 1024 - 2112 - padding
+    assert sm.load_audio(data).array.shape == (2, kept)
+    frames = sm.decode_packets(sm.demux_audio(data, timestamp=(2.5, None)), None)
+    assert frames.first_sample + len(frames) == kept + (2112 if video else 0)
+
+
+def test_streams_whose_rate_a_decoder_may_double_end_where_the_edit_list_does() -> None:
+    data = clip("aac", "mp4", rate=16000, seconds=1)
+    # The extension that says that nothing doubles the rate.
+    assert data.count(b"\x56\xe5\0") == 1
+    data = data.replace(b"\x56\xe5\0", bytes(3))
+    # The edit list states 1.049 s for 16777 samples.
+    assert sm.load_audio(data).array.shape == (2, 16784)
 
 
 def test_a_window_that_gives_no_sample_is_filled() -> None:
