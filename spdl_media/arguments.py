@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import fields
-from math import inf
 from typing import Any, Generic, Literal, SupportsIndex, TypeAlias, TypedDict, TypeVar, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from spdl_media.decode import DEFAULT_FILTER, Default
 from spdl_media.geometry import ScaleMode
 from spdl_media.inputs import Source
 from spdl_media.operations import PictureOps, Quality, ScaleAlgo, SoundOps
-from spdl_media.rows import ArrayLayout, DType, OnShort, PerChannel, Values
+from spdl_media.rows import ArrayLayout, DType, OnShort, PerChannel, Values, ValueType
 from spdl_media.storage import Storage
 from spdl_media.timing import Rate
 
@@ -108,25 +107,27 @@ def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Val
 
     Raises:
         TypeError: ``mean`` or ``std`` are not numbers.
-        ValueError: The type is unknown, numbers are not finite or do not match the channels, ``std`` is not
+        ValueError: The type is unknown, numbers are above 1 or do not match the channels, ``std`` is not
             positive, ``mean`` or ``std`` are given without a float type, or the format cannot be converted.
     """
+    if not isinstance(dtype, str | None):
+        # The name of np.float32, np.dtype("float32") or torch.float32.
+        dtype = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
     check_choice("dtype", dtype, (*get_args(DType), None))
     if dtype in (None, "uint8"):
-        for name, given in (("mean", mean), ("std", std)):
-            if given is not None:
-                remedy = "give dtype='float32' or 'float16' beside it"
-                raise ValueError(f"{name}= is for floats: {remedy}")
+        if mean is not None or std is not None:
+            remedy = "give dtype='float32' or 'float16' beside them"
+            raise ValueError(f"mean= and std= are for floats: {remedy}")
         values = Values(dtype)
     else:
         means = (0.0,) if mean is None else _numbers("mean", mean)
-        values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std, above=0))
+        values = Values(dtype, means, (1.0,) if std is None else _numbers("std", std))
     if pix_fmt is not None and (reason := values.refusal(pix_fmt)):
         raise ValueError(reason)
     return values
 
 
-def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
+def _numbers(name: str, given: Any) -> tuple[float, ...]:
     try:
         array = np.asarray(given)
         numbers = tuple(array.astype(np.float64).ravel().tolist())
@@ -137,12 +138,13 @@ def _numbers(name: str, given: Any, above: float = -inf) -> tuple[float, ...]:
         raise TypeError(
             f"{name} must be a number, or one for each channel, not {given!r}"
         ) from error
-    with np.errstate(over="ignore"):
-        rounded = array.astype(np.float32).ravel().tolist()
-    # Not `number <= above or ...`, which NaN would pass.
-    if not numbers or not all(above < number < inf for number in rounded):
-        wanted = "finite and above 0" if above == 0 else "finite"
-        raise ValueError(f"{name} must be numbers that are {wanted}, not {given!r}")
+    # A smaller std loses digits as float32.
+    least, above = (1e-37, "above 0 and ") if name == "std" else (-1.0, "")
+    if not numbers or not all(least <= number <= 1 for number in numbers):
+        raise ValueError(
+            f"{name} must be {above}at most 1, because pixels become 0 to 1, not {given!r}. Divide numbers "
+            "for 0 to 255 by 255"
+        )
     return numbers
 
 
@@ -206,9 +208,9 @@ class ImageOptions(TypedDict, total=False):
             ``"NHWC"``. ``None``: that of the format, for ``rgb24`` ``"NHWC"``.
         dtype: ``"float32"`` or ``"float16"`` converts RGB and gray to ``(value / 255 - mean) / std``, as
             torchvision does (16-bit formats to ``value / 65535``); ``"uint8"`` refuses formats of other
-            types. ``None``: the type of the format.
-        mean: One number for each channel of the result, or one for all channels. The default is 0.
-        std: One number for each channel of the result, or one for all channels. The default is 1.
+            types. Dtypes of NumPy and PyTorch with these names do the same. ``None``: the type of the format.
+        mean: A number for each channel of the result, or one for all; at most 1. The default is 0.
+        std: A number for each channel of the result, or one for all; at most 1. The default is 1.
     """
 
     width: int | None
@@ -218,7 +220,7 @@ class ImageOptions(TypedDict, total=False):
     scale_algo: ScaleAlgo
     quality: Quality
     layout: ArrayLayout | None
-    dtype: DType | None
+    dtype: ValueType | None
     mean: PerChannel | None
     std: PerChannel | None
 

@@ -35,6 +35,7 @@ Colors: TypeAlias = tuple[str | None, str | None]
 
 
 DType: TypeAlias = Literal["uint8", "float16", "float32"]
+ValueType: TypeAlias = DType | type[np.generic] | np.dtype[Any]
 PerChannel: TypeAlias = float | Sequence[float] | npt.NDArray[Any]
 """A number for each channel, or one for all."""
 

@@ -33,7 +33,7 @@ def formula(levels: Any, mean: Any = 0.0, std: Any = 1.0, axis: int = -1) -> np.
     return (values.astype(np.float32) / largest - mean) / std
 
 
-@pytest.mark.parametrize("options", [{}, {"mean": 0.5, "std": [0.25]}, {"std": 2}])
+@pytest.mark.parametrize("options", [{}, {"mean": 0.5, "std": [0.25]}, {"mean": -0.5, "std": 1}])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(
     "pix_fmt", ["rgb24", "bgr24", "rgba", "gray", "ya8", "gbrp", "gray16le", "rgb48be"]
@@ -124,10 +124,14 @@ def test_videos() -> None:
     ("options", "error", "match"),
     [
         ({"dtype": "float64"}, ValueError, "dtype must be 'uint8', 'float16', 'float32' or None"),
-        ({"mean": 0.5}, ValueError, "mean= is for floats: give dtype='float32' or 'float16'"),
-        ({"dtype": "uint8", "std": 0.5}, ValueError, "std= is for floats"),
         (
-            {"dtype": "float32", "mean": (1, 2)},
+            {"mean": 0.5},
+            ValueError,
+            "mean= and std= are for floats: give dtype='float32' or 'float16'",
+        ),
+        ({"dtype": "uint8", "std": 0.5}, ValueError, "std= are for floats"),
+        (
+            {"dtype": "float32", "mean": (0, 1)},
             ValueError,
             "mean must have one number, or one for each channel of rgb24, which are 3, not 2",
         ),
@@ -136,15 +140,30 @@ def test_videos() -> None:
             ValueError,
             "std .* are 1, not 3",
         ),
-        ({"dtype": "float32", "std": (1, 0, 1)}, ValueError, "std .* finite and above 0, not"),
-        ({"dtype": "float32", "std": 1e-50}, ValueError, "std .* finite and above 0, not 1e-50"),
-        ({"dtype": "float32", "mean": 1e300}, ValueError, "mean .* finite, not 1e\\+300"),
-        ({"dtype": "float32", "std": ()}, ValueError, "std must be numbers that are finite and"),
+        (
+            {"dtype": "float32", "std": (1, 0, 1)},
+            ValueError,
+            "std must be above 0 and at most 1, .*not",
+        ),
+        ({"dtype": "float32", "std": 1e-50}, ValueError, "std .* above 0 .*not 1e-50"),
+        ({"dtype": "float32", "mean": 1e300}, ValueError, "mean must be at most 1.*not 1e.300"),
+        ({"dtype": "float32", "std": ()}, ValueError, "std must be above 0 and at most 1"),
         (
             {"dtype": "float32", "mean": float("nan")},
             ValueError,
-            "numbers that are finite, not nan",
+            "mean must be at most 1, .*not nan",
         ),
+        (
+            {"dtype": "float32", "mean": (123, 117, 104)},
+            ValueError,
+            r"pixels become 0 to 1, not \(123, 117, 104\)\. Divide .* by 255",
+        ),
+        (
+            {"dtype": "float32", "std": [58, 57, 57]},
+            ValueError,
+            r"std must be above 0 and at most 1",
+        ),
+        ({"dtype": float}, ValueError, "dtype must be .*not 'float'"),
         ({"dtype": "float32", "mean": "0.5"}, TypeError, "mean must be a number, or one for each"),
         ({"dtype": "float32", "mean": [[1]]}, TypeError, "mean must be a number, or one for each"),
         ({"dtype": "float32", "mean": [1, [2]]}, TypeError, "mean must be a number, or one for"),
@@ -160,6 +179,14 @@ def test_videos() -> None:
 def test_invalid_numbers(options: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         sm.load_image_batch([Path("not read")], **options)
+
+
+def test_dtypes_of_libraries() -> None:
+    torch = pytest.importorskip("torch")
+    expected = np.asarray(sm.load_image(PNG, dtype="float16"))
+    for dtype in (np.float16, np.dtype("float16"), torch.float16):
+        np.testing.assert_array_equal(np.asarray(sm.load_image(PNG, dtype=dtype)), expected)
+        assert sm.collate([sm.ImageRecipe(8, dtype=dtype)(PNG)]).dtype == np.float16
 
 
 def test_formats_that_show_when_they_are_decoded() -> None:
