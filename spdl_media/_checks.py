@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from reprlib import repr as short
 from types import FrameType
@@ -120,7 +120,7 @@ def check_choice(
     raise ValueError(f"{name} must be {allowed}, not {value!r}{_tail(remedy)}")
 
 
-def check_callable(name: str, value: object, *, optional: bool = False) -> None:
+def check_callable(name: str, value: object, *, optional: bool = False, remedy: str = "") -> None:
     """Raise unless ``value`` is callable, or ``None`` if that is allowed.
 
     Raises:
@@ -128,7 +128,7 @@ def check_callable(name: str, value: object, *, optional: bool = False) -> None:
     """
     if not callable(value) and not (optional and value is None):
         kind = type(value).__name__
-        raise TypeError(f"{name} must be a function or another callable, not {kind}")
+        raise TypeError(f"{name} must be a function or another callable, not {kind}{_tail(remedy)}")
 
 
 def check_floats(name: str, values: object, *, allow_zero: bool = False) -> npt.NDArray[np.float64]:
@@ -220,9 +220,11 @@ def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) 
 _OTHER_NAMES = {
     "device": "cuda",
     "fps": "frame_rate",
+    "mono": "num_channels",
     "size": "width",
     "sr": "sample_rate",
     "start": "timestamp",
+    "strict": "on_error",
 }
 
 
@@ -239,13 +241,19 @@ def with_defaults(
     def call(*args: Any, **given: Any) -> T:
         # Python does not check them, because the function takes **arguments.
         if not given.keys() <= known:
-            name = next(name for name in given if name not in known)
-            text = f"{function.__name__}() got an unexpected keyword argument {name!r}"
-            hint = did_you_mean(_OTHER_NAMES.get(name, name), known)
-            raise TypeError(text + (hint and f". {hint}"))
+            raise unknown_argument(function.__name__, given, known, {})
         return function(*args, **{**defaults, **given})
 
     return call
+
+
+def unknown_argument(
+    function: str, given: Iterable[str], known: Collection[str], hints: Mapping[str, str]
+) -> TypeError:
+    """Return the error for arguments of a function that are not all known."""
+    name = next(name for name in given if name not in known)
+    hint = hints.get(name) or did_you_mean(_OTHER_NAMES.get(name, name), known)
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{_tail(hint)}")
 
 
 def with_argument_hints(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
@@ -253,14 +261,12 @@ def with_argument_hints(hints: Mapping[str, str]) -> Callable[[type[T]], type[T]
 
     def decorate(cls: type[T]) -> type[T]:
         init = cls.__init__
-        known = inspect.signature(cls).parameters
+        known = inspect.signature(cls).parameters.keys()
 
         @functools.wraps(init)
         def checked(self: T, *args: Any, **given: Any) -> None:
-            for name in given:
-                if name not in known:
-                    hint = hints.get(name) or did_you_mean(name, known)
-                    raise TypeError(f"{cls.__name__} takes no argument {name!r}. {hint}".rstrip())
+            if not given.keys() <= known:
+                raise unknown_argument(cls.__name__, given, known, hints)
             init(self, *args, **given)
 
         cls.__init__ = checked  # type: ignore[assignment]  # functools.wraps has a wider type

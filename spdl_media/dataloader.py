@@ -43,7 +43,7 @@ _TORCH_NAMES = {
     "MapIterator(dataset, DistributedRandomSampler(len(dataset))) of spdl_media.source",
     "sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source",
     "batch_sampler": "Use src=MapIterator(dataset, sampler) of spdl_media.source with batch_size=",
-    "pin_memory": "Use storage=cpu_storage(...) where batches are made, and transfer_fn=transfer_tensor",
+    "pin_memory": "Use transfer_fn=transfer_tensor, which pins batches and copies them to a GPU",
     "prefetch_factor": "Use buffer_size=, the finished batches that wait",
     "in_order": "Use output_order='input'",
     "generator": "Use seed=",

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, get_args, overload
 
-from spdl_media._checks import check_choice, check_int
+from spdl_media._checks import check_choice, check_int, unknown_argument
 from spdl_media.arguments import (
     SOUND_OPS,
     AudioArguments,
@@ -414,11 +414,14 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Make a coroutine function that runs ``load`` in a thread, with the overloads of ``load``."""
     # Checks the arguments and returns the work: a function whose argument tells whether to stop.
     prepare = _prepare_image_batch if load is load_image_batch else None
+    signature = inspect.signature(load)
 
     async def call(*args: Any, executor: Executor | None = None, **arguments: Any) -> Any:
         # Already imported here, because a coroutine is running; importing the package must not import it.
         import asyncio
 
+        if not arguments.keys() <= known:
+            raise unknown_argument(call.__name__, arguments, known, {})
         stopped = threading.Event()
         work: Callable[[], Any] = functools.partial(load, *args, **arguments)
         if prepare is not None:
@@ -433,13 +436,12 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     # Copies the annotations; name and docstring are replaced below.
     functools.update_wrapper(call, load)
     call.__name__ = call.__qualname__ = f"async_{load.__name__}"
-    call.__module__ = load.__module__
     call.__doc__ = _DOC.format(load.__name__)
-    signature = inspect.signature(load)
     executor = inspect.Parameter(
         "executor", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Executor | None"
     )
     parameters = [*signature.parameters.values(), executor]
+    known = {parameter.name for parameter in parameters}
     vars(call)["__signature__"] = signature.replace(parameters=parameters)
     return cast("Callable[P, Coroutine[Any, Any, T]]", call)
 

@@ -20,6 +20,7 @@ from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
+from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.stages import ReadyItems, source_length
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
@@ -57,10 +58,11 @@ def checked_source(source: Any) -> AnySource:
         return SourceConfig(source).source
     # Map-style datasets of PyTorch have no __iter__.
     if is_path or not hasattr(source, "__getitem__"):
-        hint = ". For the files of a folder, use ImageFolder or spdl_media.source.LocalDirectory"
+        hint = f". Call it: {name_of(source)}()" if callable(source) else ""
+        if is_path:
+            hint = ". For the files of a folder, use ImageFolder or source.LocalDirectory"
         raise TypeError(
-            "src must be an iterable, an async iterable or a map-style dataset, "
-            f"not {source!r}{hint * is_path}"
+            f"src must be an iterable, an async iterable or a map-style dataset, not {source!r}{hint}"
         )
     return MapIterator(source)
 

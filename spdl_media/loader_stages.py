@@ -39,6 +39,7 @@ from spdl_media.pipeline import (
 from spdl_media.pipeline.executors import (
     ExecutorConfig,
     ProcessPoolExecutorConfig,
+    check_function,
     kind_of,
     name_of,
     refuse_coroutine,
@@ -206,7 +207,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 
 
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
-    check_callable(name, fn)
+    check_function(name, fn)
     kind = kind_of(fn)
     # One result per batch, because the tags of its samples are attached to it.
     if name != "preprocessor" and "generator" in kind:

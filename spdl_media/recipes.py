@@ -18,7 +18,7 @@ from spdl_media.crops import Crop, CropPlan, RandomResizedCrop, ResizeCenterCrop
 from spdl_media.geometry import Box, Size
 from spdl_media.load import image_request
 from spdl_media.operations import Quality, ScaleAlgo
-from spdl_media.rows import ArrayLayout, DType, PerChannel
+from spdl_media.rows import ArrayLayout, PerChannel, ValueType
 
 __all__ = ("IMAGENET_MEAN", "IMAGENET_STD", "ImageRecipe")
 
@@ -87,7 +87,7 @@ class ImageRecipe:
     _: KW_ONLY
     random_crop: bool | Crop = False
     flip: float = 0.0
-    dtype: DType | None = None
+    dtype: ValueType | None = None
     mean: PerChannel | None = None
     std: PerChannel | None = None
     layout: ArrayLayout = "NCHW"
@@ -146,7 +146,8 @@ class ImageRecipe:
         field = indices.get(self.field, self.field)
         if field not in fields:
             raise KeyError(
-                f"the item has the fields {list(fields)}, and not {self.field!r}; pass ImageRecipe(field=)"
+                f"the item has no field {self.field!r}, only {list(fields)}. State the field of the image: "
+                "ImageRecipe(field=...)"
             )
         return rebuilt(item, {**fields, field: self._load(fields[field], rng)})
 

@@ -301,7 +301,7 @@ def _matches(shard: Any) -> list[str]:
     found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # Path.glob takes no absolute patterns
     if not found:
         raise FileNotFoundError(
-            f"no file matches {shard!r}; give a path with one of *?[ in its name as a pathlib.Path"
+            f"no file matches {shard!r}. If *, ? or [ is part of the file's name, pass a pathlib.Path"
         )
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, SupportsIndex, Unpack, overload
 
 import numpy as np
 
+from spdl_media._checks import counted
 from spdl_media._container import Container
 from spdl_media._threads import ClosedByWith, fork_safe_lock, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
@@ -154,7 +155,7 @@ class VideoFile(ClosedByWith):
 
     def __repr__(self) -> str:
         size = f"{self.width}x{self.height} {self.codec.name}"
-        return f"<VideoFile: {self.source}, {len(self)} frames of {size}>"
+        return f"<VideoFile: {self.source}, {counted(len(self), 'frame')} of {size}>"
 
     # Frames.
 

@@ -798,9 +798,12 @@ async def transfer_async(batch: Any) -> Any:
         ),
         ({"src": Path("train")}, TypeError, "not .*Path.'train'.*LocalDirectory"),
         ({"src": 5}, TypeError, "an async iterable or a map-style dataset, not 5"),
+        ({"src": twice}, TypeError, r"not <function.*\. Call it: twice\(\)"),
         ({"src": Endless()}, TypeError, "Endless has neither keys.. nor a length; pass a sampler"),
         ({"on_failure": 5}, TypeError, "on_failure must be a function"),
         ({"preprocessor": 5}, TypeError, "preprocessor must be a function.*not int"),
+        ({"preprocessor": sm.ImageRecipe}, TypeError, r"the class .*an object: ImageRecipe\("),
+        ({"preprocessor": twice(1)}, TypeError, r"not the result of twice\(\)"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
         ({"batch_size": 2.0}, TypeError, "batch_size must be an int, not 2.0"),
         ({"drop_last": True}, ValueError, "drop_last=True.*needs batch_size"),
@@ -828,10 +831,11 @@ def test_unknown_arguments_are_answered_with_ours() -> None:
         "shuffle": r".*ImageFolder\(shuffle=True\).*DistributedRandomSampler",
         "sampler": r".*MapIterator\(dataset, sampler\)",
         "in_order": "Use output_order='input'",
+        "pin_memory": "Use transfer_fn=transfer_tensor",
         "batchsize": "Did you mean 'batch_size'?",
         "xyz": "$",
     }.items():
-        with pytest.raises(TypeError, match=f"DataLoader takes no argument '{name}'. *{answer}"):
+        with pytest.raises(TypeError, match=f"DataLoader.* argument '{name}'.? *{answer}"):
             DataLoader([1], **{name: 1})
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         DataLoader()  # type: ignore[call-arg]

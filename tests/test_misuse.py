@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
 import re
@@ -55,6 +56,12 @@ def test_names_of_other_libraries_are_answered_with_ours(movie: bytes) -> None:
     codec = sm.demux_audio(movie).codec
     cases: list[tuple[Any, str]] = [
         (lambda: sm.load_image(b"", device="cuda"), "'device'. Did you mean 'cuda'"),
+        (lambda: sm.load_image_batch([b""], strict=True), "'strict'. Did you mean 'on_error'"),
+        (lambda: sm.load_audio(b"", mono=True), "'mono'. Did you mean 'num_channels'"),
+        (
+            lambda: asyncio.run(sm.async_load_image_batch([b""], executer=None)),
+            "async_load_image_batch() got an unexpected keyword argument 'executer'. Did you mean 'executor'",
+        ),
         (lambda: sm.decode_config(threads=4), "'threads'. Use decoder_options={'threads': n}"),
         (lambda: sm.ImageFolder(".", transform=len), "'transform'. Use preprocessor= of the"),
         (lambda: sm.Shards("a.tar", shuffle=True), "'shuffle'. Did you mean 'shuffle_shards'"),

@@ -89,7 +89,9 @@ def test_items_keep_all_else(photo: bytes) -> None:
         assert np.array_equal(array_of(found), image)
     assert (pair[1], row.label, record["key"], sample.name) == (3, 3, "a", "a")
     assert (type(row), type(sample), type(pair)) == (Row, Sample, tuple)
-    with pytest.raises(KeyError, match=r"\['jpg'\], and not 'source'; pass ImageRecipe\(field=\)"):
+    with pytest.raises(
+        KeyError, match=r"no field 'source', only \['jpg'\]\. State .*ImageRecipe\(field="
+    ):
         recipe({"jpg": photo})
 
 
@@ -196,8 +198,8 @@ def test_torch_takes_single_images(photo: bytes) -> None:
     [
         (lambda: sm.ImageRecipe(0), "size must be at least 1, not 0"),
         (lambda: sm.ImageRecipe(9, flip=2), "flips must be a probability from 0 to 1, not 2"),
-        (lambda: sm.ImageRecipe(9, mean=0.5), "mean= is for floats: give dtype"),
-        (lambda: sm.ImageRecipe(9, dtype="float32", mean=(1, 2)), "for each channel of rgb24"),
+        (lambda: sm.ImageRecipe(9, mean=0.5), "mean= and std= are for floats: give dtype"),
+        (lambda: sm.ImageRecipe(9, dtype="float32", mean=(0, 1)), "for each channel of rgb24"),
         (lambda: sm.ImageRecipe(9, layout="CHW"), "layout must be 'NCHW', 'NHWC' or None"),  # type: ignore[arg-type]
         (lambda: sm.ImageRecipe(9, resize_size=8), "crop_size must be at most resize_size, 8"),
         (

@@ -92,7 +92,9 @@ class PipelineBuilder(Generic[T_co]):
         """
         self._refuse_after_sink("merge()")
         # Definitions are frozen, so later changes of those builders have no effect here.
-        merged = [_as_config(pipeline) for pipeline in pipelines]
+        merged = [
+            one.get_config() if isinstance(one, PipelineBuilder) else one for one in pipelines
+        ]
         if self._source is not None or self._stages:
             # First, because it came first in the chain: names are made unique in this order.
             merged.insert(0, self.get_config())
@@ -281,18 +283,7 @@ def warn_of_idle_concurrency(config: PipelineConfig, num_threads: int) -> None:
         )
 
 
-def _as_config(pipeline: object) -> PipelineConfig:
-    if isinstance(pipeline, PipelineBuilder):
-        return pipeline.get_config()
-    if isinstance(pipeline, PipelineConfig):
-        return pipeline
-    raise TypeError(
-        f"merge() takes PipelineBuilder or PipelineConfig, not {type(pipeline).__name__}. "
-        "For a list of items, use PipelineBuilder().add_source(items)."
-    )
-
-
-def _as_path(path: object) -> tuple[StageConfig, ...]:
+def _as_path(path: Any) -> Sequence[StageConfig]:
     if isinstance(path, PipelineBuilder):
         # The items of a path come from the router, and its results go to the next stage.
         if path._source is not None or path._sink is not None:
@@ -301,15 +292,8 @@ def _as_path(path: object) -> tuple[StageConfig, ...]:
                 "and add_sink()."
             )
         return tuple(path._stages)
-    if callable(path):
-        return (PipeConfig(path),)
-    # A string is a sequence, too, but never one of stages.
-    if isinstance(path, Sequence) and not isinstance(path, str):
-        return tuple(path)
-    raise TypeError(
-        "A path of path_variants() must be a PipelineBuilder, a sequence of stages or a function, "
-        f"not {type(path).__name__}"
-    )
+    # PathVariantsConfig checks the stages.
+    return (PipeConfig(path),) if callable(path) else path
 
 
 # Characters that would end a label or count as markup. Mermaid reads a label in backticks as Markdown.

@@ -296,18 +296,24 @@ WHAT_PICKLES = (
 )
 
 
-def check_function(fn: object) -> None:
-    """Check that ``pipe()`` got a callable.
+def check_function(name: str, fn: object) -> None:
+    """Check that an argument can be called with items.
 
     Raises:
-        TypeError: ``fn`` is not callable, or is a coroutine or generator object.
+        TypeError: ``fn`` is not callable, is a coroutine or generator object, or is a class whose objects
+            are meant to be called.
     """
     if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
+        called = fn.__name__
         raise TypeError(
-            f"pipe() takes a function, not what calling {fn.__name__}() gave. "
-            f"Write .pipe({fn.__name__}), without the brackets."
+            f"{name} must be a function, not the result of {called}(). Write {called} without brackets."
         )
-    check_callable("What pipe() applies to each item", fn)
+    check_callable(name, fn)
+    # Other classes may make samples of items.
+    if isinstance(fn, type) and inspect.isfunction(fn.__call__):
+        raise TypeError(
+            f"{name} must not be the class {fn.__name__}. Pass an object: {fn.__name__}(...)"
+        )
 
 
 def check_executor(name: str, fn: Callable[..., Any], executor: object) -> None:

@@ -170,7 +170,8 @@ class SubprocessIterable(ClosedByWith, Generic[T]):
         timeout: float | None,
         ring_options: dict[str, Any],
     ) -> None:
-        check_callable("fn", fn)
+        remedy = "The process calls it to make the iterable: pass a function that does"
+        check_callable("fn", fn, remedy=remedy)
         check_callable("initializer", initializer, optional=True)
         if mp_context is not None:
             check_choice("mp_context", mp_context, tuple(multiprocessing.get_all_start_methods()))

@@ -91,18 +91,13 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if isinstance(self.source, str | bytes | bytearray):
             raise TypeError(
-                f"A source of items must not be a single {type(self.source).__name__}, which would "
-                "be taken apart into characters. For one item, pass a list of it."
+                f"A source must be an iterable of items, not a {type(self.source).__name__}. Pass a "
+                "single item in a list: [item]."
             )
         if not isinstance(self.source, Iterable | AsyncIterable) or isinstance(self.source, type):
-            if callable(self.source):
-                name = getattr(self.source, "__name__", type(self.source).__name__)
-                raise TypeError(
-                    f"A source must be iterable, and {name} is a function. Write add_source({name}())."
-                )
-            raise TypeError(
-                f"A source must be an iterable or async iterable, not {kind_name(self.source)}"
-            )
+            remedy = f". Call it: {name_of(self.source)}()" if callable(self.source) else ""
+            kind = kind_name(self.source)
+            raise TypeError(f"A source must be an iterable or async iterable, not {kind}{remedy}")
 
     @property
     def name(self) -> str:
@@ -159,7 +154,7 @@ class PipeConfig:
     around: Callable[[Callable[[Any], Any], Any], Callable[[Any], Any]] | None = None
 
     def __post_init__(self) -> None:
-        check_function(self.fn)
+        check_function("The function of pipe()", self.fn)
         object.__setattr__(self, "name", _checked_name(self.name, name_of(self.fn)))
         what = f"of stage {self.name!r}"
         check_int(f"concurrency {what}", self.concurrency, remedy="1 runs one call at a time.")
@@ -272,7 +267,10 @@ class MergeConfig:
             raise ValueError("merge() needs at least one pipeline, got none")
         for pipeline in self.pipeline_configs:
             if not isinstance(pipeline, PipelineConfig):
-                raise TypeError(f"merge() takes pipelines' definitions, not {kind_name(pipeline)}")
+                raise TypeError(
+                    f"merge() takes builders, and MergeConfig their definitions, not {kind_name(pipeline)}. "
+                    "Make a pipeline of a list by PipelineBuilder().add_source(items)"
+                )
             if isinstance(pipeline.src, SourceConfig) and pipeline.src.continuous:
                 raise ValueError(
                     "A continuous source cannot be merged: its epochs would end at different "
@@ -414,8 +412,8 @@ def with_unique_names(config: PipelineConfig, taken: set[str] | None = None) -> 
     """
     if not isinstance(config, PipelineConfig):
         raise TypeError(
-            f"what runs a pipeline takes a PipelineConfig, not {kind_name(config)}. A builder gives one by "
-            "get_config()"
+            f"the definition of a pipeline must be a PipelineConfig, not {kind_name(config)}. Pass the "
+            "result of builder.get_config()"
         )
     taken = set() if taken is None else taken
     src = config.src

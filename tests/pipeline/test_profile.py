@@ -250,7 +250,9 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
 
 
 def test_a_builder_is_not_a_definition() -> None:
-    with pytest.raises(TypeError, match=r"takes a PipelineConfig, not PipelineBuilder.*get_config"):
+    with pytest.raises(
+        TypeError, match=r"must be a PipelineConfig, not PipelineBuilder.*get_config"
+    ):
         profile_pipeline(source())  # type: ignore[arg-type]
 
 
