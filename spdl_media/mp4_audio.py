@@ -305,14 +305,14 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    has_ends = codec.name == "aac" and codec.time_base * codec.sample_rate == 1
-    if times is not None and has_ends and not CUTS_LAST_FRAME:
+    counts_samples = codec.time_base * codec.sample_rate == 1
+    if times is not None and counts_samples and not CUTS_LAST_FRAME:
         _cut_end(times, stream, even_samples(codec))
     return times
 
 
 def _cut_end(times: Times, stream: Any, size: int) -> None:
-    """Add cuts of AAC, in frames of ``size`` samples, behind the end that the edit list or iTunes states."""
+    """Add cuts of frames of ``size`` samples behind the end that the edit list or iTunes states."""
     entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
     end, padded, first = start + length, 1, entries[0].timestamp
     found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())

@@ -45,18 +45,21 @@ def linear(data: bytes) -> NDArray[np.generic]:
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(container.streams.best("audio")))
     samples = np.concatenate([_by_channel(frame) for frame in frames], axis=1)
-    return samples[:, :-cut] if (cut := _padding(data)) else samples
+    return samples[:, :-cut] if (cut := _padding(data, frames[-1].samples)) else samples
 
 
-def _padding(data: bytes) -> int:
-    """Return the number of samples of AAC in an MP4 after its end, which FFmpeg 8 does not cut."""
+def _padding(data: bytes, last_size: int) -> int:
+    """Return the number of samples of an MP4 after its end, which FFmpeg 8 does not cut.
+
+    Opus is left as it is: its decoder does not give whole packets.
+    """
     with av.open(io.BytesIO(data)) as container:
         stream: Any = container.streams.best("audio")
-        if CUTS_LAST_FRAME or "mov" not in container.format.name or stream.codec.name != "aac":
+        if CUTS_LAST_FRAME or "mov" not in container.format.name or "opus" in stream.codec.name:
             return 0
         *_, last, _ = container.demux(stream)
         assert last.pts is not None
-        return max(last.pts + 1024 - stream.start_time - stream.duration, 0)
+        return max(last.pts + last_size - stream.start_time - stream.duration, 0)
 
 
 def outcome(data: Any, **options: Any) -> Any:
