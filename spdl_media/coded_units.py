@@ -29,10 +29,9 @@ __all__ = ()
 _RECOVERY_POINT, _DISPLAY_ORIENTATION = 6, 47
 _START_CODE = re.compile(rb"\x00\x00\x01")
 
-# By codec: size of a NAL unit's header in bytes, shift and mask of the type in its first byte, type of SEI.
-_UNITS = {"h264": (1, 0, 31, 6), "hevc": (2, 1, 63, 39)}
-# By codec: the byte of MP4's decoder configuration that states the size of lengths.
-_LENGTH_SIZE = {"h264": 4, "hevc": 21}
+# By codec: size of a NAL unit's header in bytes, shift and mask of the type in its first byte, type of SEI,
+# the byte of MP4's decoder configuration that states the size of lengths.
+_UNITS = {"h264": (1, 0, 31, 6, 4), "hevc": (2, 1, 63, 39, 21)}
 
 
 def states_orientation(packet: AvPacket, codec: VideoCodec) -> bool:
@@ -68,7 +67,7 @@ def _messages(packet: AvPacket, codec: VideoCodec, wanted: int) -> Iterator[byte
     See:
         ITU-T H.264 and H.265, 7.3.2.3 (messages).
     """
-    header, _, _, message = _UNITS[codec.name]
+    header, _, _, message, _ = _UNITS[codec.name]
     for unit_kind, unit in _typed_units(packet, codec):
         if unit_kind != message:
             continue
@@ -89,7 +88,7 @@ def _typed_units(packet: AvPacket, codec: Any) -> Iterator[tuple[int, memoryview
     See:
         ITU-T H.264 and H.265, 7.3.1 (units), annex B (start codes).
     """
-    header, shift, mask, _ = _UNITS[codec.name]
+    header, shift, mask, *_ = _UNITS[codec.name]
     data, size = memoryview(packet), _length_size(codec)
     starts = [] if size else [match.end() for match in _START_CODE.finditer(data)]
     marked = (data[start:end] for start, end in pairwise([*starts, len(data)]))
@@ -104,8 +103,7 @@ def _length_size(codec: Any) -> int:
     See:
         ISO/IEC 14496-15, 5.3.3 and 8.3.3 (decoder configurations, whose version is 1).
     """
-    extradata = codec.extradata or b""
-    place = _LENGTH_SIZE[codec.name]
+    extradata, place = codec.extradata or b"", _UNITS[codec.name][-1]
     return 1 + (extradata[place] & 3) if extradata[:1] == b"\1" and place < len(extradata) else 0
 
 
@@ -140,7 +138,7 @@ def is_sliceless(packet: AvPacket | None, codec: VideoCodec) -> bool:
     # Such units are small. The first unit is behind a length or a start code of usually 4 bytes.
     if packet is None or codec.name not in _UNITS or not 4 < packet.size <= 1024:
         return False
-    slices, (_, shift, mask, _) = _SLICES[codec.name], _UNITS[codec.name]
+    slices, (_, shift, mask, *_) = _SLICES[codec.name], _UNITS[codec.name]
     if memoryview(packet)[_length_size(codec) or 4] >> shift & mask in slices:
         return False  # most packets, after 0.4 us instead of 1.4
     kinds = {kind for kind, _ in _typed_units(packet, codec)}
