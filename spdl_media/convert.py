@@ -235,11 +235,12 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
             found = frame.layout.nb_channels, frame.format.name, frame.sample_rate
             expected = expected or found
             if found != expected:
-                raise ConvertError(
-                    f"item 0 ({items[0].source}) is {_describe(expected)}, but item {position} "
-                    f"({item.source}) is {_describe(found)}. One array holds one format: "
-                    "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=) converts"
-                )
+                first, other = _describe(expected), _describe(found)
+                what = f"item 0 ({items[0].source}) is {first}, but item {position} ({item.source}) {other}"
+                if not position:
+                    what = f"{item.source} changes from {first} to {other}"
+                remedy = "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=)"
+                raise ConvertError(f"{what}. One array holds one format: {remedy} converts")
     lengths = [len(item) for item in items]
     if len(set(lengths)) > 1 and not pad:
         raise ConvertError(
