@@ -381,8 +381,6 @@ class Container:
             return False  # in an Ogg file, FFmpeg would end the process
         if not source.seekable or parts.seeks_astray(self.format, source.read_at, source.size):
             return False
-        if self.format == "ogg":
-            self.rewind()  # once FFmpeg has read the end, it states wrong times of Vorbis after a seek
         stream, pts = seek_place(self.av.streams, index, pts, self.format)
         self._select((stream.index,))
         self._fresh = False  # a seek that fails moves the position as well
@@ -417,6 +415,11 @@ class Container:
             back = back * 2 or max(1, round(1 / base))
         self.rewind()
         yield self.packets(indices, keep=keep, mend=mend), False
+
+    def in_last_page(self, packet: AvPacket) -> bool:
+        """Whether a packet is in the last page of a stream of Ogg, which has a flag: RFC 3533, section 6."""
+        place = (packet.pos or 0) + 5
+        return self.format == "ogg" and bytes(self._input.read_at(place, 1)) >= b"\4"
 
     def orientation(self, index: int, packets: Iterable[AvPacket] | None = None) -> int:
         """Return the EXIF orientation of a video stream: from a still's EXIF, or a video's display matrix.

@@ -422,7 +422,8 @@ def _seek_packets(
         waiting = set(tests) if is_sought else set()
         while waiting and (packet := next(packets, None)) is not None:
             begins = packet.stream_index not in waiting or tests[packet.stream_index](packet)
-            if begins is False:
+            # After a seek to the last page of Ogg, FFmpeg states wrong times and lengths of its packets.
+            if begins is False or container.in_last_page(packet):
                 break
             if begins:
                 waiting.discard(packet.stream_index)

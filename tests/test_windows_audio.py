@@ -508,6 +508,29 @@ def test_vorbis_of_one_page_that_ends_after_its_samples(rate: int, size: int) ->
         np.testing.assert_allclose(part, whole[-200:].T, atol=1e-6)
 
 
+# In these files, the audio has only a last page, or one page before it.
+@pytest.mark.parametrize(
+    ("codec", "rate", "seconds"),
+    [("libopus", 48000, 2), ("vorbis", 16000, 2), ("vorbis", 44100, 3)],
+)
+def test_a_last_page_of_ogg_beside_another_stream(codec: str, rate: int, seconds: int) -> None:
+    size = seconds * rate + 777
+    track = AudioTrack(samples=sound(size, rate), sample_rate=rate, codec=codec, bit_rate=48000)
+    beside = [
+        VideoTrack(frames=index_frames(30, 32, 32), codec="libvpx", frame_rate=30),
+        AudioTrack(samples=sound(32777, 8000, 1), sample_rate=8000, codec="flac"),
+    ]
+    for tracks, index in ([beside[0], track], 1), ([track, beside[1]], 0):
+        data = make_media(tracks, format="ogg", options={"page_duration": "20000000"})
+        with sm.Demuxer(data) as demuxer:
+            # Twice, because FFmpeg knows more of a file once it has read its end.
+            for tenth in (*range(3, 10 * seconds, 2), *range(4, 10 * seconds, 3)):
+                whole = demuxer.demux_audio(stream_index=index)
+                part = demuxer.demux_audio((tenth / 10, None), stream_index=index)
+                wanted = expected(samples_of(sm.decode_packets(whole, None)), part.window, rate)
+                assert_same(samples_of(sm.decode_packets(part, None)), wanted, part.codec)
+
+
 def _cut_by_pes(offset: int) -> bytes:
     """Write AC-3 to MPEG-TS. Each PES packet begins ``offset`` bytes after the start of a 20th frame."""
     coded = sm.demux_audio(_make("ac3", "ac3", 48000, seconds=12))
