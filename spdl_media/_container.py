@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
@@ -280,8 +280,11 @@ class Container:
         detach = BitStreamFilterContext("null").filter if keep else None
         # FFmpeg gives the first chapter image of an M4A once more, in front of all packets.
         copied = [s.index for s in streams if s.disposition & Disposition.timed_thumbnails]
-        with suppress(IndexError):  # PyAV raises it at the end if a stream came up meanwhile
-            for packet in self.av.demux(streams):
+        demuxed: Any = self.av.demux(streams)
+        # Closed, because PyAV leaks memory if this iterator is dropped half-way. The IndexError is raised at
+        # the end if a stream came up meanwhile.
+        with closing(demuxed), suppress(IndexError):
+            for packet in demuxed:
                 if not packet.size:  # PyAV ends each stream with an empty packet
                     continue
                 if packet.stream_index in copied:

@@ -47,6 +47,10 @@ def resident_size() -> int:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def die_if_negative(number: int) -> int:
     return number if number >= 0 else os._exit(3)
 
@@ -104,6 +108,44 @@ def test_an_interrupt_while_a_run_starts_passes_through(monkeypatch: pytest.Monk
         list(pipeline)
     monkeypatch.undo()
     assert list(pipeline) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fails"),
+    [
+        (asyncio.BaseEventLoop, "create_task", lambda *_, name="", **__: name == "same"),
+        (asyncio.BaseEventLoop, "call_soon_threadsafe", lambda *_, **__: not in_main_thread()),
+        (threading, "get_ident", lambda: sys._getframe(2).f_code.co_name == "_take_turns"),
+    ],
+)
+def test_a_run_that_has_no_memory_for_its_own_steps_ends(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fails: Any
+) -> None:
+    """It waited for ever: for a task or message that was lost, or a lock that was never released."""
+    original, started = getattr(owner, name), threading.Event()
+
+    def call(*args: Any, **options: Any) -> Any:
+        if started.is_set() and fails(*args, **options):
+            started.clear()
+            for coroutine in filter(asyncio.iscoroutine, args):
+                coroutine.close()  # or Python warns that it was never awaited
+            raise MemoryError
+        return original(*args, **options)
+
+    async def same(item: int) -> int:
+        return item
+
+    def first(item: int) -> int:
+        if item == 1:
+            started.set()
+        return item
+
+    monkeypatch.setattr(owner, name, call)
+    pipeline = PipelineBuilder().add_source(range(200)).pipe(first).pipe(same).build()
+    # The last items may have been delivered before.
+    with contextlib.suppress(PipelineFailure):
+        assert list(pipeline.get_iterator(timeout=WAIT)) == list(range(200))
+    assert not started.is_set()
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(10_000, marks=pytest.mark.long)])

@@ -102,7 +102,6 @@ class Hub:
                 self._ask_loop()
         except BaseException:
             # A Ctrl-C in the user's thread, which may have come before the loop was asked.
-            self._loop_is_asked = False
             self._ask_loop()
             raise
 
@@ -157,29 +156,36 @@ class Hub:
         # Two threads may both see it unset; the second call of _serve then finds nothing to do.
         if self._loop_is_asked:
             return
-        self._loop_is_asked = True
-        is_here = threading.get_ident() == self.loop_thread
-        ask = self.loop.call_soon if is_here else self.loop.call_soon_threadsafe
         try:
+            self._loop_is_asked = True
+            is_here = threading.get_ident() == self.loop_thread
+            ask = self.loop.call_soon if is_here else self.loop.call_soon_threadsafe
             ask(self._serve)
         except RuntimeError:
             # The loop has been closed while this thread was in a blocking call.
             self.let_go()
+        except BaseException:
+            # A Ctrl-C, or memory is exhausted.
+            self._loop_is_asked = False
+            raise
 
     def _serve(self) -> None:
         # Reset first, so that messages that arrive from now on cause another call.
         self._loop_is_asked = False
-        self._take_turns()
-        waiting = self._for_loop
-        for _ in range(len(waiting)):
-            handler, argument = waiting.popleft()
-            handler(argument)
+        try:
+            self._take_turns()
+            waiting = self._for_loop
+            for _ in range(len(waiting)):
+                handler, argument = waiting.popleft()
+                handler(argument)
+        except BaseException as error:  # noqa: BLE001  # see _report_defect
+            self.post(self._report_defect, error)
 
     def _take_turns(self) -> None:
         # If another thread has the turn, it looks for messages after the turn and finds that of this thread.
         while self._messages and self.turn.acquire(blocking=False):
-            self.taker = threading.get_ident()
             try:
+                self.taker = threading.get_ident()
                 self._take_turn()
             finally:
                 self.taker = None
@@ -202,7 +208,7 @@ class Hub:
                 # Messages may have ended the run.
                 if not self.closed:
                     node.advance()
-        except Exception as error:  # noqa: BLE001  # see _report_defect
+        except BaseException as error:  # noqa: BLE001  # see _report_defect
             self._report_defect(error)
 
     def _report_defect(self, error: BaseException) -> None:
@@ -370,10 +376,7 @@ class Slot:
         queued_at, started_at, ended_at: Times of ``time.perf_counter``.
     """
 
-    __slots__ = (
-        *("ended_at", "item", "queued_at", "record", "released"),
-        *("result", "stage", "started_at"),
-    )
+    __slots__ = tuple("ended_at item queued_at record released result stage started_at".split())
 
     def __init__(self, stage: Node, item: Any) -> None:
         self.stage = stage
