@@ -177,7 +177,7 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
         codec = container.audio()[1]
         if codec.sample_fmt is not None:
             return container
-        tries = codec.name
+        tries = codec.decoder
     container.close()
     return Container(input, config, tries=tries)
 

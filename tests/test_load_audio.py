@@ -221,7 +221,7 @@ def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
 @pytest.mark.parametrize(
     ("codec", "format", "rate"),
     [("vorbis", "ogg", 44100), ("libopus", "ogg", 48000), ("aac", "mp4", 44100), ("aac", "mp4", 22050),
-     ("alac", "mp4", 44100), ("flac", "ogg", 44100)],
+     ("alac", "mp4", 44100), ("flac", "ogg", 44100), ("libmp3lame", "mp4", 44100)],
 )  # fmt: skip
 @pytest.mark.parametrize("timestamp", [None, (0.5, 1.25), (1.0, 9.0)])
 @pytest.mark.parametrize("options", [{}, {"filter_desc": None}, {"filter_desc": "volume=0.5"}])
