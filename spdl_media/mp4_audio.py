@@ -50,7 +50,7 @@ _MOST_BOXES = 64
 _MOST_INDEX_BYTES = 1 << 24
 _ITUNES = b"iTunSMPB"
 # Eight zeros, the encoder's delay and padding, and the number of samples.
-_ITUNES_EDGES = re.compile(rb"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) [0-9A-F]+")
+_ITUNES_EDGES = re.compile(rb"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) ([0-9A-F]+)")
 _ITUNES_VALUE = re.compile(_ITUNES + rb".{16}" + _ITUNES_EDGES.pattern, re.DOTALL)
 _LONGEST_DELAY = 16384
 # A packet has fewer samples.
@@ -206,7 +206,7 @@ def _edits(
     """
     end = len(samples.dts) * AAC_FRAME_SIZE
     stated = min(end, int(samples.dts[-1] + samples.durations[-1]))
-    delay, padding = _itunes_edges(moov) if _ITUNES in bytes(moov) else (0, 0)
+    delay, padding = _itunes_edges(moov, stated) if _ITUNES in bytes(moov) else (0, 0)
     edits = _edit_list(moov, track, rate)
     if not edits:
         return delay, delay, stated - padding
@@ -228,18 +228,24 @@ def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
 
 
-def _itunes_edges(moov: memoryview) -> tuple[int, int]:
-    """Return the encoder's delay and padding in samples, as iTunes states them.
+def _itunes_edges(moov: memoryview, end: int) -> tuple[int, int]:
+    """Return the encoder's delay and padding in samples before ``end``, as iTunes states them.
 
     Raises:
         ValueError: They are stated in another way, or before the track.
     """
     stated = _ITUNES_VALUE.search(moov)
-    delay, padding = (int(stated[1], 16), int(stated[2], 16)) if stated else (0, 0)
+    delay, padding = _edges(stated, end)
     is_before = stated is not None and stated.start() < bytes(moov).rfind(b"trak")
     if is_before or not 0 < delay < _LONGEST_DELAY:
         raise ValueError("not stated as iTunes does")
     return delay, padding
+
+
+def _edges(stated: re.Match[bytes] | None, num_samples: int) -> tuple[int, int]:
+    delay, padding, total = (int(one, 16) for one in stated.groups()) if stated else (0, 0, 0)
+    # A part of a file keeps what is stated of the whole.
+    return delay, padding if total < num_samples else 0
 
 
 def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:
@@ -305,8 +311,7 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    counts_samples = codec.time_base * codec.sample_rate == 1
-    if times is not None and counts_samples and not CUTS_LAST_FRAME:
+    if times is not None and codec.time_base * codec.sample_rate == 1 and not CUTS_LAST_FRAME:
         _cut_end(times, stream, even_samples(codec))
     return times
 
@@ -317,14 +322,13 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
     end, padded, first = start + length, 1, entries[0].timestamp
     found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())
     # FFmpeg applies the delay to the last stream, unless it has an edit list.
-    if found and start - first == int(found[1], 16):
-        padding = int(found[2], 16)
+    delay, padding = _edges(found, length)
+    if start - first == delay:
         end, padded = first + length - padding, 2 + padding // size
     for entry in entries[-padded:]:
-        begin = entry.timestamp
-        key, cut = (entry.pos, begin, 0), min(begin + size - end, size)
-        if cut > 0 and (found or cut < size):
-            times[key] = *times.get(key, (begin,)), True, 0, cut
+        key, cut = (entry.pos, entry.timestamp, 0), min(entry.timestamp + size - end, size)
+        if cut > 0 and (padding or cut < size):
+            times[key] = *times.get(key, key[1:2]), True, 0, cut
 
 
 def edits_go_back(streams: Any) -> bool:

@@ -57,14 +57,14 @@ def edited(data: bytes, **fields: int) -> bytes:
     return data[:place] + struct.pack(">Iii", *entry.values()) + data[place + 12 :]
 
 
-def by_itunes(data: bytes, padding: int = 448) -> bytes:
+def by_itunes(data: bytes, padding: int = 448, total: int = 1 << 17) -> bytes:
     """State the encoder's delay and padding as iTunes does, not by an edit list, in the last box."""
     data = data.replace(b"edts", b"free")
 
     def box(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I4s", 8 + len(content), kind) + content
 
-    text = b" 00000000 00000840 %08X 0000000000020000" % padding
+    text = b" 00000000 00000840 %08X %016X" % (padding, total)
     parts = box(b"mean", bytes(4) + b"com.apple.iTunes") + box(b"name", bytes(4) + b"iTunSMPB")
     parts += box(b"data", bytes((0, 0, 0, 1)) + bytes(4) + text)
     handler = box(b"hdlr", bytes(8) + b"mdirappl" + bytes(10))
@@ -133,9 +133,10 @@ def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
 
 
 @pytest.mark.parametrize("video", [False, True])
-@pytest.mark.parametrize("padding", [0, 448, 5000])
-def test_padding_that_itunes_states_is_left_out(*, video: bool, padding: int) -> None:
-    data = by_itunes(movie(video=video), padding)
+@pytest.mark.parametrize(("padding", "total"), [(1, 1), (448, 1), (5000, 1), (0, 3 * RATE + 1024)])
+def test_padding_that_itunes_states_is_left_out(*, video: bool, padding: int, total: int) -> None:
+    """A part of a file, which has fewer samples than stated, keeps the end that it has."""
+    data = by_itunes(movie(video=video), padding or 448, total)
     # FFmpeg's encoder begins with a frame.
     kept = 3 * RATE + 1024 - 2112 - padding
     assert sm.load_audio(data).array.shape == (2, kept)

@@ -125,7 +125,11 @@ KINDS = (
 STATUS = -signal.SIGINT
 # On a busy machine; otherwise all end within a second, or three with processes, which first import modules.
 MOST_SECONDS = 40.0
-_CPYTHONS_OWN = r"BaseEventLoop\.(__del__|shutdown_)|'consume_async' was never awaited"
+# Before its task begins, asyncio.run() may forget that a Ctrl-C cancelled it.
+_CPYTHONS_OWN = (
+    r"BaseEventLoop\.(__del__|shutdown_)|'consume_async' was never awaited"
+    r"|async def consume_async\(pipeline\):\n(\s+\^+\n)?asyncio\.exceptions\.CancelledError"
+)
 # CPython calls this when an object is dropped that one of its own weak sets refers to, such as a Thread. It
 # prints a KeyboardInterrupt there, and goes on.
 _CPYTHONS_LOSS = r"WeakSet\.__init__\.<locals>\._remove"
