@@ -9,6 +9,7 @@ number of samples in a packet.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -379,6 +380,9 @@ _AAC_RATES = (
     96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350,
 )  # fmt: skip
 
+# The AudioSpecificConfig of object type 42, USAC, also known as xHE-AAC.
+_USAC = re.compile(rb"\xf9[\x40-\x5f]")
+
 # Spectral band replication doubles the rate of lower-rate streams, which need not announce it.
 _NEVER_REPLICATED = 32000
 
@@ -410,6 +414,8 @@ def preroll(codec: AudioCodec) -> Fraction:
     if codec.name == "opus":
         # Wherever the decoder starts, it drops as many samples as the header states.
         return AUDIO_PREROLL + Fraction(codec.delay, 48000)
+    if codec.name == "aac" and _USAC.match(codec.extradata or b""):
+        return _FROM_START  # frames depend on all before, but for a few
     block = 0
     if codec.name == "vorbis":
         if not tells_each_sample(codec):

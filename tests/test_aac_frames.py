@@ -153,6 +153,13 @@ def test_streams_whose_rate_a_decoder_may_double_end_where_the_edit_list_does() 
     assert sm.load_audio(data).array.shape == (2, 16784)
 
 
+def test_windows_of_usac_are_read_from_the_start() -> None:
+    """Its frames depend on those before, so the decoder would find damage."""
+    data = replaced(b"\x12\x10\x56\xe5\0", b"\xf9\x48\x24\x21\x1c")
+    packets = sm.demux_audio(data, timestamp=(2, 2.5))
+    assert packets.get_timestamps(raw=True)[0] < 0
+
+
 def test_a_window_that_gives_no_sample_is_filled() -> None:
     # It lies between two samples.
     options = {"sample_rate": 100, "sample_fmt": None, "num_samples": 3, "on_short": "zeros"}
