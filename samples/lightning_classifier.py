@@ -56,6 +56,8 @@ class Data(lightning.LightningDataModule):
 
     def train_dataloader(self) -> sm.DataLoader:
         """Called by Lightning."""
+        # From a checkpoint at the end of an epoch, Lightning restores its number, not the loader's state.
+        self.train.set_epoch(self.trainer.fit_loop.epoch_progress.current.processed)
         return self.train
 
     def val_dataloader(self) -> sm.DataLoader:
