@@ -67,8 +67,9 @@ class _Buffer:
         self._kept: Any = None
         self.failures = metadata.get("failures", ())
         self.indices = metadata.get("indices")
-        self.boxes = metadata.get("boxes")
-        self.flips = metadata.get("flips")
+        # Any instead of None, as typeshed does: whoever requested crops need not test for None.
+        self.boxes: tuple[Box | Any, ...] | Any = metadata.get("boxes")
+        self.flips: tuple[bool, ...] | Any = metadata.get("flips")
         self.colorspace = metadata.get("colorspace")
         self.color_range = metadata.get("color_range")
         self.sample_rate = metadata.get("sample_rate")

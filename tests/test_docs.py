@@ -149,6 +149,8 @@ def test_the_readme_and_usual_calls_pass_strict_type_checks(tmp_path: Path) -> N
         "import numpy as np, spdl_media as sm\nvideo = sm.VideoFile('clip.mp4')[np.arange(9)][::2]"
     )
     indices += "\nprint(video[np.int64(1)].pix_fmt, video[np.arange(2)].timestamps)"
+    indices += "\nimages = sm.load_image_batch(['a.jpg'], crops=(0, 0, 8, 8), dtype=np.float32)"
+    indices += "\nx, y, w, h = images.boxes[0]\nprint(x + w, not images.flips[0])"
     # The first block is independent; the others use names of the blocks before.
     for number, code in enumerate((first, "".join(others), chunks, indices)):
         page = tmp_path / f"page_{number}.py"
