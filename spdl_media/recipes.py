@@ -140,7 +140,7 @@ class ImageRecipe:
         """
         fields = fields_of(item)
         if fields is None:
-            return self._load(item, rng)
+            return self._load(item, rng, None)
         # Fields of a named tuple can be given by index, too.
         indices: dict[Key, Key] = dict(enumerate(fields)) if isinstance(item, tuple) else {}
         field = indices.get(self.field, self.field)
@@ -149,11 +149,13 @@ class ImageRecipe:
                 f"the item has no field {self.field!r}, only {list(fields)}. State the field of the image: "
                 "ImageRecipe(field=...)"
             )
-        return rebuilt(item, {**fields, field: self._load(fields[field], rng)})
+        # Errors name the shard and the member of a sample of Shards.
+        name = f"{item['__url__']}: {item['__key__']}.{field}" if "__url__" in fields else None
+        return rebuilt(item, {**fields, field: self._load(fields[field], rng, name)})
 
-    def _load(self, src: Any, rng: Rng | None) -> CPUBuffer:
+    def _load(self, src: Any, rng: Rng | None, name: str | None) -> CPUBuffer:
         request, cuts = self._prepared  # type: ignore[attr-defined]  # set above
-        request = replace(request, cuts=CropPlan(1, rng=rng, **cuts))
+        request = replace(request, cuts=CropPlan(1, rng=rng, **cuts), name=name)
         frame, source = decode_cut(src, 0, request)
         boxes, flips = request.cuts.drawn([0], [0])
         return ImageBuffer(frame, source, request, boxes=boxes, flips=flips)

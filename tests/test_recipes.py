@@ -95,6 +95,12 @@ def test_items_keep_all_else(photo: bytes) -> None:
         recipe({"jpg": photo})
 
 
+def test_errors_name_the_shard_and_the_member() -> None:
+    sample = {"__key__": "dir/1", "__url__": "a.tar", "jpg": b"no image"}
+    with pytest.raises(sm.DemuxError, match=r"^a\.tar: dir/1\.jpg: FFmpeg cannot open it"):
+        sm.ImageRecipe(16, field="jpg")(sample)
+
+
 def test_a_batch_is_that_of_arrays(photo: bytes) -> None:
     recipe = sm.ImageRecipe(24, random_crop=True, flip=0.5, **NORMALISED)
     items = [(recipe(photo, rng=seed), seed) for seed in range(5)]

@@ -207,15 +207,21 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE
 
 
-# Shortens long values, also within containers.
-_SHORT = reprlib.Repr()
+class _Short(reprlib.Repr):
+    """Shortens long values, also within containers. The repr of large bytes would take milliseconds."""
+
+    def repr_bytes(self, data: bytes | bytearray | memoryview, _: int) -> str:
+        return f"<{type(data).__name__} of length {len(data)}>"
+
+    repr_bytearray = repr_memoryview = repr_bytes
+
+
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def short_repr(item: object) -> str:
     """Return a ``repr`` of about a hundred characters at most. Cheap for large bytes; never raises."""
-    if isinstance(item, bytes | bytearray | memoryview):
-        return f"<{type(item).__name__} of length {len(item)}>"
     try:
         return _SHORT.repr(item)
     except BaseException as error:  # noqa: BLE001  # such as RecursionError in a container of the user's

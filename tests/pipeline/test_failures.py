@@ -666,10 +666,11 @@ def test_exceptions_that_let_nothing_be_taken_off_do_no_harm() -> None:
     [
         (bytes(10_000_000), "<bytes of length 10000000>"),
         (memoryview(b"abc"), "<memoryview of length 3>"),
+        ({"jpg": bytes(10_000_000)}, "{'jpg': <bytes of length 10000000>}"),
         ("short", "'short'"),
         (list(range(1000)), "[0, 1, 2, 3, 4, 5, ...]"),
     ],
-    ids=["bytes", "memoryview", "str", "list"],
+    ids=["bytes", "memoryview", "bytes in a dictionary", "str", "list"],
 )
 def test_inputs_are_described_in_short(item: object, expected: str) -> None:
     assert record_failure("stage", item, ValueError()).input == expected
