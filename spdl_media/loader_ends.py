@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from spdl_media._checks import warn_caller
 from spdl_media._resume import Ledger, Positions, Snapshot, State
 from spdl_media._threads import when_dropped
 from spdl_media.arrays import to_jax, to_numpy, to_torch
@@ -308,10 +309,18 @@ class _Iteration:
         # A signal handler may have called close() while this iterator waited.
         if self._is_over:
             return
+        stages: Any = ()
         # The loader's state becomes the start of the next epoch, unless that has begun already.
         if self._loader._ledger is self._ledger:
             self._loader._ledger = None
+            if self._ledger.start.is_fresh and not self._ledger.has_delivered:
+                stages = self._loader.statistics().stages
         self.close()
+        for stage in stages:
+            # drop_last drops samples that belong to no call.
+            if 0 < stage.dropped == stage.calls.number and not stage.failures:
+                text = "returned None for all its inputs, which drops them; does it lack a return?"
+                warn_caller(f"the epoch gave nothing, because {stage.name!r} {text}", UserWarning)
 
     def close(self) -> None:
         """Stop loading. Batches that were not returned count as not done."""

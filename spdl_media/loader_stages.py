@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing, contextmanager
 from functools import partial
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
@@ -349,7 +348,7 @@ class LoaderStages:
         """Make a stage of a function of any kind. It gets plain values; the ledger records what is done."""
 
         def around(fn: Callable[..., Any], _: Node) -> _Call:
-            kind = kind_of(fn)
+            kind, stage = kind_of(fn), name_of(fn)
 
             def call(tagged: Any) -> Any:
                 if draws and self._rng_key:
@@ -358,9 +357,7 @@ class LoaderStages:
                     value = fn(tagged.value, rng=rng)
                 else:
                     value = fn(value_of(tagged))
-                if kind == "function" and isinstance(value, CoroutineType):
-                    refuse_coroutine(value, name_of(fn))
-                return value
+                return refuse_coroutine(value, stage) if kind == "function" else value
 
             return _KINDS[kind](call, self._ledger)
 

@@ -258,6 +258,19 @@ def test_none_drops_at_each_stage() -> None:
     assert list(loader) == [[1, 2], [10, 11]]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("step", ["preprocessor", "aggregator", "transfer_fn"])
+def test_an_epoch_of_which_all_is_dropped_says_so(step: str, is_async: bool) -> None:
+    """A forgotten ``return`` gave an empty loop without a word."""
+    loader = DataLoader(range(6), **{step: lambda _: None})
+
+    async def iterate() -> list[Any]:
+        return [batch async for batch in loader]
+
+    with pytest.warns(UserWarning, match="gave nothing.*'lambda' returned None for all its inputs"):
+        assert (asyncio.run(iterate()) if is_async else list(loader)) == []
+
+
 def test_what_can_be_iterated_both_ways_is_asynchronous() -> None:
     class Both:
         def __iter__(self) -> Iterator[str]:

@@ -88,6 +88,7 @@ def stand_ins(n: int, bad: set[int], dropped: set[int]) -> dict[int, int]:
     num_threads=st.integers(1, 4),
     batch_size=st.none() | st.integers(1, 5),
 )
+@pytest.mark.filterwarnings("ignore:the epoch gave nothing")
 def test_each_good_sample_stands_in_for_one_bad_item_at_most(
     is_async: bool, kinds: list[str], num_threads: int, batch_size: int | None
 ) -> None:
