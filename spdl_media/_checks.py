@@ -81,10 +81,8 @@ def int_in_environment(variable: str, what: str = "a whole number") -> int | Non
     return int(text) if text else None
 
 
-def check_seconds(
-    name: str, value: object, *, allow_zero: bool = False, none: str = "no limit"
-) -> float:
-    """Return a number of seconds as a ``float``; ``None`` (no limit) becomes infinity.
+def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> float:
+    """Return a number of seconds as a ``float``; ``None`` becomes infinity.
 
     Raises:
         TypeError: ``value`` is neither a real number nor ``None``.
@@ -98,7 +96,7 @@ def check_seconds(
     # `not (x > 0)` instead of `x <= 0`, so that NaN fails.
     if not (seconds >= 0 if allow_zero else seconds > 0):
         limit = "at least" if allow_zero else "above"
-        raise ValueError(f"{name} must be {limit} 0 seconds, not {value}. None means {none}.")
+        raise ValueError(f"{name} must be {limit} 0 seconds, not {value}. None turns it off.")
     return seconds
 
 

@@ -181,14 +181,11 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     failure_limit("max_failures", loader.max_failures)
     check_callable("on_failure", loader.on_failure, optional=True)
     on_error = loader.on_error
-    if not callable(on_error):
+    if callable(on_error):
+        _check_function("on_error", on_error)
+    else:
         choices, remedy = ("skip", "raise", "replace"), "A function does as well"
         check_choice("on_error", on_error, choices, remedy=remedy)
-    elif (kind := kind_of(on_error)) != "function":
-        name = name_of(on_error)
-        raise TypeError(
-            f"on_error must be a plain function f(item, error), and {name} is of kind {kind!r}"
-        )
     if on_error == "raise" and loader.max_failures is not None:
         raise ValueError(
             "on_error='raise' ends the epoch with the first failure, so "
@@ -211,12 +208,12 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
     # One result per batch, because the tags of its samples are attached to it.
     if name != "preprocessor" and "generator" in kind:
         raise TypeError(
-            f"{name} must return one batch, and {name_of(fn)} is a generator; the preprocessor may be one"
+            f"{name} must return one result, and {name_of(fn)} is a generator; the preprocessor may be one"
         )
-    if name == "transfer_fn" and kind == "async":
+    if name in ("transfer_fn", "on_error") and kind == "async":
         raise TypeError(
-            f"transfer_fn must be a plain function, and {name_of(fn)} is a coroutine function; await in "
-            "the aggregator"
+            f"{name} must be a plain function, and {name_of(fn)} is a coroutine function; the preprocessor "
+            "and the aggregator may be one"
         )
 
 

@@ -382,7 +382,12 @@ async def later(item: int, error: BaseException) -> int:
     ("source", "options", "error", "message"),
     [
         (range(3), {"on_error": "ignore"}, ValueError, "on_error must be .*'skip'"),
-        (range(3), {"on_error": later}, TypeError, "later is of kind 'async'"),
+        (
+            range(3),
+            {"on_error": later},
+            TypeError,
+            "on_error must be a plain f.*later is a coroutine",
+        ),
         (range(3), {"on_error": "raise", "max_failures": 3}, ValueError, "leave one of them out"),
         (range(3), {"preprocessor": generate}, ValueError, "generate is a generator"),
         (

@@ -505,6 +505,8 @@ def test_key_frames_and_rate() -> None:
     assert video.frame_rate == 10
     assert (video.width, video.height, video.end) == (64, 48, 3.0)
     assert re.search("30 frames of 64x48 hevc", repr(video))
+    single = make_video(index_planes(1, 64, 48), codec="libx264", format="mp4")
+    assert ", 1 frame of 64x48 h264>" in repr(sm.VideoFile(single))
 
 
 def test_one_frame_a_slice_and_arrays_of_indices() -> None:

@@ -699,7 +699,7 @@ def test_a_forked_child_does_not_inherit_a_running_pipeline() -> None:
     ("options", "message"),
     [
         ({"num_threads": 0}, "num_threads"),
-        ({"report_stats_interval": -2}, "report_stats_interval .* not -2. None means no reports"),
+        ({"report_stats_interval": -2}, "report_stats_interval .* not -2. None turns it off"),
         ({"max_failures": 1.5}, "max_failures"),
     ],
 )

@@ -84,7 +84,7 @@ class RunOptions:
         # SPDL uses -1 for "no reports".
         if self.report_stats_interval == -1:
             object.__setattr__(self, "report_stats_interval", None)
-        check_seconds("report_stats_interval", self.report_stats_interval, none="no reports")
+        check_seconds("report_stats_interval", self.report_stats_interval)
         check_callable("on_failure", self.on_failure, optional=True)
         check_callable("task_hook_factory", self.task_hook_factory, optional=True)
         if not isinstance(self.progress, bool | str):
