@@ -20,7 +20,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media.audio_clock import Times, completed, seek_place, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import open_known
-from spdl_media.coded_units import check_clear, display_matrix, exact_start, image_head, mended
+from spdl_media.coded_units import check_clear, display_matrix, exact_start, mended
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
@@ -116,7 +116,9 @@ class Container:
 
     def for_pillow(self) -> tuple[bytes | memoryview, str, str] | None:
         """Return content, name and the reason if Pillow has to read the video; ``None``: FFmpeg reads it."""
-        reason = stills.pillow_video_reason(image_head(self._input)) if self._may_be_still else None
+        reason = (
+            stills.pillow_video_reason(self._input.image_head()) if self._may_be_still else None
+        )
         return None if reason is None else (self._input.read_all(), self.name, reason)
 
     def close(self) -> None:
@@ -254,7 +256,8 @@ class Container:
         if not mend:
             return found
         # Of audio, FFmpeg states only packets of these formats wrongly.
-        if {"caf", "mpeg", "mpegts", "ogg", "video"} & {self.format, *(s.type for s in streams)}:
+        name = self.format.partition(",")[0]
+        if {"caf", "mov", "mpeg", "mpegts", "ogg", "video"} & {name, *(s.type for s in streams)}:
             found = mended(found, self.format, streams)
         times = {index: exact for index in indices if (exact := self.exact_times(index))}
         return with_times(found, times, self.av.streams) if times else found

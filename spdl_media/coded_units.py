@@ -8,21 +8,20 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
 from av.container import InputContainer
 
-from spdl_media._ffmpeg import PYAV, AvPacket, as_fraction
-from spdl_media.audio_clock import start_ticks, with_frame_times, with_true_times, without_padding
+from spdl_media import audio_clock
+from spdl_media._ffmpeg import CUTS_LAST_FRAME, PYAV, AvPacket, as_fraction
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.errors import DemuxError
 from spdl_media.inputs import Input
-from spdl_media.parts import MATROSKA, Bytes, boxes, describing_boxes, read_moov
+from spdl_media.parts import MATROSKA, read_moov
 from spdl_media.still_parts import is_animated_webp
-from spdl_media.stills import HEAD_SIZE, container_still
+from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
 
@@ -217,26 +216,6 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
     return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
 
 
-def image_head(input: Input) -> Bytes:
-    """Return the part of a file that tells how its image is coded.
-
-    It is the start of the file. Some phones write the box meta of a HEIC behind the coded data; then it is
-    the boxes ftyp, meta and moov.
-
-    Raises:
-        SourceError: The file cannot be read.
-    """
-    head = input.head(HEAD_SIZE)
-    if not input.seekable or container_still(head) != "avif":
-        return head
-    with suppress(struct.error):  # truncated: FFmpeg's error is more precise
-        if not any(
-            kind == b"meta" and end <= len(head) for kind, _, end in boxes(memoryview(head))
-        ):
-            return describing_boxes(input.read_at, input.size())
-    return head
-
-
 def _is_straight(input: Input) -> bool:
     """Whether the header is short and certainly states no rotation, which is ten times as fast to find out.
 
@@ -282,7 +261,8 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     """Return the start time of a container in seconds, which FFmpeg states as ``start`` microseconds."""
     # The stream that starts first states the same moment as the rounded start of the container, but exactly,
     # in its own time base. Without that, the edge of a window could miss a frame.
-    starts = [(start_ticks(each), each.start_time, each.time_base) for each in container.streams]
+    exact = audio_clock.start_ticks
+    starts = [(exact(each), each.start_time, each.time_base) for each in container.streams]
     stated = [(exact, ticks, base) for exact, ticks, base in starts if ticks is not None and base]
     # Differences in microseconds. Integers up to the division: fractions take ten times as long.
     errors = [
@@ -317,16 +297,36 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
         packets = _without_false_durations(packets, guessed)
     tested = {index: codec for index, codec in codecs.items() if codec.name in _KEY_TESTS}
     packets = _with_true_keys(packets, tested) if tested else packets
+    if CUTS_LAST_FRAME and format.startswith("mov"):
+        packets = _with_late_ends(packets, streams)
     reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
         return _without_unset_pts(packets, reordered, format)
     if format in ("mpeg", "mpegts"):
-        return with_frame_times(packets, codecs)
+        return audio_clock.with_frame_times(packets, codecs)
     if format == "caf" and "alac" in names:
-        return without_padding(packets)
+        return audio_clock.without_padding(packets)
     if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
-        return with_true_times(packets, streams[0].codec_context)
+        return audio_clock.with_true_times(packets, streams[0].codec_context)
     return packets
+
+
+def _with_late_ends(packets: Iterator[AvPacket], streams: Sequence[Any]) -> Iterator[AvPacket]:
+    """Correct the ends of audio that begins late: FFmpeg 9 measures its length from second 0."""
+    ends: dict[int, int] = {}
+    for stream in streams:
+        entries = stream.index_entries if stream.type == "audio" else ()
+        # The delay that iTunes states hides packets from second 0 on.
+        if entries and (entries[0].timestamp or entries[0].is_discard) and stream.start_time > 0:
+            ends[stream.index] = stream.start_time + (stream.duration or 0)
+    for packet in packets:
+        if packet.stream_index in ends and packet.has_sidedata("skip_samples"):
+            entry, end = packet.get_sidedata("skip_samples"), ends[packet.stream_index]
+            skip, cut, *reasons = audio_clock.SKIPPED.unpack(bytes(entry))
+            rest = max((packet.pts or 0) + (packet.duration or 0) - end, 0)
+            entry.update(audio_clock.SKIPPED.pack(skip, min(rest, cut), *reasons))
+            packet.set_sidedata(entry)
+        yield packet
 
 
 def _with_true_keys(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:

@@ -21,7 +21,6 @@ from spdl_media import stills
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
-from spdl_media.coded_units import image_head
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
 from spdl_media.demuxer import Demuxer, first_image
 from spdl_media.errors import DemuxError, MediaError
@@ -90,7 +89,7 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     decoder = still_decoder(input, config)
     if decoder is not None:
         return _whole_file(input, decoder)
-    if config.format is None and (reason := stills.pillow_reason(image_head(input))):
+    if config.format is None and (reason := stills.pillow_reason(input.image_head())):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
     kind = stills.container_still(input.head(stills.HEAD_SIZE)) if config.format is None else None
     if kind is not None and not input.seekable:

@@ -19,7 +19,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.codec import VideoCodec
-from spdl_media.coded_units import image_head, is_gradual
+from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError, SourceError
 from spdl_media.filters import PictureFilter
@@ -147,7 +147,7 @@ class VideoSource:
                 "the source cannot seek, which frames in any order need. Read it into bytes, or write it to "
                 "a file first"
             )
-        elif pillow_video_reason(image_head(self._input)):
+        elif pillow_video_reason(self._input.image_head()):
             what = "Pillow reads this image, so its frames have no index. load_video loads them"
         if what is not None:
             raise DemuxError(what, source=self._input.name)

@@ -11,6 +11,7 @@ import io
 import os
 import re
 import stat
+import struct
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
@@ -23,9 +24,16 @@ from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.errors import DemuxError, SourceError
-from spdl_media.parts import index_is_last, missing_end, refusal
+from spdl_media.parts import (
+    Bytes,
+    boxes,
+    describing_boxes,
+    index_is_last,
+    missing_end,
+    refusal,
+)
 from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
-from spdl_media.stills import unread_kind
+from spdl_media.stills import HEAD_SIZE, container_still, unread_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -171,6 +179,23 @@ class Input:
                 return self.read_at(0, size)
             self._content = self.read_at(0, _SMALL)
         return memoryview(self._content)[:size]
+
+    def image_head(self) -> Bytes:
+        """Return the part that tells how an image is coded: the start, or the boxes ftyp, meta and moov.
+
+        Some phones write the box meta of a HEIC behind the coded data.
+
+        Raises:
+            SourceError: The file cannot be read.
+        """
+        head = self.head(HEAD_SIZE)
+        if not self.seekable or container_still(head) != "avif":
+            return head
+        with suppress(struct.error):  # truncated: FFmpeg's error is more precise
+            found = boxes(memoryview(head))
+            if not any(kind == b"meta" and end <= len(head) for kind, _, end in found):
+                return describing_boxes(self.read_at, self.size())
+        return head
 
     def read_all(self) -> bytes | memoryview:
         """Return the whole content.

