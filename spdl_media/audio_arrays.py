@@ -169,17 +169,15 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
         and input.is_local
         and has_equal_audio(input.read_at, input.size())
     )
-    container = Container(input, config, tries=None if needs_all else NO_DECODERS)
-    if container.tried is None:
-        return container
-    tries = None
-    if _is_certain(container):
-        codec = container.audio()[1]
-        if codec.sample_fmt is not None:
+    tries = None if needs_all else NO_DECODERS
+    while True:
+        container = Container(input, config, tries=tries)
+        codec = container.audio()[1] if container.tried and _is_certain(container) else None
+        if container.tried is None or (codec and codec.sample_fmt):
             return container
-        tries = codec.decoder
-    container.close()
-    return Container(input, config, tries=tries)
+        # Without the right decoder, FFmpeg may know only later that MPEG audio in an MP4 is of layer 2.
+        tries = codec.decoder if codec and tries == NO_DECODERS else None
+        container.close()
 
 
 def _is_certain(container: Container) -> bool:
