@@ -115,7 +115,18 @@ def fork_safe_lock() -> Any:
     return lock
 
 
-def _free_locks() -> None:
+# Also not a WeakSet.
+_owners: set[weakref.ref[Any]] = set()
+_of_parents: list[Any] = []
+
+
+def never_freed_in_forks(owner: object) -> None:
+    """Keep an object alive in forks: to free it, FFmpeg would wait for its threads, which a fork lacks."""
+    _owners.add(weakref.ref(owner, _owners.discard))
+
+
+def _after_fork() -> None:
+    _of_parents.extend([reference() for reference in list(_owners)])
     for reference in list(_locks):
         if (lock := reference()) is not None:
             lock._at_fork_reinit()
@@ -200,4 +211,4 @@ def _interrupt_after(running: weakref.ref[set[None]]) -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     # As a finalizer, so that a Ctrl-C is raised after it, not in it, where Python would only print it.
-    os.register_at_fork(after_in_child=partial(when_dropped, _free_locks))
+    os.register_at_fork(after_in_child=partial(when_dropped, _after_fork))

@@ -22,7 +22,7 @@ from av.codec.context import CodecContext
 from av.stream import Disposition
 
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options, is_native_layout
-from spdl_media._threads import when_dropped
+from spdl_media._threads import never_freed_in_forks, when_dropped
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.formats import COLOR_TABLES
@@ -361,6 +361,7 @@ class OpenDecoder:
             # PyAV holds the GIL while it frees a decoder and waits for its threads, which need it to log.
             # This waits without the GIL. Draining would end at the first damaged frame, before the threads.
             self._end = when_dropped(self._context.flush_buffers)
+            never_freed_in_forks(self)
 
     @property
     def has_started(self) -> bool:

@@ -50,6 +50,7 @@ class VideoSource:
         metadata: Metadata of its packets.
         index: Index of its frames.
         container: The open file; ``None`` once it is closed.
+        process: Identifier of the process that uses it.
 
     Raises:
         SourceError: The source cannot be opened or read, or the index belongs to another video.
@@ -71,7 +72,7 @@ class VideoSource:
         config: DecodeConfig,
         name: str | None,
     ) -> None:
-        self._given, self._process = (src, demux_config, name), os.getpid()
+        self._given, self.process = (src, demux_config, name), os.getpid()
         self._input = open_input(src, demux_config, name=name)
         self._config = config
         try:
@@ -83,9 +84,7 @@ class VideoSource:
                 self.codec = with_x264_build(container, self._stream, codec, 0)
             self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
             # Read now, because the source may have changed by the time the index is saved.
-            head = zlib.crc32(self._input.read_at(0, HEADER))
-            size = self._input.size()
-            self.identity = {"size": size, "checksum of header": head, "stream": self._stream}
+            self.identity = self._read_identity()
             if index is None:
                 found = self._make_index(container)
             else:
@@ -110,16 +109,13 @@ class VideoSource:
             self._failure = f"{type(error).__name__}: {getattr(error, 'message', error)}"
             self.close()
 
-    def is_inherited(self) -> bool:
-        """Whether the source was opened before a fork of the process, by its parent."""
-        return self._process != os.getpid()
-
     def opened(self) -> Container:
-        """Return the open container. In a fork of the process, the source is opened again.
+        """Return the open container. If another process opened it, before a fork, it is opened again.
 
         Raises:
             ValueError: The file is closed, or was opened before a fork and is a file object.
-            SourceError: The source cannot be opened again, or was closed because a read has failed.
+            SourceError: The source cannot be opened again, is another file now, or was closed because a read
+                has failed.
             DemuxError: The source is no longer a media file.
         """
         if self._failure:
@@ -129,7 +125,7 @@ class VideoSource:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
         # Processes share the position in a file that was open at the fork: one would read where another one
         # has moved it.
-        if self.is_inherited():
+        if self.process != os.getpid():
             src, config, name = self._given
             if not (self._input.is_local or isinstance(src, str | io.BytesIO)):
                 raise ValueError(
@@ -137,8 +133,15 @@ class VideoSource:
                     "in each process, or give its path, URL or content"
                 )
             self._input = open_input(src, config, name=name)
-            self.container, self._process = Container(self._input, config), os.getpid()
+            if self._read_identity() != self.identity:
+                text = "it is another file now than before the fork of this process. Open it again"
+                raise SourceError(text, source=self._input.name)
+            self.container = Container(self._input, config)
         return self.container
+
+    def _read_identity(self) -> dict[str, int]:
+        head = zlib.crc32(self._input.read_at(0, HEADER))
+        return {"size": self._input.size(), "checksum of header": head, "stream": self._stream}
 
     def _check_input(self) -> None:
         what = None

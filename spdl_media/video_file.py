@@ -37,9 +37,6 @@ __all__ = ("VideoFile",)
 # Reference frames that a decoder keeps, besides frames that wait to be reordered.
 _KEPT_IMAGES = 5
 
-# Decoders of the parent, in a fork. FFmpeg would wait for their threads, which a fork lacks, to free them.
-_of_parents: list[FrameDecoder] = []
-
 
 class VideoFile(ClosedByWith):
     """An open video with random access to its frames by number or by time.
@@ -334,10 +331,11 @@ class VideoFile(ClosedByWith):
     def _opened(self) -> Iterator[Container]:
         with self._lock:
             try:
-                is_inherited, container = self._file.is_inherited(), self._file.opened()
-                if is_inherited:
-                    _of_parents.append(self._decoder)
+                container = self._file.opened()
+                if self._file.process != os.getpid():
                     self._decoder = self._new_decoder()
+                    # Last, so that a call after a Ctrl-C in between repeats this.
+                    self._file.process = os.getpid()
                 yield container
             finally:
                 self._file.close_if_failed()

@@ -1095,6 +1095,56 @@ def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
+    """It also drops and closes the decoders of its parent, and exits, without waiting."""
+    data = make_video(planes(), codec="libx264", format="mp4")
+    config = sm.decode_config(decoder_options={"threads": 2})
+    packets = sm.demux_video(data)
+    videos = [sm.VideoFile(data, decode_config=config) for _ in range(3)]
+    decoders = [sm.VideoDecoder(packets.codec, decode_config=config)]
+    expected = [video.load([3]).array for video in videos].pop()
+    next(decoders[0].decode(packets))
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # ends the process
+        with suppress(BaseException):
+            same = np.array_equal(videos.pop().load([3]).array, expected)
+            decoders.clear()
+            del videos[0]
+            videos[0].close()
+            os._exit(7 if same else 8)
+        os._exit(9)
+    for video in videos:
+        video.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_does_not_read_a_file_that_was_replaced(tmp_path: Path) -> None:
+    """With the index of the old file, it gave other frames, or an error about a missing one."""
+    path, other = tmp_path / "a.avi", tmp_path / "b.avi"
+    for each, value in ((path, 10), (other, 20)):
+        images = np.full((3, 48, 64, 3), value, np.uint8)
+        each.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", format="avi"))
+    with sm.VideoFile(path) as video:
+        other.replace(path)
+        assert video.load([0]).array[0, 0, 0, 0] == 10
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                with pytest.raises(sm.SourceError, match="another file now than before the fork"):
+                    video.load([0])
+                os._exit(7)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_an_interrupt_in_a_fork_leaves_no_decoder_of_the_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = make_video(planes(), codec="libx264", format="mp4")
     config = sm.decode_config(decoder_options={"threads": 2})
     with sm.VideoFile(data, decode_config=config) as video:
@@ -1104,9 +1154,17 @@ def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20)  # ends the process
             with suppress(BaseException):
+                monkeypatch.setattr("spdl_media.codec.make_decoder", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    video.load([3])
+                monkeypatch.undo()
                 os._exit(7 if np.array_equal(video.load([3]).array, expected) else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def interrupted(*_: object) -> Any:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
