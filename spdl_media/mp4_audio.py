@@ -129,6 +129,16 @@ def _only_audio(tracks: list[memoryview]) -> memoryview:
     return found
 
 
+# The descriptors of a stream (3), of its decoder (4; code 0x40: MPEG-4 audio) and of the decoder's setup
+# (5), each inside of the one before: a tag, and a length whose bytes hold 7 bits each. The first may have
+# optional fields, which the three highest bits of its flags tell; the last is shorter than 128 bytes.
+_DESCRIPTORS = re.compile(
+    rb".{4}\x03[\x80-\xff]{0,3}[\0-\x7f]..[\0-\x1f]\x04[\x80-\xff]{0,3}[\0-\x7f]\x40.{12}"
+    rb"\x05\x80{0,3}([\0-\x7f])",
+    re.DOTALL,
+)
+
+
 def _read_codec(track: memoryview) -> AudioCodec:
     """Return the codec of a track of AAC-LC.
 
@@ -144,7 +154,10 @@ def _read_codec(track: memoryview) -> AudioCodec:
     if not is_only or kind != b"mp4a" or any(entry[8:10]):
         raise ValueError("several descriptions, another codec, or QuickTime")
     (esds,) = boxes_at(entry[28:], "esds")
-    config = _decoder_config(esds)
+    found = _DESCRIPTORS.match(esds)
+    if found is None:
+        raise ValueError("other descriptors, optional fields, or another codec")
+    config = bytes(esds[found.end() :][: found[1][0]])
     channels = config[1] >> 3 & 15
     if not channels:
         raise ValueError("channels in a list")
@@ -152,28 +165,6 @@ def _read_codec(track: memoryview) -> AudioCodec:
     if not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec
-
-
-# The descriptors of a stream (3), of its decoder (4; code 0x40: MPEG-4 audio) and of the decoder's setup
-# (5), each inside of the one before: a tag, and a length whose bytes hold 7 bits each. The first may have
-# optional fields, which the three highest bits of its flags tell; the last is shorter than 128 bytes.
-_DESCRIPTORS = re.compile(
-    rb".{4}\x03[\x80-\xff]{0,3}[\0-\x7f]..[\0-\x1f]\x04[\x80-\xff]{0,3}[\0-\x7f]\x40.{12}"
-    rb"\x05\x80{0,3}([\0-\x7f])",
-    re.DOTALL,
-)
-
-
-def _decoder_config(esds: memoryview) -> bytes:
-    """Return the AudioSpecificConfig, the decoder's setup.
-
-    Raises:
-        ValueError: There are other descriptors or optional fields, or it is for another codec.
-    """
-    found = _DESCRIPTORS.match(esds)
-    if found is None:
-        raise ValueError("other descriptors, optional fields, or another codec")
-    return bytes(esds[found.end() :][: found[1][0]])
 
 
 def _check_samples(track: memoryview, samples: Samples) -> None:
@@ -205,7 +196,8 @@ def _edits(
         ValueError: Edits do more than hide the start.
     """
     end = len(samples.dts) * AAC_FRAME_SIZE
-    stated = min(end, int(samples.dts[-1] + samples.durations[-1]))
+    # FFmpeg takes a last duration of 0 for unknown.
+    stated = min(end, int(samples.dts[-1] + (samples.durations[-1] or AAC_FRAME_SIZE)))
     delay, padding = _itunes_edges(moov, stated) if _ITUNES in bytes(moov) else (0, 0)
     edits = _edit_list(moov, track, rate)
     if not edits:
@@ -216,7 +208,7 @@ def _edits(
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
     if delay or hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
         raise ValueError("edits are not simple")
-    return hidden, 0, min(stated if CUTS_LAST_FRAME or not hidden else end, last)
+    return hidden, 0, min(stated, last)
 
 
 def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:
@@ -273,8 +265,9 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
 class Edits(Times):
     """Values for the packets of several edits, by the keys of :data:`Times`.
 
-    A value is the timestamp, whether any sample is shown, and the numbers of samples to cut at the start and
-    the end. It is empty for a packet that FFmpeg gives in place of silence, which is left out.
+    A value is the timestamp, whether any sample is shown, the numbers of samples to cut at the start and the
+    end, and the size of the last packet, which may state a shorter duration (0: another packet). It is empty
+    for a packet that FFmpeg gives in place of silence, which is left out.
     """
 
 
@@ -325,10 +318,12 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
     delay, padding = _edges(found, length)
     if start - first == delay:
         end, padded = first + length - padding, 2 + padding // size
-    for entry in entries[-padded:]:
-        key, cut = (entry.pos, entry.timestamp, 0), min(entry.timestamp + size - end, size)
-        if cut > 0 and (padding or cut < size):
-            times[key] = *times.get(key, key[1:2]), True, 0, cut
+    last = entries[-1].timestamp
+    for begin, place in [(entry.timestamp, entry.pos) for entry in entries[-padded:]]:
+        key, cut = (place, begin, 0), min(begin + size - end, size)
+        # FFmpeg itself cuts a packet in which the sound starts.
+        if cut and (cut > 0 or begin >= start) and (padding or cut < size):
+            times[key] = *times.get(key, (begin,)), True, 0, max(cut, 0), size * (begin == last)
 
 
 def edits_go_back(streams: Any) -> bool:
@@ -415,7 +410,7 @@ def _edited_times(
             raise ValueError("damage")
         key = entry.pos, stated
         # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
-        times = pts, skipped < length, min(skipped, length), rest
+        times = pts, skipped < length, min(skipped, length), rest, 0
         # In place of silence, FFmpeg shows the start of the media.
         result[*key, seen[key]] = times if media >= 0 else ()
         seen[key] += 1
@@ -439,12 +434,13 @@ def with_times(
                 continue
             pts, *edited = found
             if edited:
-                is_shown, *cuts = edited
+                is_shown, skipped, rest, size = edited
+                rest = max(rest, size - (packet.duration or size))
                 if packet.is_discard and is_shown:
                     shown = with_data(packet, memoryview(packet))  # without the flag
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
                     shown.stream = streams[packet.stream_index]
                     (packet,) = detach(shown)  # noqa: PLW2901
-                set_side_data(packet, "skip_samples", SKIPPED.pack(*cuts, 0, 0))
+                set_side_data(packet, "skip_samples", SKIPPED.pack(skipped, rest, 0, 0))
             packet.pts = pts
         yield packet

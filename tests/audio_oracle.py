@@ -59,7 +59,8 @@ def _padding(data: bytes, last_size: int) -> int:
             return 0
         *_, last, _ = container.demux(stream)
         assert last.pts is not None
-        return max(last.pts + last_size - stream.start_time - stream.duration, 0)
+        ends = stream.start_time + stream.duration, last.pts + (last.duration or last_size)
+        return max(last.pts + last_size - min(ends), 0)
 
 
 def outcome(data: Any, **options: Any) -> Any:

@@ -57,6 +57,11 @@ def edited(data: bytes, **fields: int) -> bytes:
     return data[:place] + struct.pack(">Iii", *entry.values()) + data[place + 12 :]
 
 
+def longer(data: bytes, change: int) -> bytes:
+    (duration,) = struct.unpack_from(">I", data, data.index(b"elst") + 12)
+    return edited(data, duration=duration + change)
+
+
 def by_itunes(data: bytes, padding: int = 448, total: int = 1 << 17) -> bytes:
     """State the encoder's delay and padding as iTunes does, not by an edit list, in the last box."""
     data = data.replace(b"edts", b"free")
@@ -149,8 +154,20 @@ def test_streams_whose_rate_a_decoder_may_double_end_where_the_edit_list_does() 
     # The extension that says that nothing doubles the rate.
     assert data.count(b"\x56\xe5\0") == 1
     data = data.replace(b"\x56\xe5\0", bytes(3))
-    # FFmpeg 8 writes 1.049 s into the edit list, FFmpeg 9 exactly 16777 samples.
-    assert sm.load_audio(data).array.shape[1] in (16784, 16777)
+    # The edit list of FFmpeg 8 states 1.049 s, up to seven samples later.
+    assert sm.load_audio(data).array.shape == (2, 16777)
+    # FFmpeg 9 writes it in samples.
+    assert sm.load_audio(longer(data, -1)).array.shape[1] in (16768, 16776)
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_an_edit_list_in_milliseconds_that_ends_after_the_samples_adds_none(*, video: bool) -> None:
+    data = movie(video=video)
+    # The last edit list is that of the sound.
+    start = data.rindex(b"elst")
+    data = data[:start] + longer(data[start:], 10)
+    assert sm.load_audio(data).array.shape == (2, 3 * RATE)
+    assert len(sm.decode_packets(sm.demux_audio(data), None)) == 3 * RATE
 
 
 def test_windows_of_usac_are_read_from_the_start() -> None:
