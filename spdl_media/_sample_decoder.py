@@ -98,7 +98,10 @@ class SampleDecoder(OpenDecoder):
         self._tail: DecodeError | None = None
         self._late = 2 * vorbis_pts_error(codec)
         self._is_flac_file = codec.name == "flac" and not codec.codec_tag
-        self._even, self._most_ahead = even_samples(codec), _MOST_AHEAD.get(codec.name, 1)
+        self._even = even_samples(codec)
+        # Twice the number of frames by which a timestamp may be ahead of the samples without a gap. Packets
+        # of WMA state the time of the first frame that begins in them, which may be the third that they give.
+        self._most_ahead = 6 if codec.name.startswith("wma") else 1
         self._gaps, self._origin = GapDetector(0), 0
         self._expected = 0
         self.follow(metadata, discarded)
@@ -332,10 +335,6 @@ class SampleDecoder(OpenDecoder):
             return
         self._lose(self._error(f"{stated - position} samples before it are missing", frame.pts))
 
-
-# Twice the number of frames by which a timestamp may be ahead of the samples without a gap. Packets of WMA
-# state the time of the first frame that begins in them, which may be the third that they give.
-_MOST_AHEAD = {"wmapro": 6, "wmav1": 6, "wmav2": 6}
 
 # Codecs with short frames are decoded by one thread at a time. FFmpeg takes 4 microseconds for a frame of
 # MP3, 20 for one of AAC or Vorbis, and PyAV releases the GIL four times for each. Four threads that pass the
