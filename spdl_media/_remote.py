@@ -361,7 +361,12 @@ class ReadAhead(Positioned):
         if self._whole is not None:
             if not self._forward:
                 self._whole.seek(self._position)
-            return bytes(self._whole.read(size))
+            data = bytes(self._whole.read(size))
+            if not data and size and self._position < self.size():
+                raise OSError(
+                    f"the answer without a range ended at byte {self._position} of {self.size()}"
+                )
+            return data
         if size < 0:
             # Without a span, this is one request without a range. Otherwise only the rest is fetched.
             start = self._read(_MIN_FETCH) if self._spans else b""
@@ -438,5 +443,11 @@ class ReadAhead(Positioned):
                 left -= len(data)
         else:
             with stream:
-                self._whole = io.BytesIO(b"".join(iter(lambda: stream.read(_MAX_FETCH), b"")))
+                data = b"".join(iter(lambda: stream.read(_MAX_FETCH), b""))
+            # It may be a page that asks for a login.
+            if len(data) != self.size():
+                raise OSError(
+                    f"the answer without a range has {len(data)} bytes, not {self.size()}"
+                )
+            self._whole = io.BytesIO(data)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import http.client
 import io
 import socket
@@ -210,6 +211,19 @@ def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
                     continue
                 with pytest.raises(SourceError, match=r'changed on the server.*"1", now "2"'):
                     source.read_at(200_000, 9)
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_a_page_in_place_of_a_range_is_an_error(*, forward: bool) -> None:
+    """Such as that of a login: the file seemed to end where the page does."""
+    with serve({"a.tar": bytes(300_000)}) as files:
+        source = remote.open_stream(f"{files.url}/a.tar", forward=forward)
+        assert not isinstance(source, bytes | memoryview)
+        assert source.read(10) == bytes(10)
+        files.ranges, files.files["a.tar"] = False, b"<html>" * 60
+        with pytest.raises(SourceError, match="the answer without a range"):
+            collections.deque(iter(lambda: source.read(65536), b""), maxlen=0)
+        source.detach()
 
 
 def test_a_response_of_urllib_that_breaks_off_is_an_error(large_mp4: bytes) -> None:
