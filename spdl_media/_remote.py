@@ -363,9 +363,7 @@ class ReadAhead(Positioned):
                 self._whole.seek(self._position)
             data = bytes(self._whole.read(size))
             if not data and size and self._position < self.size():
-                raise OSError(
-                    f"the answer without a range ended at byte {self._position} of {self.size()}"
-                )
+                raise OSError(f"the answer ended at byte {self._position} of {self.size()}")
             return data
         if size < 0:
             # Without a span, this is one request without a range. Otherwise only the rest is fetched.
@@ -425,16 +423,15 @@ class ReadAhead(Positioned):
 
     def _fetch_whole(self) -> bool:
         """Fetch the whole file with one request without a range. Return False if this is not HTTP."""
-        filesystem = self._filesystem
         # Other file systems raise ValueError for other reasons than missing ranges.
-        if "http" not in filesystem.protocol:
+        if "http" not in self._filesystem.protocol:
             return False
         if not self._forward and self.size() > _MAX_WHOLE:
             raise ValueError(
                 f"the server gives no ranges, and no more than {_MAX_WHOLE} of the file's {self.size()} "
                 "bytes can be held in memory. Download the file first"
             )
-        stream = filesystem.open(self._file.path, "rb", block_size=0)
+        stream = self._filesystem.open(self._file.path, "rb", block_size=0)
         if self._forward:
             self._whole = stream
             # Skip what has been read already.
@@ -446,8 +443,6 @@ class ReadAhead(Positioned):
                 data = b"".join(iter(lambda: stream.read(_MAX_FETCH), b""))
             # It may be a page that asks for a login.
             if len(data) != self.size():
-                raise OSError(
-                    f"the answer without a range has {len(data)} bytes, not {self.size()}"
-                )
+                raise OSError(f"the answer has {len(data)} bytes, not {self.size()}")
             self._whole = io.BytesIO(data)
         return True

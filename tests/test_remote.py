@@ -220,8 +220,8 @@ def test_a_page_in_place_of_a_range_is_an_error(*, forward: bool) -> None:
         source = remote.open_stream(f"{files.url}/a.tar", forward=forward)
         assert not isinstance(source, bytes | memoryview)
         assert source.read(10) == bytes(10)
-        files.ranges, files.files["a.tar"] = False, b"<html>" * 60
-        with pytest.raises(SourceError, match="the answer without a range"):
+        files.ranges, files.files["a.tar"] = False, b"<html>" * 5000
+        with pytest.raises(SourceError, match=r"the answer (has|ended)"):
             collections.deque(iter(lambda: source.read(65536), b""), maxlen=0)
         source.detach()
 
