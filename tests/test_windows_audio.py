@@ -140,6 +140,16 @@ def test_counts_are_exact_where_decoders_add_dither(codec: str, format: str, rat
             assert np.abs(samples_of(frames).astype(int) - wanted.astype(int)).max() <= 1
 
 
+@pytest.mark.parametrize("codec", ["ac3", "eac3", "mp2"])
+def test_a_sound_of_one_packet_begins_and_ends_where_the_edit_list_says(codec: str) -> None:
+    data = clip(codec, "mp4", 48000, seconds=0)
+    packets = sm.demux_audio(data)
+    assert len(packets) == 1
+    with av.open(io.BytesIO(data)) as container:
+        length = container.streams.audio[0].duration
+    assert len(sm.decode_packets(packets, None)) == sm.load_audio(data).array.shape[1] == length
+
+
 def _wavering(codec: str, format: str, missing: int | None = None) -> bytes:
     """Shift the time of each packet but the first by up to 9 ms, as phones do; one may be missing."""
     chance, written = np.random.default_rng(1), io.BytesIO()
