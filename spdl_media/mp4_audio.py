@@ -237,7 +237,7 @@ def _itunes_edges(moov: memoryview, end: int) -> tuple[int, int]:
 def _edges(stated: re.Match[bytes] | None, num_samples: int) -> tuple[int, int]:
     delay, padding, total = (int(one, 16) for one in stated.groups()) if stated else (0, 0, 0)
     # A part of a file keeps what is stated of the whole.
-    return delay, padding if total < num_samples else 0
+    return delay, padding if delay + total + padding <= num_samples else 0
 
 
 def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:

@@ -138,12 +138,24 @@ def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
 
 
 @pytest.mark.parametrize("video", [False, True])
-@pytest.mark.parametrize(("padding", "total"), [(1, 1), (448, 1), (5000, 1), (0, 3 * RATE + 1024)])
-def test_padding_that_itunes_states_is_left_out(*, video: bool, padding: int, total: int) -> None:
-    """A part of a file, which has fewer samples than stated, keeps the end that it has."""
-    data = by_itunes(movie(video=video), padding or 448, total)
+@pytest.mark.parametrize(
+    ("padding", "total", "cut"),
+    [
+        (1, 1, 1),
+        (448, 1, 448),
+        (5000, 1, 5000),
+        (448, 3 * RATE + 1024, 0),
+        (448, 3 * RATE + 1024 - 2112 - 447, 0),
+        (0xFFFFFFFF, 1, 0),
+    ],
+)
+def test_padding_that_itunes_states_is_left_out(
+    *, video: bool, padding: int, total: int, cut: int
+) -> None:
+    """A file with fewer samples than stated, such as a part of another, keeps the end that it has."""
+    data = by_itunes(movie(video=video), padding, total)
     # FFmpeg's encoder begins with a frame.
-    kept = 3 * RATE + 1024 - 2112 - padding
+    kept = 3 * RATE + 1024 - 2112 - cut
     assert sm.load_audio(data).array.shape == (2, kept)
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(2.5, None)), None)
     assert frames.first_sample + len(frames) == kept + (2112 if video else 0)
