@@ -107,7 +107,7 @@ def parse_values(dtype: Any, mean: Any, std: Any, *, pix_fmt: str | None) -> Val
 
     Raises:
         TypeError: ``mean`` or ``std`` are not numbers.
-        ValueError: The type is unknown, numbers are above 1 or do not match the channels, ``std`` is not
+        ValueError: The type is unknown, numbers are out of range or do not match the channels, ``std`` is not
             positive, ``mean`` or ``std`` are given without a float type, or the format cannot be converted.
     """
     if not isinstance(dtype, str | None):
@@ -139,11 +139,11 @@ def _numbers(name: str, given: Any) -> tuple[float, ...]:
             f"{name} must be a number, or one for each channel, not {given!r}"
         ) from error
     # A smaller std loses digits as float32.
-    least, above = (1e-37, "above 0 and ") if name == "std" else (-1.0, "")
+    least, limits = (1e-37, "above 0 and at most 1") if name == "std" else (-1.0, "from -1 to 1")
     if not numbers or not all(least <= number <= 1 for number in numbers):
         raise ValueError(
-            f"{name} must be {above}at most 1, because pixels become 0 to 1, not {given!r}. Divide numbers "
-            "for 0 to 255 by 255"
+            f"{name} must be {limits}, because pixels become 0 to 1, not {given!r}. Divide numbers for 0 "
+            "to 255 by 255"
         )
     return numbers
 
@@ -209,8 +209,8 @@ class ImageOptions(TypedDict, total=False):
         dtype: ``"float32"`` or ``"float16"`` converts RGB and gray to ``(value / 255 - mean) / std``, as
             torchvision does (16-bit formats to ``value / 65535``); ``"uint8"`` refuses formats of other
             types. Dtypes of NumPy and PyTorch with these names do the same. ``None``: the type of the format.
-        mean: A number for each channel of the result, or one for all; at most 1. The default is 0.
-        std: A number for each channel of the result, or one for all; at most 1. The default is 1.
+        mean: A number for each channel of the result, or one for all; -1 to 1. The default is 0.
+        std: A number for each channel of the result, or one for all; above 0, at most 1. The default is 1.
     """
 
     width: int | None

@@ -58,7 +58,7 @@ def checked_source(source: Any) -> AnySource:
         # SourceConfig refuses bytes, as in any pipeline.
         return SourceConfig(source).source
     # Map-style datasets of PyTorch have no __iter__.
-    if is_path or not hasattr(source, "__getitem__"):
+    if is_path or not hasattr(type(source), "__getitem__"):
         hint = f". Call it: {name_of(source)}()" if callable(source) else ""
         if is_path:
             hint = ". For the files of a folder, use ImageFolder or source.LocalDirectory"

@@ -812,6 +812,7 @@ async def transfer_async(batch: Any) -> Any:
         ({"src": Path("train")}, TypeError, "not .*Path.'train'.*LocalDirectory"),
         ({"src": 5}, TypeError, "an async iterable or a map-style dataset, not 5"),
         ({"src": twice}, TypeError, r"not <function.*\. Call it: twice\(\)"),
+        ({"src": list}, TypeError, r"not <class 'list'>\. Call it: list\(\)"),
         ({"src": Endless()}, TypeError, "Endless has neither keys.. nor a length; pass a sampler"),
         ({"on_failure": 5}, TypeError, "on_failure must be a function"),
         ({"preprocessor": 5}, TypeError, "preprocessor must be a function.*not int"),

@@ -146,12 +146,12 @@ def test_videos() -> None:
             "std must be above 0 and at most 1, .*not",
         ),
         ({"dtype": "float32", "std": 1e-50}, ValueError, "std .* above 0 .*not 1e-50"),
-        ({"dtype": "float32", "mean": 1e300}, ValueError, "mean must be at most 1.*not 1e.300"),
+        ({"dtype": "float32", "mean": 1e300}, ValueError, "mean must be from -1 to 1.*not 1e.300"),
         ({"dtype": "float32", "std": ()}, ValueError, "std must be above 0 and at most 1"),
         (
             {"dtype": "float32", "mean": float("nan")},
             ValueError,
-            "mean must be at most 1, .*not nan",
+            "mean must be from -1 to 1, .*not nan",
         ),
         (
             {"dtype": "float32", "mean": (123, 117, 104)},
