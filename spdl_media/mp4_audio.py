@@ -321,8 +321,8 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
     last = entries[-1].timestamp
     for begin, place in [(entry.timestamp, entry.pos) for entry in entries[-padded:]]:
         key, cut = (place, begin, 0), min(begin + size - end, size)
-        # FFmpeg itself cuts a packet in which the sound starts, unless it also ends there.
-        if cut and (cut > 0 or begin >= start) and (padding or cut < size):
+        if cut and (padding or cut < size):
+            # The sound may also start in this packet. The values replace FFmpeg's.
             hidden, cut = min(max(start - begin, 0), size), max(cut, 0)
             times[key] = *times.get(key, (begin,)), True, hidden, cut, size * (begin == last)
 

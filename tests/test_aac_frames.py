@@ -182,6 +182,14 @@ def test_an_edit_list_in_milliseconds_that_ends_after_the_samples_adds_none(*, v
     assert len(sm.decode_packets(sm.demux_audio(data), None)) == 3 * RATE
 
 
+@pytest.mark.parametrize("hidden", [1024, 1100, 1500])
+def test_sound_that_starts_in_the_last_packet_ends_with_its_duration(hidden: int) -> None:
+    data = edited(clip("aac", "mp4", RATE, seconds=0), media_time=hidden, duration=1000)
+    # The edit ends after the sound.
+    assert sm.load_audio(data).array.shape == (2, 1024 + 777 - hidden)
+    assert len(sm.decode_packets(sm.demux_audio(data), None)) == 1024 + 777 - hidden
+
+
 def test_windows_of_usac_are_read_from_the_start() -> None:
     """Its frames depend on those before, so the decoder would find damage."""
     data = replaced(b"\x12\x10\x56\xe5\0", b"\xf9\x48\x24\x21\x1c")
