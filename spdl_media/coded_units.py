@@ -315,10 +315,11 @@ def _with_late_ends(packets: Iterator[AvPacket], streams: Sequence[Any]) -> Iter
     """Correct the ends of audio that begins late: FFmpeg 9 measures its length from second 0."""
     ends: dict[int, int] = {}
     for stream in streams:
-        entries = stream.index_entries if stream.type == "audio" else ()
+        start = stream.start_time or 0
+        entries = stream.index_entries if stream.type == "audio" and start > 0 else ()
         # The delay that iTunes states hides packets from second 0 on.
-        if entries and (entries[0].timestamp or entries[0].is_discard) and stream.start_time > 0:
-            ends[stream.index] = stream.start_time + (stream.duration or 0)
+        if entries and (entries[0].timestamp or entries[0].is_discard):
+            ends[stream.index] = start + (stream.duration or 0)
     for packet in packets:
         if packet.stream_index in ends and packet.has_sidedata("skip_samples"):
             entry, end = packet.get_sidedata("skip_samples"), ends[packet.stream_index]
