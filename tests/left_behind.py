@@ -1,16 +1,25 @@
-"""Detects processes and shared memory that a test has left behind."""
+"""Detects processes and shared memory that a test has left behind, and waits for threads."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 WAIT = 60
+
+
+def wait_for_threads(before: set[threading.Thread]) -> None:
+    """Wait until all threads that are not in ``before`` have ended. The timeout of the test ends a hang."""
+    while left := set(threading.enumerate()) - before:
+        for thread in left:
+            with contextlib.suppress(RuntimeError):  # another thread is just starting it
+                thread.join()
 
 
 def descendants() -> set[int]:

@@ -27,7 +27,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from left_behind import wait_until
+from left_behind import wait_for_threads, wait_until
 
 import spdl_media as sm
 from spdl_media.dataloader import DataLoader, MapIterator, Pipeline, PipelineBuilder, sample_rng
@@ -360,10 +360,6 @@ class TestEpochs:
         assert first + second == [[1, 2], [3, 1], [2, 3], [1, 2], [3, 1], [2, 3]]
 
 
-def my_threads(before: set[threading.Thread]) -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread not in before}
-
-
 class TestCoroutines:
     @pytest.mark.parametrize("stage", ["preprocessor", "aggregator", "transfer_fn"])
     def test_one_that_a_plain_function_returns_fails_with_the_remedy(self, stage: str) -> None:
@@ -383,22 +379,16 @@ class TestStopping:
     def test_breaking_off_ends_the_threads(self) -> None:
         before = set(threading.enumerate())
         for _ in DataLoader(itertools.count(), preprocessor=double):
-            started = my_threads(before)
-            assert started
+            assert set(threading.enumerate()) - before
             break
         gc.collect()
-        for thread in started:
-            thread.join(10)
-            assert not thread.is_alive()
+        wait_for_threads(before)
 
     def test_so_does_the_end(self) -> None:
         before = set(threading.enumerate())
         iterator = iter(DataLoader(range(10), preprocessor=double))
-        started = my_threads(before)
         assert len(list(iterator)) == 10
-        for thread in started:
-            thread.join(10)
-            assert not thread.is_alive()
+        wait_for_threads(before)
         with pytest.raises(StopIteration):
             next(iterator)
 
@@ -560,19 +550,15 @@ class TestFailures:
 
     def test_in_the_consumer_end_the_threads(self) -> None:
         before = set(threading.enumerate())
-        started: set[threading.Thread] = set()
 
         def train() -> None:
             for _ in DataLoader(itertools.count(), preprocessor=double):
-                started.update(my_threads(before))
+                assert set(threading.enumerate()) - before
                 raise ZeroDivisionError("loss is zero")
 
         with pytest.raises(ZeroDivisionError, match="loss is zero"):
             train()
-        assert started
-        for thread in started:
-            thread.join(10)
-            assert not thread.is_alive()
+        wait_for_threads(before)
 
     def test_of_everything_are_an_error(self) -> None:
         def broken(item: int) -> int:
@@ -951,8 +937,7 @@ class TestTasks:
         before = set(threading.enumerate())
         reference = asyncio.run(take())
         gc.collect()
-        for thread in my_threads(before):
-            thread.join(20)
+        wait_for_threads(before)
         gc.collect()
         assert reference() is None
 
@@ -966,9 +951,7 @@ class TestTasks:
         before = set(threading.enumerate())
         assert asyncio.run(take_one()) == [0, 1, 2, 3]
         gc.collect()
-        for thread in my_threads(before):
-            thread.join(20)
-            assert not thread.is_alive()
+        wait_for_threads(before)
         assert loader.state_dict()["num_done"] == 4
         resumed = DataLoader(range(10), batch_size=4, output_order="input")
         resumed.load_state_dict(loader.state_dict())
@@ -1075,10 +1058,7 @@ class TestTasks:
         asyncio.run(cancel())
         gate.set()
         gc.collect()
-        while left := set(threading.enumerate()) - before:  # the timeout of the test ends a hang
-            for thread in left:
-                with contextlib.suppress(RuntimeError):  # another thread is just starting it
-                    thread.join()
+        wait_for_threads(before)
 
 
 def fail_always(item: int) -> int:

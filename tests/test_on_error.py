@@ -19,6 +19,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_behind import wait_for_threads
 from resumable_sources import Counting
 
 import spdl_media as sm
@@ -275,8 +276,7 @@ def test_a_walk_ends_when_the_consumer_has_gone() -> None:
         assert reached.wait(20)
         break
     gone.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(20)
+    wait_for_threads(before)
     assert calls == list(range(1, 51))
 
 
