@@ -150,7 +150,8 @@ class ImageRecipe:
                 "ImageRecipe(field=...)"
             )
         # Errors name the shard and the member of a sample of Shards.
-        name = f"{item['__url__']}: {item['__key__']}.{field}" if "__url__" in fields else None
+        is_sample = {"__url__", "__key__"} <= fields.keys()
+        name = f"{fields['__url__']}: {fields['__key__']}.{field}" if is_sample else None
         return rebuilt(item, {**fields, field: self._load(fields[field], rng, name)})
 
     def _load(self, src: Any, rng: Rng | None, name: str | None) -> CPUBuffer:

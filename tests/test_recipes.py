@@ -101,6 +101,11 @@ def test_errors_name_the_shard_and_the_member() -> None:
         sm.ImageRecipe(16, field="jpg")(sample)
 
 
+def test_a_field_url_alone_names_no_shard(photo: bytes) -> None:
+    record = sm.ImageRecipe(24, field="jpg")({"__url__": "a.tar", "jpg": photo})
+    assert array_of(record["jpg"]).shape == (3, 24, 24)
+
+
 def test_a_batch_is_that_of_arrays(photo: bytes) -> None:
     recipe = sm.ImageRecipe(24, random_crop=True, flip=0.5, **NORMALISED)
     items = [(recipe(photo, rng=seed), seed) for seed in range(5)]
