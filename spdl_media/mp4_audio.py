@@ -236,8 +236,9 @@ def _itunes_edges(moov: memoryview, end: int) -> tuple[int, int]:
 
 def _edges(stated: re.Match[bytes] | None, num_samples: int) -> tuple[int, int]:
     delay, padding, total = (int(one, 16) for one in stated.groups()) if stated else (0, 0, 0)
-    # A part of a file keeps what is stated of the whole.
-    return delay, padding if delay + total + padding <= num_samples else 0
+    # As in FFmpeg 9: a part of a file keeps what is stated of the whole. More than the file is damage.
+    is_valid = total < num_samples and delay + padding <= num_samples
+    return delay, padding if is_valid else 0
 
 
 def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:
