@@ -420,7 +420,7 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         # Already imported here, because a coroutine is running; importing the package must not import it.
         import asyncio
 
-        if not arguments.keys() <= known:
+        if not arguments.keys() <= (known := signature.parameters.keys()):
             raise unknown_argument(call.__name__, arguments, known, {})
         stopped = threading.Event()
         work: Callable[[], Any] = functools.partial(load, *args, **arguments)
@@ -440,9 +440,8 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     executor = inspect.Parameter(
         "executor", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Executor | None"
     )
-    parameters = [*signature.parameters.values(), executor]
-    known = {parameter.name for parameter in parameters}
-    vars(call)["__signature__"] = signature.replace(parameters=parameters)
+    signature = signature.replace(parameters=[*signature.parameters.values(), executor])
+    vars(call)["__signature__"] = signature
     return cast("Callable[P, Coroutine[Any, Any, T]]", call)
 
 

@@ -1,9 +1,9 @@
-"""Audio of an MP4 by its index: AAC without PyAV's demuxer, and the times of packets with several edits.
+"""Audio of an MP4 by its index: AAC without PyAV's demuxer, times of several edits, and the end.
 
 FFmpeg takes half a millisecond to open an MP4, longer than decoding, and returns one packet per frame. The
 index tells where the frames lie, so that a packet can hold many. This is for usual files: one audio track of
-AAC-LC without gaps, in mono or stereo, of which nothing is hidden but samples at the start. FFmpeg's demuxer
-reads all others.
+AAC-LC without gaps, in mono or stereo, of which nothing is hidden but samples at the start and in the last
+frames. FFmpeg's demuxer reads all others.
 
 FFmpeg cuts samples only where the first edit begins. Of further edits it shows the packets that begin in
 them, the first of which at the time of the edit, and does not state the times of samples.
