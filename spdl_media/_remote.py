@@ -90,18 +90,17 @@ def _open_url(
         # neither. Disk caches choose a cache type themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
         options: dict[str, Any] = {} if cached else {"cache_type": "none"}
-        first = _first_part(filesystem, path, at)
-        if first is not None:
-            options["size"] = first.size
+        session, spans = _first_part(filesystem, path, at)
+        if session is not None:
+            options["size"] = session.size
         file = filesystem.open(path, "rb", **options)
         if type(file).__name__ == "HTTPFile":
-            file.session = first.session if first else _CheckedSession(file.session)
+            file.session = session or _CheckedSession(file.session, file.size)
     if isinstance(file, io.BytesIO):
         # memory:// gives everyone the same file object with one position, so read its memory instead.
         return flat(file.getbuffer())
     # From a server that states no size and supports no ranges, fsspec gives a stream that cannot seek.
     can_seek = _can_seek(file)
-    spans = [first.span] if first else []
     reader = ReadAhead(file, filesystem, forward=forward, spans=spans) if can_seek else file
     return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
@@ -127,10 +126,11 @@ def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, s
 class _CheckedSession:
     """The session of an HTTP file, whose answers are parts of one version of the file, where requested.
 
-    fsspec takes any part of any version for the requested one.
+    fsspec takes any part of any version for the requested one, and any short page for a part.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, size: int | None = None) -> None:
+        self.size = size  # of the file, once it is known
         self._session = session
         self._versions: dict[str, tuple[str, str]] = {}
 
@@ -140,7 +140,7 @@ class _CheckedSession:
         """Send a request; fsspec calls this.
 
         Raises:
-            OSError: The answer is not the requested range, or the file has changed.
+            OSError: The answer is neither the requested range nor the file, or the file has changed.
         """
         # Parts of compressed data could not be decompressed.
         headers = {"Accept-Encoding": "identity", **(headers or {})}
@@ -149,8 +149,14 @@ class _CheckedSession:
         is_part = requested and answer.ok
         part = answer.headers.get("Content-Range", requested) if is_part else requested
         stated = part.replace("=", " ").lower()  # some write "bytes=0-9/10" or "Bytes 0-9/10"
+        start, _, last = requested.removeprefix("bytes ").partition("-")
         if stated.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
+        elif part == requested and answer.status == 200 and self.size is not None:
+            # The whole file, or from servers that do not say so, the range. fsspec takes what is shorter.
+            sent = answer.content_length
+            if sent not in (None, self.size, int(last) + 1 - int(start)):
+                text = f"the answer has {sent} bytes, not {self.size}, or those of {requested}"
         # Servers behind one address may differ in the ETag of the same version, but not in its date. A weak
         # ETag (W/) does not identify the bytes.
         tag, date = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified"))
@@ -172,24 +178,16 @@ class _Span(NamedTuple):
     fetched: int
 
 
-class _FirstPart(NamedTuple):
-    """The part of a web file that was requested first, and the size of the file, which the answer tells."""
-
-    session: _CheckedSession
-    size: int
-    span: _Span
-
-
-def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
+def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSession | None, list[_Span]]:
     """Request the bytes of a web file that are read first, because the answer also tells the file's size.
 
     Returns:
-        ``None`` if the file is not on the web, or the answer does not tell both.
+        ``None`` and no span if the file is not on the web, or the answer does not tell both.
     """
     if type(filesystem).__name__ != "HTTPFileSystem":
-        return None
+        return None, []
 
-    async def request() -> _FirstPart | None:
+    async def request() -> tuple[_CheckedSession | None, list[_Span]]:
         session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
         part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
         options["headers"] = {**options.get("headers", {}), **part}
@@ -202,14 +200,16 @@ def _first_part(filesystem: Any, url: str, at: int) -> _FirstPart | None:
             size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
             is_plain = told.get("Content-Encoding", "identity") == "identity"
             if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
-                return None
-            most = min(int(size), _MIN_FETCH)
+                return None, []
+            session.size = int(size)
+            most = min(session.size, _MIN_FETCH)
             data = await (answer.read() if is_part else answer.content.readexactly(most))
         span = _Span(at * is_part, data, _MIN_FETCH)
-        is_inside = 0 < len(data) <= int(size) - span.start
-        return _FirstPart(session, int(size), span) if is_inside else None
+        is_inside = 0 < len(data) <= session.size - span.start
+        return (session, [span]) if is_inside else (None, [])
 
-    found: _FirstPart | None = require("fsspec", url).asyn.sync(filesystem.loop, request)
+    found: tuple[_CheckedSession | None, list[_Span]]
+    found = require("fsspec", url).asyn.sync(filesystem.loop, request)
     return found
 
 
