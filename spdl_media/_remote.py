@@ -152,7 +152,7 @@ class _CheckedSession:
         start, _, last = requested.removeprefix("bytes ").partition("-")
         if stated.partition("-")[0] != requested.partition("-")[0]:
             text = f"the server sent {part} when {requested} was requested"
-        elif part == requested and answer.status == 200 and self.size is not None:
+        elif last and part == requested and answer.status == 200 and self.size is not None:
             # The whole file, or from servers that do not say so, the range. fsspec takes what is shorter.
             sent = answer.content_length
             if sent not in (None, self.size, int(last) + 1 - int(start)):

@@ -139,6 +139,11 @@ def test_read_all_is_two_requests(server: HTTPFiles, large_mp4: bytes) -> None:
         assert source.seekable
         assert source.read_all() == large_mp4
     assert server.requests["large.mp4"] == 2
+    with serve({"a.mp4": large_mp4}) as files:
+        files.answer = lambda start, stop: (start, start)  # an empty answer does not tell the size
+        with open_input(f"{files.url}/a.mp4") as source:
+            assert source.read_all() == large_mp4
+        assert files.bytes_sent["a.mp4"] == len(large_mp4)
 
 
 def test_what_the_head_holds_is_not_fetched_again(server: HTTPFiles, large_mp4: bytes) -> None:
