@@ -140,6 +140,13 @@ def jp2_with(mode: str, colors: tuple[int, ...]) -> bytes:
     return data.replace(usual, channels(colors))
 
 
+def jp2_with_metadata(num_boxes: int) -> bytes:
+    """Make a JPEG 2000 with boxes of metadata before its code stream, as Photoshop writes them."""
+    data = saved("RGB", "JPEG2000")
+    start = data.index(b"jp2c") - 4
+    return data[:start] + (struct.pack(">I4s", 24, b"uuid") + bytes(16)) * num_boxes + data[start:]
+
+
 def numbered_cmyk() -> bytes:
     """Make a JPEG of CMYK whose components have numbers, without the segment of Adobe's marker."""
     data = saved("CMYK", "JPEG")
@@ -195,6 +202,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     ),
     "JPEG 2000, unnamed gray": lambda: jp2_with("LA", (0,)),
     "JPEG 2000, blue first": lambda: jp2_with("RGBA", (3, 2, 1)),
+    "JPEG 2000, nine boxes of metadata": lambda: jp2_with_metadata(9),
     "PNG, one bit and transparency": lambda: saved("1", "PNG", transparency=1),
     "SGI, one row": lambda: struct.pack(">3H3H500x", 0x1DA, 1, 1, 24, 1, 1) + NUMBERS[:24],
     "ICO": lambda: saved("RGBA", "ICO", sizes=[(16, 10), (24, 16)]),
