@@ -95,7 +95,7 @@ class Container:
         if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             name, names = known
             # Only an ISO file may hold a movie or an image, which its box meta describes.
-            is_image = bytes(head[8:12]) in stills.AVIF_BRANDS or parts.has_box(head, b"meta")
+            is_image = bytes(head[8:12]) in stills.AVIF_BRANDS or b"meta" in parts.box_kinds(head)
             self._may_be_still = name == "mov" and is_image
             self.tried = self.tried if name in _COMPLETE_HEADERS else None
             # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.

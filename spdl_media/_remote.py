@@ -90,17 +90,22 @@ def _open_url(
         # neither. Disk caches choose a cache type themselves.
         cached = url.partition(":")[0] in _DISK_CACHES
         options: dict[str, Any] = {} if cached else {"cache_type": "none"}
-        session, spans = _first_part(filesystem, path, at)
-        if session is not None:
+        session: _CheckedSession | None = None
+        if type(filesystem).__name__ == "HTTPFileSystem":
+            sync = require("fsspec", url).asyn.sync
+            session = sync(filesystem.loop, _first_part, filesystem, path, at)
+        if session and session.size is not None:
             options["size"] = session.size
         file = filesystem.open(path, "rb", **options)
         if type(file).__name__ == "HTTPFile":
-            file.session = session or _CheckedSession(file.session, file.size)
+            file.session = session or _CheckedSession(file.session)
+            file.session.size = file.size
     if isinstance(file, io.BytesIO):
         # memory:// gives everyone the same file object with one position, so read its memory instead.
         return flat(file.getbuffer())
     # From a server that states no size and supports no ranges, fsspec gives a stream that cannot seek.
     can_seek = _can_seek(file)
+    spans = session.spans if session else ()
     reader = ReadAhead(file, filesystem, forward=forward, spans=spans) if can_seek else file
     return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
@@ -127,10 +132,15 @@ class _CheckedSession:
     """The session of an HTTP file, whose answers are parts of one version of the file, where requested.
 
     fsspec takes any part of any version for the requested one, and any short page for a part.
+
+    Attributes:
+        size: Size of the file; ``None``: not known yet.
+        spans: Bytes that were requested to learn the size.
     """
 
-    def __init__(self, session: Any, size: int | None = None) -> None:
-        self.size = size  # of the file, once it is known
+    def __init__(self, session: Any) -> None:
+        self.size: int | None = None
+        self.spans: list[_Span] = []
         self._session = session
         self._versions: dict[str, tuple[str, str]] = {}
 
@@ -178,39 +188,27 @@ class _Span(NamedTuple):
     fetched: int
 
 
-def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSession | None, list[_Span]]:
-    """Request the bytes of a web file that are read first, because the answer also tells the file's size.
-
-    Returns:
-        ``None`` and no span if the file is not on the web, or the answer does not tell both.
-    """
-    if type(filesystem).__name__ != "HTTPFileSystem":
-        return None, []
-
-    async def request() -> tuple[_CheckedSession | None, list[_Span]]:
-        session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
-        part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
-        options["headers"] = {**options.get("headers", {}), **part}
-        async with await session.get(filesystem.encode_url(url), **options) as answer:
-            if answer.status in (404, 429):  # further requests would get the same answer
-                filesystem._raise_not_found_for_status(answer, url)
-            told = answer.headers
-            is_part = answer.status == 206 or "Content-Range" in told
-            # Servers without ranges send the whole file, from its beginning.
-            size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
-            is_plain = told.get("Content-Encoding", "identity") == "identity"
-            if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
-                return None, []
-            session.size = int(size)
-            most = min(session.size, _MIN_FETCH)
-            data = await (answer.read() if is_part else answer.content.readexactly(most))
-        span = _Span(at * is_part, data, _MIN_FETCH)
-        is_inside = 0 < len(data) <= session.size - span.start
-        return (session, [span]) if is_inside else (None, [])
-
-    found: tuple[_CheckedSession | None, list[_Span]]
-    found = require("fsspec", url).asyn.sync(filesystem.loop, request)
-    return found
+async def _first_part(filesystem: Any, url: str, at: int) -> _CheckedSession:
+    """Request the bytes of a web file that are read first, because the answer mostly tells its size, too."""
+    session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
+    part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
+    options["headers"] = {**options.get("headers", {}), **part}
+    async with await session.get(filesystem.encode_url(url), **options) as answer:
+        if answer.status in (404, 429):  # further requests would get the same answer
+            filesystem._raise_not_found_for_status(answer, url)
+        told = answer.headers
+        is_part = answer.status == 206 or "Content-Range" in told
+        # Servers without ranges send the whole file, from its beginning.
+        size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
+        is_plain = told.get("Content-Encoding", "identity") == "identity"
+        if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
+            return session
+        most = min(int(size), _MIN_FETCH)
+        data = await (answer.read() if is_part else answer.content.readexactly(most))
+    span = _Span(at * is_part, data, _MIN_FETCH)
+    if 0 < len(data) <= int(size) - span.start:
+        session.size, session.spans = int(size), [span]
+    return session
 
 
 @contextmanager

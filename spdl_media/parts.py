@@ -6,6 +6,7 @@ A truncated header raises ``struct.error``. Nothing is copied.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -114,11 +115,10 @@ def boxes(view: memoryview, start: int = 0, stop: int | None = None) -> Iterator
     return read_boxes(lambda position, size: view[position : position + size], start, stop)
 
 
-def has_box(head: Bytes, kind: bytes) -> bool:
-    """Whether a box of some kind, in no other box, begins in the first bytes of a file."""
+def box_kinds(head: Bytes) -> Iterator[bytes]:
+    """Yield the kinds of the boxes that begin in the first bytes of a file, without those in other boxes."""
     with suppress(struct.error):
-        return any(found == kind for found, _, _ in boxes(memoryview(head)))
-    return False
+        yield from (kind for kind, _, _ in boxes(memoryview(head)))
 
 
 def read_boxes(read: Read, position: int, stop: int, most: int = MAX_PARTS) -> Iterator[Part]:
@@ -166,12 +166,7 @@ _MXF_INDEX = bytes.fromhex("060e2b34025301010d01020101100100")
 
 
 def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
-    """Whether FFmpeg seeks to wrong packets, or gives them wrong timestamps, in files of a format.
-
-    Args:
-        format: FFmpeg's name of the format.
-        read: Reads bytes of the file.
-        size: Returns the size of the file.
+    """Whether FFmpeg seeks to wrong packets, or gives them wrong timestamps, in a file of this format.
 
     Raises:
         SourceError: The file cannot be read.
@@ -241,10 +236,7 @@ _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"}
 
 def index_is_last(head: Bytes) -> bool:
     """Whether an MP4 or QuickTime file certainly has its samples before its index, from its first bytes."""
-    kinds = (kind for kind, _, _ in boxes(memoryview(head)))
-    with suppress(struct.error):
-        return next((kind for kind in kinds if kind not in _BEFORE_INDEX), None) == b"mdat"
-    return False
+    return next((kind for kind in box_kinds(head) if kind not in _BEFORE_INDEX), None) == b"mdat"
 
 
 # Reading a longer one takes more time than the hint saves. A damaged header may state any size.
@@ -278,9 +270,8 @@ def missing_after(size: int, before: str) -> str:
 
 def short_of(size: int, needed: int, what: str) -> str | None:
     """Return the clause that the data ends before ``what`` does; ``None`` if there are enough bytes."""
-    if size >= needed:
-        return None
-    return missing_after(size, f"but {what} should end at byte {needed}")
+    clause = f"but {what} should end at byte {needed}"
+    return missing_after(size, clause) if size < needed else None
 
 
 # Limit of steps, each a small read. A fragmented MP4 of many hours takes some thousand.
@@ -366,8 +357,6 @@ def _avi(read: Read, size: int) -> str | None:
             return None
         start = position + 4
         for _ in steps:
-            if start + 12 > size:
-                return short_of(size, start + 12, "the header of the list movi")
             kind, length, name = struct.unpack("<4sI4s", read(start, 12))
             if kind == b"LIST" and name == b"movi":
                 if 0 < length < _UNKNOWN_SIZE and start + 8 + length > size:
@@ -397,13 +386,25 @@ def _au(read: Read, size: int) -> str | None:
 
 
 def _matroska(read: Read, size: int) -> str | None:
-    head = read(0, 4096)
-    position, length = ebml_size(head, 4)
-    position += length or 0
-    if head[position : position + 4] != b"\x18\x53\x80\x67":
+    head = bytes(read(0, 4096))
+    if (position := head.find(b"\x18\x53\x80\x67")) < 0:
         return None  # the segment, which holds everything else, does not follow the header
     start, length = ebml_size(head, position + 4)
-    return None if length is None else short_of(size, start + length, "the segment")
+    if length is not None:
+        return short_of(size, start + length, "the segment")
+    # Of a live recording only the last cluster shows it, whose size may also be unknown: its blocks follow.
+    start = max(start, size - _LONGEST_TAIL)
+    tail = bytes(read(start, _LONGEST_TAIL))
+    position = max((found.start() for found in _CLUSTER.finditer(tail)), default=len(tail))
+    while position < len(tail):
+        position, length = ebml_size(tail, position + 9 - tail[position].bit_length())
+        position += length or 0
+    return short_of(size, start + position, "the last cluster or block")
+
+
+_LONGEST_TAIL = 1 << 19
+# The first element in a cluster is its time, or a checksum.
+_CLUSTER = re.compile(rb"\x1f\x43\xb6\x75.{1,8}?[\xe7\xbf]", re.DOTALL)
 
 
 def ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:

@@ -15,9 +15,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from operator import add, lt
+from typing import TypeVar
 
 from spdl_media import parts
 from spdl_media.parts import Bytes, missing_after, short_of
+
+Default = TypeVar("Default")
 
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -150,14 +153,14 @@ def tiff_entry(view: memoryview, wanted: int) -> tuple[str, int, memoryview] | N
     return None
 
 
-def tiff_value(view: memoryview, wanted: int) -> int | None:
-    """Return the first number of a tag; ``None`` if the tag is missing.
+def tiff_value(view: memoryview, wanted: int, default: Default) -> int | Default:
+    """Return the first number of a tag, or the default if the tag is missing.
 
     Raises:
         struct.error: The data ends before the directory or the value does.
     """
     if (entry := tiff_entry(view, wanted)) is None:
-        return None
+        return default
     order, kind, values = entry
     return int(struct.unpack_from(order + _TIFF_TYPES[kind], values)[0])
 
@@ -295,9 +298,8 @@ def _targa(view: memoryview, size: int) -> str | None:
 
 
 def _gif(view: memoryview, size: int) -> str | None:
-    if GIF_TRAILER in gif_blocks(view):
-        return None
-    return missing_after(size, "before the trailer of a GIF")
+    is_whole = GIF_TRAILER in gif_blocks(view)
+    return None if is_whole else missing_after(size, "before the trailer of a GIF")
 
 
 def _heif(view: memoryview, size: int) -> str | None:
@@ -414,7 +416,7 @@ def _tiff(view: memoryview, _size: int) -> str | None:
         return None  # FFmpeg takes all of the file
 
     def tag(number: int) -> int:
-        return tiff_value(view, number) or 1
+        return tiff_value(view, number, 1) or 1
 
     needed = [1] * len(sizes)
     if tag(_TIFF_COMPRESSION) == 1:

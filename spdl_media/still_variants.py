@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from functools import partial
 
 from spdl_media import parts, still_parts
 
@@ -31,11 +32,7 @@ def tiff_reason(view: memoryview) -> str | None:
     Raises:
         struct.error: The data ends before the directory or a value does.
     """
-
-    def tag(number: int, default: int) -> int:
-        value = still_parts.tiff_value(view, number)
-        return default if value is None else value
-
+    tag = partial(still_parts.tiff_value, view)
     photometric, bits, extra = tag(_PHOTOMETRIC, 1), tag(_BITS, 1), tag(_EXTRA_SAMPLES, -1)
     compression, kind, strip = tag(_COMPRESSION, 1), tag(_SAMPLE_FORMAT, 1), tag(_STRIPS, 0)
     # Old writers began codes of 9 bits with the least significant one. The first code is 256, to clear.
@@ -68,10 +65,6 @@ def png_reason(view: memoryview) -> str | None:
         return "an animated PNG"
     is_strange = view[24] < 8 and view[25] == 0 and b"tRNS" in kinds
     return "a PNG of less than 8 bits with a transparent gray" if is_strange else None
-
-
-def webp_reason(view: memoryview) -> str | None:
-    return "an animated WebP" if still_parts.is_animated_webp(view) else None
 
 
 def gif_reason(view: memoryview) -> str | None:

@@ -196,7 +196,7 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"\xff\xd8\xff\xf7": ("jpegls", still_variants.jpeg_reason),
     b"\xff\xd8\xff": ("mjpeg", still_variants.jpeg_reason),
     b"\x89PNG\r\n\x1a\n": (_png_codec, still_variants.png_reason),
-    b"RIFF": (_webp_codec, still_variants.webp_reason),
+    b"RIFF": (_webp_codec, lambda view: "an animated WebP" if is_animated_webp(view) else None),
     b"BM": (_bmp_codec, still_variants.bmp_reason),
     b"II*\0": ("tiff", still_variants.tiff_reason),
     b"MM\0*": ("tiff", still_variants.tiff_reason),
@@ -269,7 +269,7 @@ def _exif_orientation(block: memoryview) -> int | None:
     # JPEG has six bytes before the TIFF header, and so do some PNG and WebP files.
     view = block[6:] if bytes(block[:6]) == b"Exif\0\0" else block
     try:
-        found = tiff_value(view, _ORIENTATION_TAG)
+        found = tiff_value(view, _ORIENTATION_TAG, None)
     except struct.error:
         return 1
     # Some writers use 0 for an unknown orientation.

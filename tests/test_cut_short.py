@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -212,6 +213,27 @@ def test_fragmented_mp4_cut_in_a_fragment_is_noticed() -> None:
         with pytest.raises((sm.DecodeError, sm.DemuxError)):
             decode("mp4, fragmented", data[:size])
     assert len(decode("mp4, fragmented", data[:last])) == 24
+
+
+@pytest.mark.parametrize("states_sizes", [True, False])
+def test_live_matroska_cut_in_a_cluster_or_block_is_noticed(*, states_sizes: bool) -> None:
+    """Its segment has no size; its clusters may have none, either."""
+    track = VideoTrack(frames=index_frames(24, 128, 96), codec="libvpx", options={"g": "6"})
+    data = make_media([track], format="webm", options={"live": "1", "cluster_time_limit": "300"})
+    starts = [found.start() for found in re.finditer(b"\x1fC\xb6u", data)]
+    ends = {*starts, len(data)}
+    if not states_sizes:
+        ends |= {end for _, end in packet_spans(data, "video")}
+        assert all(0x40 <= data[start + 4] < 0x80 for start in starts)  # a size of two bytes
+        for start in starts:
+            data = data[: start + 4] + b"\x7f\xff" + data[start + 6 :]
+    assert len(sm.load_video(data)) == 24
+    for size in {*cut_points(len(data)), *ends} - set(range(starts[1])):
+        if size in ends:
+            assert 0 < len(sm.load_video(data[:size])) <= 24
+            continue
+        with pytest.raises(sm.DecodeError, match="cut short"):
+            sm.load_video(data[:size])
 
 
 def test_message_says_how_much_is_missing() -> None:
