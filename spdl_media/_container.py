@@ -27,6 +27,7 @@ from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
 from spdl_media.mp4_audio import edits_go_back, packet_times, with_times
+from spdl_media.ogg_audio import page_times
 from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 
@@ -259,17 +260,18 @@ class Container:
         name = self.format.partition(",")[0]
         if {"caf", "mov", "mpeg", "mpegts", "ogg", "video"} & {name, *(s.type for s in streams)}:
             found = mended(found, self.format, streams)
-        times = {index: exact for index in indices if (exact := self.exact_times(index))}
+        times = {i: exact for i in indices if name == "mov" and (exact := self.exact_times(i))}
         return with_times(found, times, self.av.streams) if times else found
 
     def exact_times(self, index: int) -> Times | None:
-        """Return times of packets of an MP4's audio stream; empty: those stated, ``None``: not known."""
+        """Return times of packets of audio in MP4 or Ogg; empty: those stated, ``None``: not known."""
         if index not in self._times:
             stream = self.av.streams[index]
             # In a fragmented MP4 the header states no packets, and the index grows while it is read.
-            if stream.type == "audio" and self.format.startswith("mov") and stream.frames:
-                codec = self._audio.get(index) or self.audio(index)[1]
-                self._times[index] = packet_times(stream, codec, self._input)
+            has_index = self.format.startswith("mov") and stream.frames
+            if stream.type == "audio" and (has_index or self.format == "ogg"):
+                find = packet_times if has_index else page_times
+                self._times[index] = find(stream, self.audio(index)[1], self._input)
         return self._times.setdefault(index, None)
 
     def _select(self, indices: Collection[int]) -> None:

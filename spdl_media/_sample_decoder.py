@@ -311,7 +311,7 @@ class SampleDecoder(OpenDecoder):
         elif counted is not None and ahead <= max(
             jitter + self._late * unit, self._most_ahead * frame.samples * unit
         ):
-            if not (is_second and self._late and ahead < -jitter):
+            if not (is_second and self._late and ahead < -max(jitter, self._late * unit // 2)):
                 return counted
             position = None  # the first frame, which is before the window, was stated too late
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.metadata.zero)

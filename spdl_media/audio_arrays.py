@@ -16,7 +16,6 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import READ_FIRST, SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
-from spdl_media.audio_clock import even_samples
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
 from spdl_media.config import (
@@ -260,14 +259,11 @@ def _stated_end(
 ) -> float | None:
     """Return the end of the stream that the header states, or that of the window if it is earlier."""
     end = None if window.end is None else float(window.end)
-    stream, rate = container.av.streams[index], codec.sample_rate
+    stream = container.av.streams[index]
     if stream.duration is None:
         return end
     length, a_second = codec.time_base.as_integer_ratio()
     duration = stream.duration * length / a_second
-    if size := even_samples(codec):
-        # The last packet is decoded in full, even if the header states a shorter one.
-        duration = -(-stream.duration * length * rate // (a_second * size)) * size / rate
     stated: float = (stream.start_time or 0) * length / a_second + duration - float(container.zero)
     return stated if end is None else min(stated, end)
 

@@ -56,13 +56,12 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
     """
     start, base, rate = codec.start_pts or 0, codec.time_base, codec.sample_rate
     first = nearest_sample(start, base, zero, rate)
-    if codec.name in _EVEN_CODECS or not _ticks_are_fine(codec):
-        # Try the start of the frame, then its end; of Opus the end first: after a seek, too, its decoder
-        # removes the delay from the start of the first frame, but the end is still that of a packet.
-        for samples in (num_samples, 0) if codec.name == "opus" else (0, num_samples):
-            position = _on_grid(codec, pts, _packet_samples(codec), samples)
-            if position is not None:
-                return first + position - samples
+    # Try the start of the frame, then its end; of Opus the end first: after a seek, too, its decoder removes
+    # the delay from the start of the first frame, but the end is still that of a packet.
+    for samples in (num_samples, 0) if codec.name == "opus" else (0, num_samples):
+        position = _on_grid(codec, pts, _packet_samples(codec), samples)
+        if position is not None:
+            return first + position - samples
     return first + nearest_sample(pts - start, base, _ZERO, rate)
 
 
@@ -79,13 +78,11 @@ def tells_each_sample(codec: AudioCodec) -> bool:
 
     Otherwise :func:`tells_sample` tells it for a single packet.
     """
-    step = _packet_samples(codec)
-    # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations, and some
-    # writers take timestamps from a clock. Such timestamps drift or jitter, so they are not multiples of the
-    # packet size.
-    tick = codec.time_base * codec.sample_rate
-    has_multiples = codec.name not in _EVEN_CODECS and step % tick == 0
-    return _ticks_are_fine(codec) and (not step or has_multiples)
+    # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations. Some
+    # writers take times from a clock, or from a Matroska file. Such times drift or jitter, so they are not
+    # multiples of the packet size. Vorbis in MP4, in packets of two sizes, is usually copied from Matroska.
+    is_copied = _packet_samples(codec) or (codec.name == "vorbis" and codec.codec_tag)
+    return _ticks_are_fine(codec) and not is_copied
 
 
 def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
@@ -101,8 +98,10 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
     if codec.name == "vorbis":
         return False  # its decoder gives no frame for the first packet, and the next timestamp is rounded
     step, tick = _packet_samples(codec), codec.time_base * codec.sample_rate
-    if codec.name == "eac3" and duration and step % (duration * tick) == 0:
-        step = int(duration * tick)  # frames of 1, 2 or 3 blocks of 256
+    if duration and _ticks_are_fine(codec) and step % (duration * tick) == 0:
+        step = min(
+            step, int(duration * tick)
+        )  # E-AC-3 of 1, 2 or 3 blocks, or Opus of less than 20 ms
     # Opus may have shorter packets, of which every other one is a multiple by chance.
     short = 0 < duration < step / tick - 1
     return not short and _on_grid(codec, pts, step) is not None
@@ -147,14 +146,11 @@ def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
     return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
 
 
-_PROBES = 16
-
-
 def are_even(entries: Any, step: int) -> bool:
     """Whether the timestamps of some entries of a container's index show a regular ``step`` between all."""
     # Reading the index of an hour takes 70 ms, and timestamps that jitter do so nearly everywhere.
     first, last = entries[0].timestamp, len(entries) - 1
-    some = {last * number // _PROBES for number in range(_PROBES + 1)}
+    some = {last * number // 16 for number in range(17)}
     return all(entries[number].timestamp == first + number * step for number in some)
 
 
@@ -176,18 +172,22 @@ def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
         known.
     """
     entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
-    size, rest = divmod(even_samples(codec) * a_second, length * codec.sample_rate)
+    size, rest = divmod(_packet_samples(codec) * a_second, length * codec.sample_rate)
     if not entries or size < 1 or rest:
         return None
     first, last, times = entries[0].timestamp, len(entries) - 1, Times()
     if not are_even(entries, size):
         if abs(entries[last].timestamp - first - last * size) > last * size / 8:
             return None  # packets have another number of samples than stated
+        # Packets of other codecs may differ in size. Times in milliseconds are copied from Matroska.
+        jitter = math.inf if codec.name in _EVEN_CODECS else a_second // (500 * length)
         position, gaps = first, GapDetector(size)
         for entry in entries:
             pts = entry.timestamp
             if gaps.is_gap(pts - position):
                 position = pts
+            if abs(pts - position) > jitter:
+                return None
             times[entry.pos, pts, 0] = (position,)
             position += size
     return times
@@ -323,7 +323,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
 
     Positions are in samples from the start of the stream; ``step`` is the number of samples in a packet.
     """
-    # In integers, samples times unit: fractions take as long as decoding ten packets.
+    # In integers: fractions take as long as decoding ten packets.
     unit = codec.time_base.denominator
     tick = codec.time_base.numerator * codec.sample_rate
     after = (pts - (codec.start_pts or 0)) * tick + samples * unit
@@ -348,6 +348,8 @@ def _packet_samples(codec: AudioCodec) -> int:
         return int.from_bytes(smallest, "big") if smallest == largest else 0
     if codec.name in ("aac", "mp1", "mp2", "mp3"):
         return codec.frame_size
+    if codec.name == "alac":
+        return int.from_bytes((codec.extradata or b"")[12:16], "big")
     return _PACKET_SAMPLES.get(codec.name, 0)
 
 

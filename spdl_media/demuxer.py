@@ -19,7 +19,7 @@ from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.config import DemuxConfig, as_demux_config
 from spdl_media.inputs import Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, Packets, VideoPackets
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import Timestamp, Window, parse_duration, parse_window
 from spdl_media.window import our_packets, read_audio, read_clip, read_video
 
 __all__ = ("Demuxer",)
@@ -333,10 +333,8 @@ def _check_limits(duration: Duration, num_packets: int | None) -> None:
         )
     if num_packets is not None:
         check_int("num_packets", num_packets)
-    elif isinstance(duration, bool) or not isinstance(duration, int | float | Fraction | Decimal):
-        raise TypeError(f"duration must be a number of seconds, not {duration!r}")
-    elif not 0 < duration < float("inf"):
-        raise ValueError(f"duration must be a positive number of seconds, not {duration!r}")
+    elif duration is not None:
+        parse_duration(duration)
 
 
 def _by_count(packets: Iterator[AvPacket], num_packets: int) -> Iterator[_Chunk]:

@@ -305,8 +305,9 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    if times is not None and codec.time_base * codec.sample_rate == 1 and not CUTS_LAST_FRAME:
-        _cut_end(times, stream, even_samples(codec))
+    size = even_samples(codec) if codec.time_base * codec.sample_rate == 1 else 0
+    if size and times is not None and not CUTS_LAST_FRAME:
+        _cut_end(times, stream, size)
     return times
 
 

@@ -32,10 +32,10 @@ from spdl_media.audio_clock import AUDIO_PREROLL, vorbis_blocks
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import MOST_BYTES, CodedFrames, sample_codec
 from spdl_media.inputs import Input
+from spdl_media.mp4_audio import Edits
 from spdl_media.packets import padded
 from spdl_media.parts import Read
-from spdl_media.sample_rows import SampleRows, most_combined
-from spdl_media.timing import Window, tick_at
+from spdl_media.timing import Window, most_combined, tick_at
 
 # Signature, version, flags, position after the page, serial number, sequence number, checksum, segments.
 _PAGE = struct.Struct("<4sBBqIIIB")
@@ -49,6 +49,9 @@ _FRAME_SIZES = (480, 960, 1920, 2880) * 3 + (480, 960) * 2 + (120, 240, 480, 960
 _NUM_FRAMES = 1, 2, 2, 0  # 0: the second byte states it
 _MOST_IN_PACKET = 5760
 _CELT = 0x80  # in the first byte of a packet
+
+# Pages have exact positions if this many have.
+_PROBED = 4
 
 # Longer windows are left to FFmpeg, because their packets are held in memory.
 _MOST_SAMPLES = 1 << 24
@@ -186,6 +189,30 @@ def _read_page(read: Read, place: int) -> _Page:
     return _Page(place + len(page), flags, position, serial, sizes, page[start:])
 
 
+def page_times(_stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
+    """Return empty edits if the pages of a Vorbis stream do not tell where samples are; ``None``: they may.
+
+    FFmpeg copies the times of a Matroska file, which are in milliseconds, and those before second 0 of a part
+    of a file. It ignores the latter when it reads from the start, but not after a seek.
+
+    Raises:
+        SourceError: The file cannot be read.
+    """
+    if codec.name != "vorbis" or not input.seekable:
+        return None
+    pages, end = list[_Page](), 0
+    try:
+        while len(pages) < _PROBED and not (pages and pages[-1].flags & _LAST):
+            page = _read_page(input.read_at, end)
+            pages, end = [*pages, page] if page.position else [], page.end
+    except (ValueError, struct.error):
+        return None  # it is damaged, or there is another stream
+    with suppress(ValueError, IndexError):
+        if pages[0].position > 0 and _packets(codec, pages):
+            return None
+    return Edits()
+
+
 def _find_pages(read: Read, before: _Page, size: int, span: tuple[int, int]) -> list[_Page]:
     """Read the pages that hold positions, after the last page before them.
 
@@ -260,8 +287,8 @@ def _joined(packets: list[bytes], positions: list[int]) -> tuple[list[bytes], li
     return joined, [*positions[:-1:step], positions[-1]]
 
 
-def decode_ogg(found: OggAudio, rows: SampleRows) -> bool:
-    """Decode a file, put its samples into rows, and flush those.
+def decode_ogg(found: OggAudio, rows: Any) -> bool:
+    """Decode a file, put its samples into rows, which are ``SampleRows``, and flush those.
 
     Returns:
         False if FFmpeg fails, or gives another number of samples than the file states: a page or a packet is

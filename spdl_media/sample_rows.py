@@ -30,6 +30,7 @@ from spdl_media.frames import (
     usual_channels,
 )
 from spdl_media.operations import SoundOps, filter_text, sound_ops
+from spdl_media.timing import most_combined
 
 # Limit in bytes of the memory reserved by a header, which may be wrong. Only filled memory is occupied.
 _MOST_EXPECTED = 2**30
@@ -42,11 +43,6 @@ _BLOCK = 16 * 1024
 _MOST_READ = 1 << 20
 
 Format: TypeAlias = tuple[str, str, int]  # sample format, channel layout, sample rate
-
-
-def most_combined(rate: int, into: int) -> int:
-    """Return the number of samples that FFmpeg's resampler combines, or a few more."""
-    return 33 * max(1, -(-rate // into))
 
 
 class _SoundFilter(FrameFilter):

@@ -256,6 +256,11 @@ def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -
     return (2 * ticks * sample_rate + divisor) // (2 * divisor)
 
 
+def most_combined(rate: int, into: int) -> int:
+    """Return the number of samples that FFmpeg's resampler combines, or a few more."""
+    return 33 * max(1, -(-rate // into))
+
+
 T = TypeVar("T")
 
 # The most copies of one frame: an hour at 30 frames per second. A damaged timestamp could ask for more than

@@ -203,6 +203,42 @@ def test_a_packet_missing_among_wavering_ones_is_a_gap(format: str) -> None:
     assert abs(_last(whole) - _last(gap)) <= 2 * 9 * 48
 
 
+def _copied(codec: str, format: str, rate: int, earlier: int) -> bytes:
+    """Copy packets of Matroska, whose times are in milliseconds, so many seconds earlier."""
+    written, made = io.BytesIO(), io.BytesIO(clip(codec, "matroska", rate))
+    with av.open(made) as source, av.open(written, "w", format=format) as target:
+        copy = target.add_stream_from_template(source.streams.audio[0])
+        for packet in source.demux(source.streams.audio[0]):
+            packet.stream = copy
+            if packet.size:
+                packet.pts = packet.dts = packet.pts - earlier * 1000
+                target.mux(packet)
+    return written.getvalue()
+
+
+COPIED = [
+    *((codec, "mp4", 44100, 0) for codec in ("alac", "flac", "vorbis")),
+    *(("libopus", format, 48000, 0) for format in ("mp4", "mpegts", "nut")),
+    ("flac", "nut", 44100, 0),
+    *(("vorbis", "ogg", 44100, earlier) for earlier in (0, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("case", COPIED, ids=_name)
+def test_windows_of_packets_copied_from_matroska_are_parts_of_the_whole(case: Any) -> None:
+    data, rate = _copied(*case), case[2]
+    whole = _decode(data, None)
+    before, samples = whole.first_sample, samples_of(whole)
+    assert len(whole) > 3.9 * rate
+    for start in np.arange(0.013, (before + len(whole)) / rate - 0.1, 0.3137):
+        frames = _decode(data, (start, start + 0.09))
+        loaded = sm.load_audio(data, (start, start + 0.09), filter_desc=None).array
+        first, stop = sm.timing.parse_window((start, start + 0.09)).samples(rate)
+        wanted = samples[:, max(first - before, 0) : (stop or 0) - before]
+        assert_same(samples_of(frames), wanted, sm.demux_audio(data).codec)
+        np.testing.assert_array_equal(samples_of(frames), loaded if len(loaded) == 2 else loaded.T)
+
+
 def test_windows_that_begin_shortly_before_a_packet() -> None:
     """In Matroska, the timestamp of the packet may be rounded down to before the window."""
     data, rate = clip("flac", "matroska", 88200), 88200
