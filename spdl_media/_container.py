@@ -117,9 +117,8 @@ class Container:
 
     def for_pillow(self) -> tuple[bytes | memoryview, str, str] | None:
         """Return content, name and the reason if Pillow has to read the video; ``None``: FFmpeg reads it."""
-        reason = (
-            stills.pillow_video_reason(self._input.image_head()) if self._may_be_still else None
-        )
+        head = self._input.image_head
+        reason = stills.pillow_video_reason(head()) if self._may_be_still else None
         return None if reason is None else (self._input.read_all(), self.name, reason)
 
     def close(self) -> None:
@@ -327,6 +326,8 @@ class Container:
         missing = self._input.missing_end()
         if missing is None and self.format.startswith("mov") and self._input.seekable:
             missing = parts.missing_packets(self.av.streams, self._input.size())
+        if missing is None and self._empty and self.format == "flac" and self.av.duration:
+            return "FFmpeg finds none of its frames"
         return missing or (self._short_packet(packets[-1]) if packets else None)
 
     def _short_packet(self, last: AvPacket) -> str | None:

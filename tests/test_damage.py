@@ -286,6 +286,19 @@ def test_each_damaged_frame_of_flac_is_an_error() -> None:
             assert np.array_equal(sm.convert_frames(sm.decode_packets(packets)).array, wanted)
 
 
+@pytest.mark.parametrize("window", [None, (0, 1), (1, 2)])
+def test_flac_in_which_ffmpeg_finds_no_frame_is_an_error(
+    window: tuple[int, int] | None,
+) -> None:
+    """Nor does it in a few good files whose frames are large."""
+    data = clip("flac", "flac", seconds=2)
+    with av.open(io.BytesIO(data)) as container:
+        first = next(container.demux()).pos
+    packets = sm.demux_audio(data[:first] + bytes(len(data)), timestamp=window)
+    with pytest.raises(sm.DecodeError, match="FFmpeg finds none of its frames"):
+        sm.decode_packets(packets)
+
+
 def test_short_strips_of_a_tiff_are_damage() -> None:
     """FFmpeg leaves out all rows from the first of them on, without a word."""
     gray = np.arange(40, dtype=np.uint8).reshape(8, 5)
