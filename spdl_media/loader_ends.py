@@ -22,7 +22,7 @@ from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_i
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
 from spdl_media.pipeline.executors import name_of
-from spdl_media.pipeline.stages import ReadyItems, source_length
+from spdl_media.pipeline.stages import LoaderSource, source_length
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
 
@@ -109,9 +109,8 @@ class SharedSource:
             Exception: The source's ``epoch`` raises.
         """
         epoch = getattr(self.source, "epoch", None)
-        if not isinstance(self.source, HasEpochs) or not isinstance(epoch, int):
-            return None
-        return None if epoch == self._epoch_left else epoch
+        is_known = isinstance(self.source, HasEpochs) and isinstance(epoch, int)
+        return epoch if is_known and epoch != self._epoch_left else None
 
     def length_in(self, epoch: int) -> int | None:
         """Set the epoch of the source, and return the number of its items, if the source knows it.
@@ -195,7 +194,7 @@ class SharedSource:
         if self.is_async:
             return read_async()
         is_ready = type(self.source if self.fetch is None else self.source.keys) in _READY
-        return ReadyItems(read()) if is_ready else read()
+        return LoaderSource(read, is_ready)
 
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""
@@ -288,17 +287,14 @@ class _Iteration:
 
     def __init__(self, loader: Any, ledger: Ledger, stop: Callable[[], object]) -> None:
         self._loader, self._ledger = loader, ledger
-        self._timeout = loader.timeout
-        self._convert = None if loader.to is None else CONVERTERS[loader.to]
-        self._is_over = False
         # A loop left by "break" drops its iterator without closing it.
         self._end = when_dropped(_close, ledger, stop, loader, loader._pinned)
 
     def _converted(self, tagged: Any) -> Any:
         value = value_of(tagged)
-        if self._convert is not None:
+        if (to := self._loader.to) is not None:
             # In the consumer's thread, because its CUDA stream has to wait for arrays on a device.
-            (value,) = self._convert((value,))
+            (value,) = CONVERTERS[to]((value,))
         # After the conversion, because a batch that could not be converted is not done.
         self._loader._tags = tags = tags_of(tagged)
         self._ledger.settle(tags)
@@ -307,7 +303,7 @@ class _Iteration:
 
     def _complete(self) -> None:
         # A signal handler may have called close() while this iterator waited.
-        if self._is_over:
+        if self._ledger.is_closed:
             return
         stages: Any = ()
         # The loader's state becomes the start of the next epoch, unless that has begun already.
@@ -324,7 +320,6 @@ class _Iteration:
 
     def close(self) -> None:
         """Stop loading. Batches that were not returned count as not done."""
-        self._is_over = True
         self._ledger.close()
 
 
@@ -346,11 +341,11 @@ class Epoch(_Iteration, Iterator[Any]):
         pipeline.start()
 
     def __next__(self) -> Any:
-        if self._is_over:
+        if self._ledger.is_closed:
             raise StopIteration
         with contextlib.suppress(PipelineStopped):
             try:
-                return self._converted(self._pipeline.get_item(timeout=self._timeout))
+                return self._converted(self._pipeline.get_item(timeout=self._loader.timeout))
             except (TimeoutError, PipelineStopped):
                 # After a timeout the batch is still being made, and another call may return it.
                 raise
@@ -380,13 +375,13 @@ class AsyncEpoch(_Iteration, AsyncIterator[Any]):
         self._items: AsyncIterator[Any] | None = aiter(pipeline)
 
     async def __anext__(self) -> Any:
-        if self._is_over or self._items is None:
+        if self._items is None:
             raise StopAsyncIteration
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._loader.timeout):
                 tagged = await anext(self._items)
             # Another task may have called close() meanwhile, so that this batch does not count as done.
-            if self._is_over:
+            if self._ledger.is_closed:
                 raise StopAsyncIteration
             return self._converted(tagged)
         except (TimeoutError, asyncio.CancelledError):

@@ -384,6 +384,25 @@ class TestStopping:
         gc.collect()
         wait_for_threads(before)
 
+    def test_breaking_off_closes_what_the_source_has_opened(self) -> None:
+        class Files:
+            def __iter__(self) -> Iterator[int]:
+                opened.append(self)
+                try:
+                    yield from itertools.count()
+                finally:
+                    opened.remove(self)
+
+        opened: list[Files] = []
+        files = Files()
+        for source in (files, MergeIterator([files]), MapIterator(range(10**9), files)):
+            # The loader is kept, as for a next epoch.
+            loader = DataLoader(source)
+            for _ in loader:
+                assert opened
+                break
+            wait_until(lambda: not opened)
+
     def test_so_does_the_end(self) -> None:
         before = set(threading.enumerate())
         iterator = iter(DataLoader(range(10), preprocessor=double))

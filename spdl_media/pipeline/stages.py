@@ -64,13 +64,19 @@ class Aggregator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyItems:
-    """Items that exist already or are computed at once, so taking one never blocks."""
+class LoaderSource:
+    """A source whose generator the engine closes, as it is not the user's: that of a DataLoader.
 
-    items: Iterable[Any]
+    Attributes:
+        generate: Makes the generator.
+        is_ready: Whether items exist already or are computed at once, so taking one never blocks.
+    """
+
+    generate: Callable[[], Iterator[Any]]
+    is_ready: bool
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
+        return self.generate()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from left_behind import wait_until
 
 from spdl_media.pipeline import PipelineBuilder, PipelineFailure
 from spdl_media.pipeline.engine import graph
@@ -295,6 +296,26 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
 
     assert closed.is_set()
     assert lines_of(caplog) == []
+
+
+def test_a_source_is_closed_by_the_thread_that_opened_it() -> None:
+    """Connections to SQLite refuse any other thread. Several runs, because two threads race at the end."""
+
+    class Rows:
+        def __iter__(self) -> Iterator[int]:
+            opener = threading.current_thread()
+            try:
+                yield from range(1000)
+            finally:
+                threads.append((opener, threading.current_thread()))
+
+    threads: list[tuple[threading.Thread, threading.Thread]] = []
+    pipeline = PipelineBuilder().add_source(Rows()).build()
+    for number in range(1, 41):
+        for _ in pipeline:
+            break
+        wait_until(lambda number=number: len(threads) == number)
+    assert all(opener is closer for opener, closer in threads)
 
 
 def test_the_callers_loop_continues_while_a_run_is_stopped(

@@ -18,7 +18,7 @@ from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
 from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
 from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.stages import ReadyItems, SourceConfig
+from spdl_media.pipeline.stages import LoaderSource, SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
 #: What :meth:`Sink.take` returns at the end of an epoch.
@@ -30,7 +30,7 @@ class Source(FanOut):
     """A :class:`FanOut` whose items are epochs: for each requested epoch, it iterates over the source.
 
     A synchronous source runs in a thread of its own, which it may block. A list, tuple, range or
-    :class:`ReadyItems` needs no thread.
+    :class:`LoaderSource` that is ready needs no thread.
 
     Args:
         hub: Hub of the run.
@@ -45,19 +45,26 @@ class Source(FanOut):
     def __init__(self, hub: Hub, config: SourceConfig) -> None:
         # An object with both protocols is most often asynchronous, with a synchronous fallback.
         is_async = isinstance(config.source, AsyncIterable)
-        begin: Callable[[Any], Any] = aiter if is_async else iter
         self.threads = WorkerThreads(hub, f"spdl_media source {config.name}", 1)
+        begin: Callable[[Any], Any] = aiter if is_async else self._open_here
         super().__init__(hub, begin, "source", None if is_async else self.threads)
-        if type(config.source) in (list, tuple, range, ReadyItems):
-            self.runner = TurnRunner(self)
-        # A generator is closed in the thread in which it ran.
-        self.threads.at_end = self.close_generators
+        source = config.source
+        is_ready = isinstance(source, LoaderSource) and source.is_ready
+        if is_ready or type(source) in (list, tuple, range):
+            self.runner, self.fn = TurnRunner(self), iter
+        self._last: Any = None
+        self.threads.at_end = lambda: self.close(self._last)
         # The source has no node before it: it accepts epochs from itself.
         self.upstream = self
         self.borrowed = config.source
         self.number_wanted = 0
         self._is_continuous = config.continuous
         self._pace = Pace(hub)
+
+    def _open_here(self, source: Any) -> Any:
+        # Kept for the thread, which closes it at its end: the run may have dropped the slot before.
+        self._last = iter(source)
+        return self._last
 
     def request_epoch(self) -> None:
         """Request one more epoch."""
