@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from left_behind import wait_until
@@ -268,9 +269,11 @@ def test_of_many_threads_that_block_some_are_named(
     assert line.count("and 2 more") == 2
 
 
+@pytest.mark.parametrize("of_caller", [False, True])
 def test_a_generator_is_closed_by_the_thread_that_is_in_it(
-    gate: threading.Event, caplog: pytest.LogCaptureFixture
+    of_caller: bool, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pool = ThreadPoolExecutor(1)
     inside, closed = threading.Event(), threading.Event()
 
     def generate(item: int) -> Iterator[int]:
@@ -282,7 +285,8 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
         finally:
             closed.set()
 
-    pipeline = PipelineBuilder().add_source([1]).pipe(generate).build()
+    executor = pool if of_caller else None
+    pipeline = PipelineBuilder().add_source([1]).pipe(generate, executor=executor).build()
     pipeline.start()
     assert pipeline.get_item(timeout=10) == 1
     assert inside.wait(10)
@@ -294,7 +298,8 @@ def test_a_generator_is_closed_by_the_thread_that_is_in_it(
     gate.set()
     stopping.join(15)
 
-    assert closed.is_set()
+    assert closed.wait(10)
+    pool.shutdown()
     assert lines_of(caplog) == []
 
 

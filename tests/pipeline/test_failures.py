@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from left_behind import wait_until
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.failures import (
@@ -319,6 +320,32 @@ def test_what_was_delivered_before_comes_before_the_failure() -> None:
     with pytest.raises(PipelineFailure, match="bad 5"):
         seen.extend(pipeline)
     assert seen == [0, 1, 2, 3, 4]
+
+
+def test_what_waits_for_room_before_a_merge_comes_before_the_failure() -> None:
+    second = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 2:
+            second.set()
+        return item
+
+    def after_the_second() -> Iterator[int]:
+        assert second.wait(WAIT)
+        yield 3
+
+    good = PipelineBuilder().add_source([1, 2]).pipe(work)
+    bad = (
+        PipelineBuilder().add_source(after_the_second()).pipe(fail_when(lambda _: True, "function"))
+    )
+    # One thread, so that the second item has been passed on when the third one fails.
+    pipeline = PipelineBuilder().merge(good, bad).add_sink(1).build(num_threads=1, max_failures=0)
+    seen: list[int] = []
+    with pipeline.auto_stop():
+        wait_until(lambda: bool(pipeline.failures))
+        with pytest.raises(PipelineFailure, match="bad 3"):
+            seen.extend(pipeline)
+    assert seen == [1, 2]
 
 
 def test_a_run_that_failed_says_so_each_time_it_is_asked() -> None:
