@@ -59,7 +59,7 @@ def frame_position(codec: AudioCodec, pts: int, num_samples: int, zero: Fraction
     # Try the start of the frame, then its end; of Opus the end first: after a seek, too, its decoder removes
     # the delay from the start of the first frame, but the end is still that of a packet.
     for samples in (num_samples, 0) if codec.name == "opus" else (0, num_samples):
-        position = _on_grid(codec, pts, _packet_samples(codec), samples)
+        position = _on_grid(codec, pts, packet_samples(codec), samples)
         if position is not None:
             return first + position - samples
     return first + nearest_sample(pts - start, base, _ZERO, rate)
@@ -81,7 +81,7 @@ def tells_each_sample(codec: AudioCodec) -> bool:
     # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations. Some
     # writers take times from a clock, or from a Matroska file. Such times drift or jitter, so they are not
     # multiples of the packet size. Vorbis in MP4, in packets of two sizes, is usually copied from Matroska.
-    is_copied = _packet_samples(codec) or (codec.name == "vorbis" and codec.codec_tag)
+    is_copied = packet_samples(codec) or (codec.name == "vorbis" and codec.codec_tag)
     return _ticks_are_fine(codec) and not is_copied
 
 
@@ -97,7 +97,7 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
     """
     if codec.name == "vorbis":
         return False  # its decoder gives no frame for the first packet, and the next timestamp is rounded
-    step, tick = _packet_samples(codec), codec.time_base * codec.sample_rate
+    step, tick = packet_samples(codec), codec.time_base * codec.sample_rate
     if duration and _ticks_are_fine(codec) and step % (duration * tick) == 0:
         step = min(
             step, int(duration * tick)
@@ -109,7 +109,7 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
 
 def even_samples(codec: AudioCodec) -> int:
     """Return the number of samples in each packet if timestamps may jitter, else 0."""
-    return _packet_samples(codec) if codec.name in _EVEN_CODECS else 0
+    return packet_samples(codec) if codec.name in _EVEN_CODECS else 0
 
 
 def start_ticks(stream: Any) -> int | None:
@@ -172,7 +172,7 @@ def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
         known.
     """
     entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
-    size, rest = divmod(_packet_samples(codec) * a_second, length * codec.sample_rate)
+    size, rest = divmod(packet_samples(codec) * a_second, length * codec.sample_rate)
     if not entries or size < 1 or rest:
         return None
     first, last, times = entries[0].timestamp, len(entries) - 1, Times()
@@ -338,7 +338,7 @@ def _on_grid(codec: AudioCodec, pts: int, step: int, samples: int = 0) -> int | 
     return position if 2 * abs(position * unit - after) <= _ROUNDING_HALF_TICKS * tick else None
 
 
-def _packet_samples(codec: AudioCodec) -> int:
+def packet_samples(codec: AudioCodec) -> int:
     """Return the number of samples in each packet; 0 if it varies or is unknown."""
     if codec.name == "flac":
         # The sizes of the smallest and the largest block, at the start of STREAMINFO.

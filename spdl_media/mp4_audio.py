@@ -26,7 +26,15 @@ from av.bitstream import BitStreamFilterContext
 
 from spdl_media import audio_clock, frame_scan
 from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket
-from spdl_media.audio_clock import AAC_FRAME_SIZE, SKIPPED, Times, are_even, even_samples, is_aac_lc
+from spdl_media.audio_clock import (
+    AAC_FRAME_SIZE,
+    SKIPPED,
+    Times,
+    are_even,
+    even_samples,
+    is_aac_lc,
+    packet_samples,
+)
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.inputs import Input
@@ -65,16 +73,18 @@ def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> C
 
     Raises:
         SourceError: The file cannot be read.
-        StopIteration: A box is missing.
-        struct.error: A box is too short.
-        ValueError: A value is one that only FFmpeg handles, as with LookupError and ArithmeticError.
+        StopIteration, struct.error, ValueError, LookupError, ArithmeticError: FFmpeg has to read it.
     """
     moov = _read_index(input)
     tracks = list(boxes_at(moov, "trak"))
     track = _only_audio(tracks)
     codec = _read_codec(track)
     samples = track_samples(track, input.size())
-    _check_samples(track, samples)
+    times = np.arange(len(samples.dts)) * AAC_FRAME_SIZE
+    # FFmpeg leaves out frames with another description.
+    descriptions = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
+    if not np.array_equal(samples.dts, times) or samples.offsets.any() or (descriptions != 1).any():
+        raise ValueError("gaps, or frames that are left out")
     hidden, delay, end = _edits(moov, track, codec.sample_rate, samples)
     start, stop = window.sample_range(codec.sample_rate, limit)
     stop = min(stop, end - hidden)
@@ -165,18 +175,6 @@ def _read_codec(track: memoryview) -> AudioCodec:
     if not is_aac_lc(codec):
         raise ValueError("another AAC, or timestamps in another unit than samples")
     return codec
-
-
-def _check_samples(track: memoryview, samples: Samples) -> None:
-    """Check that frames follow each other without gaps.
-
-    Raises:
-        ValueError: They do not, or FFmpeg leaves some out because they have another description.
-    """
-    times = np.arange(len(samples.dts)) * AAC_FRAME_SIZE
-    descriptions = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
-    if not np.array_equal(samples.dts, times) or samples.offsets.any() or (descriptions != 1).any():
-        raise ValueError("gaps, or frames that are left out")
 
 
 def _edits(
@@ -275,10 +273,9 @@ class Edits(Times):
 def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     """Find the times of packets; ``None`` unless there are several edits."""
     entries = stream.index_entries
-    if len(entries) < 2 or codec.time_base * codec.sample_rate != 1 or not input.seekable:
-        return None
+    counts_samples = codec.time_base * codec.sample_rate == 1
     # In FFmpeg's index, the hidden packets before a further edit go back in time.
-    if are_even(entries, entries[1].timestamp - entries[0].timestamp):
+    if not (counts_samples and input.seekable) or _is_even(entries):
         return None
     try:
         moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
@@ -294,10 +291,7 @@ def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
 
 
 def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
-    """Find times of the packets of an open MP4's audio stream, and what to cut of them.
-
-    Returns:
-        The times; empty: those stated. ``None``: not known.
+    """Find times of packets of an MP4's audio, and what to cut; empty: those stated, ``None``: not known.
 
     Raises:
         SourceError: The file cannot be read.
@@ -305,9 +299,11 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    size = even_samples(codec) if codec.time_base * codec.sample_rate == 1 else 0
-    if size and times is not None and not CUTS_LAST_FRAME:
-        _cut_end(times, stream, size)
+    # Only the decoder of Opus gives more than FFmpeg 9 cuts. That of lossless audio gives no padding.
+    is_whole = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
+    is_left = codec.name == "opus" or not (CUTS_LAST_FRAME or is_whole)
+    if is_left and times is not None and codec.time_base * codec.sample_rate == 1:
+        _cut_end(times, stream, packet_samples(codec))
     return times
 
 
@@ -321,23 +317,28 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
     if start - first == delay:
         end, padded = first + length - padding, 2 + padding // size
     last = entries[-1].timestamp
-    for begin, place in [(entry.timestamp, entry.pos) for entry in entries[-padded:]]:
-        key, cut = (place, begin, 0), min(begin + size - end, size)
-        if cut and (padding or cut < size):
-            # The sound may also start in this packet. The values replace FFmpeg's.
-            hidden, cut = min(max(start - begin, 0), size), max(cut, 0)
-            times[key] = *times.get(key, (begin,)), True, hidden, cut, size * (begin == last)
+    for entry in entries[-padded:]:
+        begin, key = entry.timestamp, (entry.pos, entry.timestamp, 0)
+        cut, hidden = min(begin + size - end, size), max(start - begin, 0)
+        # The sound may also start in this packet. The values replace FFmpeg's.
+        is_shown = hidden < size if hidden else not entry.is_discard
+        if cut and is_shown and (padding or cut < size):
+            rest = max(cut, 0), size * (begin == last)
+            times[key] = *times.get(key, (begin,)), True, hidden, *rest
 
 
 def edits_go_back(streams: Any) -> bool:
     """Whether edits of one of several streams go back in time, where FFmpeg's seeks find a wrong packet."""
     indexes = [each.index_entries for each in streams]
     return len(indexes) > 1 and any(
-        not are_even(entries, entries[1].timestamp - entries[0].timestamp)
+        not _is_even(entries)
         and any(later.timestamp < one.timestamp for one, later in pairwise(entries))
         for entries in indexes
-        if len(entries) > 1
     )
+
+
+def _is_even(entries: Any) -> bool:
+    return len(entries) < 2 or are_even(entries, entries[1].timestamp - entries[0].timestamp)
 
 
 def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:

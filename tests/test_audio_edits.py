@@ -134,6 +134,26 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
             )
 
 
+# Those of PCM are cut only between packets.
+@pytest.mark.parametrize("codec", [codec for codec in RATES if not codec.startswith("pcm")])
+def test_one_edit_gives_its_samples(codec: str) -> None:
+    tolerance = 2**-15 if codec == "libopus" else 0
+    for pieces in (((503, 1.0),), ((3, 1.0),)):
+        data, samples = edited(codec, pieces), wanted(codec, pieces)
+        for way, found in decoded(codec, data).items():
+            assert found.shape == samples.shape, (pieces, way)
+            np.testing.assert_allclose(found, samples, rtol=0, atol=tolerance, err_msg=way)
+    packets = sm.demux_audio(edited(codec, ((500, 5.0),)))  # behind the end
+    for each in (packets, pickle.loads(pickle.dumps(packets))):
+        assert len(sm.decode_packets(each)) == 0
+
+
+def test_opus_ends_as_in_ogg() -> None:
+    data = recorded("libopus")
+    assert sm.load_audio(data).array.shape == (2, 3 * 48000)
+    assert len(sm.decode_packets(sm.demux_audio(data, timestamp=(2.5, None)))) == 24000
+
+
 def test_a_window_has_the_first_sample_of_audio_that_begins_between_two_samples() -> None:
     """The video begins 44.1 samples earlier, which are rounded to 44."""
     pieces = ((250, -1), (1500, 0.517))
