@@ -271,9 +271,9 @@ def exact_start(container: InputContainer, start: int) -> Fraction:
     ]
     if min(errors, default=2.0) > 1:
         return Fraction(start, 1_000_000)
-    first = stated[errors.index(min(errors))]
-    earlier = [one for one in stated if one[0] != one[1]]  # than FFmpeg states
-    return min(Fraction(exact * as_fraction(base)) for exact, _, base in (first, *earlier))
+    # Of streams that begin earlier than FFmpeg states, the exact start counts, too.
+    chosen = [stated[errors.index(min(errors))], *(one for one in stated if one[0] != one[1])]
+    return min(Fraction(exact * as_fraction(base)) for exact, _, base in chosen)
 
 
 def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> Iterator[AvPacket]:
@@ -299,7 +299,9 @@ def mended(packets: Iterator[AvPacket], format: str, streams: Sequence[Any]) -> 
     packets = _with_true_keys(packets, tested) if tested else packets
     if CUTS_LAST_FRAME and format.startswith("mov"):
         packets = _with_late_ends(packets, streams)
-    reordered = [i for i, codec in codecs.items() if _reorders(codec) and codec.has_b_frames]
+    reordered = [i for i, codec in codecs.items() if _reorders(codec)]
+    if format != "asf":  # there FFmpeg delays H.264 by a frame even if nothing is reordered
+        reordered = [i for i in reordered if codecs[i].has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
         return _without_unset_pts(packets, reordered, format)
     if format in ("mpeg", "mpegts"):
@@ -350,16 +352,14 @@ def _is_hevc_key(packet: AvPacket, codec: Any) -> bool:
 
 def _is_mpeg2_key(packet: AvPacket, _: Any) -> bool:
     """Whether a packet of MPEG-1 or MPEG-2 is an I picture: type 1, 10 bits after the start code."""
-    data = bytes(packet)
-    start = data.find(b"\0\0\1\0") + 5
-    return start < 5 or start >= len(data) or data[start] >> 3 & 7 == 1
+    found = re.search(rb"(?s)\0\0\x01\0.(.)", memoryview(packet))
+    return found is None or found[1][0] >> 3 & 7 == 1
 
 
 def _is_mpeg4_key(packet: AvPacket, _: Any) -> bool:
     """Whether a packet of MPEG-4 is an I picture: type 0, directly after the start code."""
-    data = bytes(packet)
-    start = data.find(b"\0\0\1\xb6") + 4
-    return start < 4 or start >= len(data) or data[start] >> 6 == 0
+    found = re.search(rb"(?s)\0\0\x01\xb6(.)", memoryview(packet))
+    return found is None or found[1][0] >> 6 == 0
 
 
 def _is_h263_key(packet: AvPacket, _: Any) -> bool:

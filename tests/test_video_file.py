@@ -352,7 +352,12 @@ BY_PACKETS = [
 ONCE = ["mpegts/libx264/2/interlaced"]
 EACH_TIME = [
     *("avi/libx264/3/open", "h264/libx264/2/closed"),
-    *("asf/libx264/2/closed", "asf/mpeg2video/2/closed", "wtv/msmpeg4v2/0/closed"),
+    *(
+        "asf/libx264/0/closed",
+        "asf/libx264/2/closed",
+        "asf/mpeg2video/2/closed",
+        "wtv/msmpeg4v2/0/closed",
+    ),
 ]
 OTHERS = {
     "uneven": lambda: uneven("mp4"),

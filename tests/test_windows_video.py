@@ -453,10 +453,13 @@ def test_h264_in_avi_has_the_times_of_its_chunks(b_frames: int) -> None:
         assert video.timestamps == whole.timestamps
 
 
-def test_windows_of_asf_have_the_times_of_the_whole() -> None:
+@pytest.mark.parametrize("max_b_frames", [0, 2])
+def test_windows_of_asf_have_the_times_of_the_whole(max_b_frames: int) -> None:
     """FFmpeg delays times by the assumed reorder depth, which it estimates while it reads."""
-    data = make_video(planes(), codec="libx264", format="asf", frame_rate=25, gop_size=4)
+    options: dict[str, Any] = {"gop_size": 4, "max_b_frames": max_b_frames}
+    data = make_video(planes(), codec="libx264", format="asf", frame_rate=25, **options)
     whole = sm.decode_packets(sm.demux_video(data), filter_desc=None)
+    assert whole.timestamps == pytest.approx([k / 25 for k in range(len(whole))])
     for start in range(0, 1200, 30):
         window = sm.demux_video(data, timestamp=(start / 1000, start / 1000 + 0.1))
         times = [round(time * 1000) for time in whole.timestamps]
