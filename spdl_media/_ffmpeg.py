@@ -267,10 +267,11 @@ def is_native_layout(name: str) -> bool:
 
 
 def says_damaged(lines: list[LogLine]) -> bool:
-    """Whether FFmpeg logged damage that it does not report: checksums, missing parts of TIFF, EXR and GIF."""
+    """Whether FFmpeg logged damage that it does not report: checksums, missing parts of images."""
     checksums, faxes = "CRC mismatch|mismatching checksum", "Incorrect (code|mode)"
-    stills = r"(LZW decode|Uncompressing|decode_block\(\)) failed|Decoded only|(Read|Copy|Run) went"
-    return any(re.search(f"{checksums}|{faxes}|{stills}", said) for *_, said in lines)
+    stills = r"(LZW decode|Uncompressing|decode_block\(\)) failed|Decoded only"
+    runs = "(Read|Copy|Run|just) went|Skip beyond"
+    return any(re.search(f"{checksums}|{faxes}|{stills}|{runs}", said) for *_, said in lines)
 
 
 @lru_cache(maxsize=256)

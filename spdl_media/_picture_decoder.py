@@ -269,7 +269,7 @@ class PictureDecoder(OpenDecoder):
 
 # Values of colour primaries and transfer functions. See: ITU-T H.273, tables 2 and 3.
 _RESERVED, _UNSPECIFIED = (0, 3), 2
-_LOGGED_DAMAGE = frozenset({"av1", "exr", "ffv1", "gif", "hevc", "tiff", "vvc"})  # see says_damaged
+_LOGGED_DAMAGE = frozenset("av1 bmp exr ffv1 gif hevc tiff vvc".split())  # see says_damaged
 _KEEPS_FRAMES = ". decode_config(on_corrupt='keep') keeps such frames, 'drop' leaves them out"
 # Stills whose damaged files FFmpeg decodes in part. Of others it gives the whole image or nothing.
 _PARTLY_DECODED = frozenset({"exr", "gif", "mjpeg", "qoi", "tiff"})

@@ -299,6 +299,18 @@ def test_flac_in_which_ffmpeg_finds_no_frame_is_an_error(
         sm.decode_packets(packets)
 
 
+@pytest.mark.parametrize("run", [b"\x07\x11", b"\0\7\x11\x11\x11\x10"])
+def test_runs_of_a_bmp_beyond_its_pixels_are_damage(run: bytes) -> None:
+    """FFmpeg leaves out all rows from the first of them on, with a line in its log."""
+    head = struct.pack("<2sIHHI", b"BM", 140, 0, 0, 118)
+    head += struct.pack("<IiiHHIIiiII", 40, 5, 2, 1, 4, 2, 0, 0, 0, 0, 0)
+    head += b"".join(bytes((16 * k, 0, 0, 0)) for k in range(16))
+    whole = head + b"\5\x11\0\0\5\x22\0\0\0\1"
+    assert sm.load_image(whole).array[:, 0, 2].tolist() == [32, 16]
+    with pytest.raises(sm.DecodeError, match="damaged bmp data"):
+        sm.load_image(head + run + b"\0\0\5\x22\0\0\0\1")
+
+
 def test_short_strips_of_a_tiff_are_damage() -> None:
     """FFmpeg leaves out all rows from the first of them on, without a word."""
     gray = np.arange(40, dtype=np.uint8).reshape(8, 5)
