@@ -24,6 +24,7 @@ Default = TypeVar("Default")
 
 JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_PROGRESSIVE = 0xC2
 
 # Markers that begin a segment or end the image. Inside coded data, 0xFF is followed by 0x00 or a restart
 # marker (0xD0-0xD7), in JPEG-LS by anything below 0x80.
@@ -199,48 +200,42 @@ def _jpeg(view: memoryview, size: int) -> str | None:
     # The end-of-image marker. It never occurs in coded data.
     has_end = bytes(view[-2:]) == b"\xff\xd9"
     components: set[int] = set()  # those without a scan so far; FFmpeg would make the image green
+    is_progressive = False
     for marker, start, end in jpeg_segments(view):
         if end > size:
             what = f"a segment with marker 0xFF{marker:02X}"
             return None if has_end else short_of(size, end, what)
         if marker in JPEG_FRAMES:
-            components = set(view[start + 6 : end : 3])
+            components, is_progressive = set(view[start + 6 : end : 3]), marker == _JPEG_PROGRESSIVE
         elif marker == JPEG_SCAN:
-            components -= set(view[start + 1 : end - 3 : 2])
+            # In a progressive JPEG, the first scan of a component is of frequency 0, and refines no other.
+            if not (is_progressive and (view[end - 3] or view[end - 1] >> 4)):
+                components -= set(view[start + 1 : end - 3 : 2])
             if has_end and not components:  # most files need no further check
                 return None
         elif marker == JPEG_END:
-            return f"no scan has {len(components)} of its components" if components else None
+            return f"no scan begins {len(components)} of its components" if components else None
     return missing_after(size, "before the end-of-image marker")
 
 
 def _png(view: memoryview, size: int) -> str | None:
-    if wrong := _wrong_checksum(view):
-        return wrong
-    if bytes(view[-12:-4]) == b"\0\0\0\0IEND":
-        return None
-    for kind, _, end in parts.PNG.of(view):
-        if end + parts.PNG.trailer > size:
-            return short_of(size, end + parts.PNG.trailer, f"the chunk {kind.decode('latin-1')}")
-        if kind == b"IEND":
-            return None
-    return missing_after(size, "before the chunk IEND")
-
-
-def _wrong_checksum(png: memoryview) -> str | None:
-    """Describe a wrong checksum of a PNG chunk that the pixels depend on.
+    """Check the chunks up to the pixels, and further ones if the file does not end with the last chunk.
 
     FFmpeg compares only the checksum of the inflated pixels, or else refuses files for the checksum of a text
     chunk, too.
     """
-    for kind, start, end in parts.PNG.of(png):
-        if kind in (b"IHDR", b"PLTE", b"tRNS") and end + parts.PNG.trailer <= len(png):
-            (checksum,) = struct.unpack_from(">I", png, end)
-            if zlib.crc32(png[start - 4 : end]) != checksum:
+    has_end = bytes(view[-12:-4]) == b"\0\0\0\0IEND"
+    for kind, start, end in parts.PNG.of(view):
+        if end + parts.PNG.trailer > size:
+            what = f"the chunk {kind.decode('latin-1')}"
+            return None if has_end else short_of(size, end + parts.PNG.trailer, what)
+        if kind in (b"IHDR", b"PLTE", b"tRNS"):
+            (checksum,) = struct.unpack_from(">I", view, end)
+            if zlib.crc32(view[start - 4 : end]) != checksum:
                 return f"the checksum of the chunk {kind.decode()} is wrong"
-        elif kind == b"IDAT":
-            break
-    return None
+        if kind == b"IEND" or (has_end and kind == b"IDAT"):
+            return None
+    return missing_after(size, "before the chunk IEND")
 
 
 def _webp(view: memoryview, size: int) -> str | None:

@@ -235,13 +235,25 @@ def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
     assert [int(plane[4, 4]) for plane in whole.planes] == pytest.approx([90, 200, 60], abs=1)
     for count in (1, 2):
         cut = b"".join((head, *scans[:count], b"\xff\xd9"))
-        message = f"mjpeg data is damaged: no scan has {3 - count} of its components"
+        message = f"mjpeg data is damaged: no scan begins {3 - count} of its components"
         with pytest.raises(sm.DecodeError, match=message):
             decode_still(cut)
         assert decode_still(cut, on_corrupt="keep").is_corrupt
     # With its end, it is not cut short, whatever a segment says of its length.
     with pytest.raises(sm.DecodeError, match="damaged mjpeg data"):
         decode_still(b"".join((head, b"\xff\xdb\xff\xff", *scans, b"\xff\xd9")))
+
+
+def test_a_progressive_jpeg_without_its_first_scan_is_damaged() -> None:
+    """FFmpeg gives green images: only the first scan of a component has the mean of each block."""
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.fromarray(pictures()[0]).save(file, "jpeg", progressive=True)
+    head, scan, rest = file.getvalue().split(b"\xff\xda", 2)
+    assert decode_still(file.getvalue()).width == pictures()[0].shape[1]
+    tables = scan[scan.index(b"\xff\xc4") :]
+    with pytest.raises(sm.DecodeError, match="no scan begins 3 of its components"):
+        decode_still(head + tables + b"\xff\xda" + rest)
 
 
 def test_an_exr_that_ffmpeg_does_not_read_is_unsupported() -> None:
