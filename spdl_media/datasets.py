@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from spdl_media._checks import abridged, check_int, check_weights, listed, with_argument_hints
 from spdl_media.epochs import (
-    Epochs,
     Mapped,
     Purpose,
+    Ranked,
     is_indexed,
     permutation,
     place_of,
@@ -259,7 +259,7 @@ class _Values:
 
 
 @dataclass(eq=False, repr=False)
-class _MixOrder(Epochs):
+class _MixOrder(Ranked):
     """The sampler of a mixture. Its keys are pairs of a source's index and a key of that source."""
 
     mixed: Sequence[MapIterator[Any]]
@@ -277,15 +277,7 @@ class _MixOrder(Epochs):
                 "a list or dataset by MapIterator(it, DistributedRandomSampler(len(it)))"
             )
 
-    @property
-    def rank(self) -> int:
-        return self._place()[0]
-
-    @property
-    def world_size(self) -> int:
-        return self._place()[1]
-
-    def _place(self) -> tuple[int, int]:
+    def _find_place(self) -> tuple[int, int]:
         return place_of(self.mixed[int(self.counts.argmax())])
 
     @property

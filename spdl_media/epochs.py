@@ -87,6 +87,22 @@ class Epochs:
         self.epoch = check_int("epoch", epoch, at_least=0)
 
 
+class Ranked(Epochs):
+    """Base of samplers that give each process its part."""
+
+    _find_place: Callable[..., tuple[int, int]]
+
+    @property
+    def rank(self) -> int:
+        """The process that the indices are for."""
+        return self._find_place()[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._find_place()[1]
+
+
 def begin_epoch(source: Iterable[T_co], epoch: int) -> Iterator[T_co]:
     """Return an iterator over an epoch of a source, or over the source itself if it has no epochs.
 

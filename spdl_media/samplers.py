@@ -27,10 +27,10 @@ from spdl_media._checks import (
     warn_caller,
 )
 from spdl_media.epochs import (
-    Epochs,
     Mapped,
     Pairs,
     Purpose,
+    Ranked,
     permutation,
     random_bits,
     uniform,
@@ -53,7 +53,7 @@ _GROUPS = 32
 _CHUNK = 4096
 
 
-class DistributedSampler(Epochs):
+class DistributedSampler(Ranked):
     """Base of the samplers: ranks, epochs, and the rank's part of an order.
 
     Attributes:
@@ -73,16 +73,6 @@ class DistributedSampler(Epochs):
         check_choice("uneven", self._uneven, get_args(Uneven))
         self._place: tuple[int, int] | None = None
         self._find_place(None if place == (None, None) else _checked_place("the arguments", *place))
-
-    @property
-    def rank(self) -> int:
-        """The process that the indices are for."""
-        return self._find_place()[0]
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self._find_place()[1]
 
     def _find_place(self, given: tuple[int, int] | None = None) -> tuple[int, int]:
         # Not on construction alone: Lightning makes the process group after the loaders.
