@@ -236,7 +236,7 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
         seed=current[0].seed,
         before=before,
         partly_done=tuple((at, partly[place]) for at, place in places_left if place in partly),
-        partly_before=tuple(item for item in sorted(partly.items()) if not is_done[item[0]]),
+        partly_before=tuple(sorted(partly.items())),
     )
 
 
