@@ -23,12 +23,13 @@ from spdl_media.operations import Desc, PictureOps, picture_ops
 __all__ = ("RandomResizedCrop", "ResizeCenterCrop", "apply_crop")
 
 
-Crop: TypeAlias = Callable[[Size, np.random.Generator], Box | None]
+Crop: TypeAlias = Callable[[Size, "np.random.Generator"], Box | None]
 """Returns the crop box for an upright image of a size, or ``None`` for the whole image."""
 
 Crops: TypeAlias = Box | Crop | Sequence[Box | Crop | None]
 Flips: TypeAlias = float | Sequence[bool] | SupportsArray
-Rng: TypeAlias = np.random.Generator | int
+# As text, because Python imports np.random at its first use, which takes 10 ms.
+Rng: TypeAlias = "np.random.Generator | int"
 
 _ATTEMPTS = 10
 _GENERATOR = "a generator, such as np.random.default_rng()"

@@ -6,9 +6,7 @@ import contextlib
 import errno
 import io
 import os
-import secrets
-import shutil
-import tempfile
+import stat
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Protocol, Self, TypeAlias
@@ -113,12 +111,14 @@ class Draft:
                 raise WriteError(text, source=self.name)
             # Shortened, because names are limited, nearly everywhere to 255 bytes. The suffix is kept,
             # because it tells the file format.
-            self.path = final.with_name(f".{final.stem[:40]}.{secrets.token_hex(6)}{final.suffix}")
+            self.path = final.with_name(f".{final.stem[:40]}.{os.urandom(6).hex()}{final.suffix}")
         else:
             self.name = str(getattr(dst, "name", f"<{type(dst).__name__}>"))
             # The name may be a URL, so keep only a plausible suffix: no file format has a longer one, or one
             # with other characters.
             suffix = Path(self.name).suffix[:16]
+            import tempfile
+
             with WriteErrors(self.name):
                 number, path = tempfile.mkstemp(suffix=suffix if suffix[1:].isalnum() else "")
             os.close(number)
@@ -133,7 +133,7 @@ class Draft:
         with WriteErrors(self.name):
             if self._final is not None:
                 if self._final.exists():
-                    shutil.copymode(self._final, self.path)
+                    self.path.chmod(stat.S_IMODE(self._final.stat().st_mode))
                 self.path.replace(self._final)
                 return
             with self.path.open("rb") as file:

@@ -7,11 +7,9 @@ them.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from html import escape
 from itertools import islice
 from typing import Any, NoReturn, SupportsIndex, TypeAlias, overload
 
@@ -377,6 +375,9 @@ def frame_numbers(indices: object, count: int, source: str) -> list[int]:
 
 def gallery(caption: str, images: Iterable[_Labelled]) -> str:
     """Return the HTML with which notebooks show a caption and labelled images."""
+    import base64
+    from html import escape
+
     shown = "".join(
         '<figure style="display:inline-block;margin:4px;text-align:center">'
         f'<img alt="{escape(label)}" src="data:image/png;base64,'

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from spdl_media import shared_memory
 from spdl_media._checks import warn_caller
 from spdl_media._optional import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
@@ -328,6 +329,7 @@ def pack(box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
     Raises:
         Exception: As :meth:`Sender.pack` raises.
     """
+    sender = shared_memory.sender
     return dumps(box.pop()) if sender is None else sender.pack(box, is_alone=is_alone)
 
 
@@ -335,14 +337,9 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-sender: Sender | None = None
-"""This process's end of a ring, if it sends values to another process."""
-
-
 def begin_to_send(end: tuple[SharedBlocks, Connection, Connection] | None) -> None:
     """Make this process the sender of a ring, given its :attr:`Ring.other_end`."""
-    global sender  # noqa: PLW0603  # a process has one
-    sender = None if end is None else Sender(*end)
+    shared_memory.sender = None if end is None else Sender(*end)
 
 
 # A forked child is not a sender.
@@ -375,6 +372,7 @@ def shared_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.uint8) 
     shape = tuple(shape) if isinstance(shape, Iterable) else (operator.index(shape),)
     nbytes = math.prod(shape) * dtype.itemsize
     memory = None
+    sender = shared_memory.sender
     if sender is not None and not dtype.hasobject:
         memory = sender.offer(nbytes, is_meant=True)
     return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Callable
-from multiprocessing import reduction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +18,10 @@ from spdl_media._threads import when_dropped
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 # Sharing needs to pass a file descriptor to another process.
-CAN_SHARE = hasattr(reduction, "DupFd")
+CAN_SHARE = os.name == "posix"
+
+sender: Any = None
+"""The :class:`ring.Sender` of this process, if it sends values to another process."""
 
 
 class Lease:
@@ -133,6 +134,8 @@ class SharedBlocks:
             os.close(fd)
 
     def __getstate__(self) -> tuple[int, int, Any]:
+        from multiprocessing import reduction
+
         return self.block_size, self.count, reduction.DupFd(self._fd)
 
     def __setstate__(self, state: tuple[int, int, Any]) -> None:
@@ -146,6 +149,8 @@ def _nameless_file() -> int:
     # Unlike /dev/shm, which has 64 MB in containers, it is limited only by the system's memory.
     if hasattr(os, "memfd_create"):
         return os.memfd_create("spdl_media")
+    import tempfile
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -16,7 +16,7 @@ from typing import Literal, NoReturn, SupportsIndex, TypeAlias, get_args
 
 import numpy as np
 
-from spdl_media import ring
+from spdl_media import shared_memory
 from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
 from spdl_media._optional import require
 from spdl_media._threads import fork_safe_lock
@@ -411,7 +411,8 @@ def lease_memory(nbytes: int, storage: Storage | None, *, spare: int = 0) -> Byt
         StorageTooSmallError: The storage has fewer bytes.
     """
     if storage is None:
-        shared = None if ring.sender is None else ring.sender.offer(nbytes, spare)
+        sender = shared_memory.sender
+        shared = None if sender is None else sender.offer(nbytes, spare)
         return _pageable(nbytes + spare) if shared is None else shared
     if not isinstance(storage, StoragePool | PinnedMemory):
         raise TypeError(

@@ -18,6 +18,7 @@ from left_behind import descriptors
 
 import spdl_media as sm
 from spdl_media import ring as _ring
+from spdl_media import shared_memory
 from spdl_media._optional import is_available, require
 from spdl_media.ring import Ring, Sender, begin_to_send, shared_empty, unpack
 from spdl_media.testing import make_image, make_video
@@ -32,8 +33,8 @@ class Rig:
         options = {"num_sent": 2, "num_views": 4, "warns": True} | options
         self.ring = Ring(multiprocessing.get_context(), BLOCK, **options)
         begin_to_send(self.ring.other_end)
-        assert _ring.sender is not None
-        self.sender: Sender = _ring.sender
+        assert shared_memory.sender is not None
+        self.sender: Sender = shared_memory.sender
 
     def cross(self, value: Any) -> Any:
         return unpack(bytes(_ring.pack([value])), self.ring)
@@ -281,7 +282,7 @@ def test_a_receiver_that_keeps_much_gets_copies_and_a_warning(rig: Rig) -> None:
 def test_outside_of_a_process_of_ours_shared_empty_is_empty() -> None:
     array = shared_empty((5, 4000), ">f4")
     assert (array.shape, array.dtype) == ((5, 4000), np.dtype(">f4"))
-    assert _ring.sender is None
+    assert shared_memory.sender is None
 
 
 def test_shared_empty_takes_any_type_and_shape(rig: Rig) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import io
 import struct
-import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -320,6 +319,8 @@ def _damaged(what: str, offset: int) -> ArrayFormatError:
 
 def _read_by_zipfile(content: Content) -> tuple[list[_Member], int]:
     """Read the directory by :mod:`zipfile`."""
+    import zipfile
+
     file: Any = io.BytesIO(content) if isinstance(content, bytes) else ViewReader(content)
     try:
         archive = zipfile.ZipFile(file)

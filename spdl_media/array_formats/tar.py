@@ -10,7 +10,6 @@ import io
 import os
 import stat
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -84,7 +83,11 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
         yield from archive.members()
 
 
-class _ChecksumError(tarfile.HeaderError):
+class _HeaderError(ValueError):
+    """A header is damaged, or of an unknown form."""
+
+
+class _ChecksumError(_HeaderError):
     """The checksum of a header is wrong: it is damaged, or not a header."""
 
 
@@ -201,7 +204,7 @@ class Archive:
             if self._next_records or self._global_records:
                 records, self._next_records = {**self._global_records, **self._next_records}, {}
                 name, size, kind = _with_pax(records, name, size, kind)
-        except tarfile.HeaderError as error:
+        except _HeaderError as error:
             if self.offset == 0 and isinstance(error, _ChecksumError):
                 self._check_uncompressed(block)
                 self.fail(f"is not a tar archive: it begins with {block[:16]!r}", error)
@@ -249,7 +252,7 @@ class Archive:
         elif kind != _LONG_LINK:
             try:
                 records = _parse_pax(data)
-            except tarfile.HeaderError as error:
+            except _HeaderError as error:
                 self._fail_at_header(str(error), error)
             (self._global_records if kind == _PAX_GLOBAL else self._next_records).update(records)
 
@@ -275,7 +278,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
 
     Raises:
         _ChecksumError: The checksum is wrong.
-        tarfile.HeaderError: The size cannot be read.
+        _HeaderError: The size cannot be read.
     """
     name, size_field, checksum_field, kind, magic, prefix = _FIELDS.unpack(block)
     # The lower half of Adler-32 is 1 + the sum of the bytes, exact for 256 bytes. It takes 0.3 us for both
@@ -283,7 +286,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     total = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     try:
         stored = _parse_number(checksum_field)
-    except tarfile.HeaderError:
+    except _HeaderError:
         stored = -1  # never equal to a sum
     # Some old programs summed up the bytes as signed numbers.
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored and (
@@ -305,7 +308,7 @@ def _parse_number(field: bytes) -> int:
     # After the terminating zero there may be digits of an older number, from programs that reuse a buffer.
     digits = field.partition(b"\0")[0].strip(b" ") or b"0"
     if not digits.isdigit() or b"8" in digits or b"9" in digits:
-        raise tarfile.HeaderError(f"has {field!r} where a number of octal digits is due")
+        raise _HeaderError(f"has {field!r} where a number of octal digits is due")
     return int(digits, 8)
 
 
@@ -313,7 +316,7 @@ def _parse_pax(data: bytes) -> dict[bytes, bytes]:
     """Parse the records ``length keyword=value`` of a pax header, and keep those about the data.
 
     Raises:
-        tarfile.HeaderError: A record has another form, or is longer than the header.
+        _HeaderError: A record has another form, or is longer than the header.
     """
     records: dict[bytes, bytes] = {}
     offset = 0
@@ -323,7 +326,7 @@ def _parse_pax(data: bytes) -> dict[bytes, bytes]:
         stop = offset + int(digits) if digits.isdigit() else 0
         key, equals, value = data[space + 1 : stop].partition(b"=")
         if stop > len(data) or not (equals and key and value.endswith(b"\n")):
-            raise tarfile.HeaderError(
+            raise _HeaderError(
                 f"has a pax header that cannot be read from {data[offset:][:20]!r} on"
             )
         if key in _WANTED or key.startswith(_SPARSE_KEYS):
@@ -340,6 +343,6 @@ def _with_pax(
         kind = b"S"
     size_text = records.get(b"size", b"")
     if size_text and not (size_text.isdigit() and len(size_text) <= 20):
-        raise tarfile.HeaderError(f"has a pax header with the size {size_text!r}")
+        raise _HeaderError(f"has a pax header with the size {size_text!r}")
     name = records.get(_SPARSE_NAME) or records.get(b"path") or name
     return name, int(size_text) if size_text else size, kind
