@@ -83,6 +83,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         return (yield)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Exclude all objects from the collections of pytest and CPython at the end, which take seconds."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip long tests without ``--long``, and ``@pytest.mark.cuda("torch")`` without a GPU."""
     if not effort.LONG and item.get_closest_marker("long"):

@@ -131,7 +131,8 @@ def by_ffmpeg(data: bytes, **options: Any) -> Any:
 @pytest.mark.parametrize("name", [*FILES, *OTHERS])
 def test_samples_equal_those_by_ffmpegs_demuxer(name: str) -> None:
     data = (FILES | OTHERS)[name]()
-    for case in CASES:
+    # Of the others, only who reads them may differ.
+    for case in CASES if name in FILES else CASES[:3]:
         with mock.patch.object(av, "open", wraps=av.open) as opened:
             found = outcome(data, **case)
         assert opened.called is (name in OTHERS)

@@ -7,7 +7,6 @@ import pickle
 import struct
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,8 +82,13 @@ def config(codec: str) -> sm.DecodeConfig:
     return sm.decode_config(decoder_options=options)
 
 
+@cache
+def without_edits(codec: str) -> np.ndarray[Any, Any]:
+    return sm.load_audio(recorded(codec), decode_config=config(codec)).array
+
+
 def wanted(codec: str, pieces: tuple[tuple[int, float], ...]) -> np.ndarray[Any, Any]:
-    whole, rate = sm.load_audio(recorded(codec), decode_config=config(codec)).array, RATES[codec]
+    whole, rate = without_edits(codec), RATES[codec]
     spans = [
         (round(second * rate), (2 * duration * rate + 1000) // 2000) for duration, second in pieces
     ]
@@ -122,7 +126,7 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
             np.testing.assert_allclose(
                 found, samples, rtol=0, atol=tolerance, err_msg=f"{name}, {way}"
             )
-        for start, stop in pairwise((0, 0.25, 0.625, 0.75, 1, 1.125)):
+        for start, stop in ((0, 0.625), (0.625, 0.75), (1, 1.125)):
             first, last = (-int(-time * rate // 1) for time in (start, stop))
             window = sm.load_audio(data, (start, stop), decode_config=config(codec)).array
             np.testing.assert_allclose(

@@ -113,6 +113,7 @@ def test_our_loaders_give_arrays_of_numpy(folder: Path) -> None:
     check_batches(OURS, folder, "numpy")
 
 
+@pytest.mark.long  # processes that import torch
 def test_loaders_give_images_and_labels_as_tensors(folder: Path) -> None:
     pytest.importorskip("torch")
     # Those of torch come first: they fork, which is safe before other loaders start threads.

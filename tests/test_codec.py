@@ -14,6 +14,7 @@ import av
 import numpy as np
 import pytest
 from audio_oracle import linear, samples_of
+from effort import examples
 from test_pickle_packets import AUDIO, SAMPLE_RATES, VIDEO, _audio, _encoders, _video
 
 import spdl_media as sm
@@ -190,7 +191,7 @@ rng = np.random.default_rng(1)
 errors = 0
 for codec in ("libx264", "libx265"):
     data = make_video(index_planes(30, 128, 96), codec=codec, format="mpegts", max_b_frames=2)
-    for turn in range(25):
+    for turn in range(int(sys.argv[1])):
         damaged = np.frombuffer(data, np.uint8).copy()
         place = rng.integers(len(data) // 3, len(data), 40)
         damaged[place[place % 188 > 20]] ^= 0x55
@@ -208,7 +209,9 @@ print("done")
 
 
 def test_threads_and_damaged_data_do_not_hang() -> None:
-    done = subprocess.run([sys.executable, "-c", _DAMAGED], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _DAMAGED, str(examples(40))], capture_output=True, check=False
+    )
     assert done.stdout.strip() == b"done", done.stderr.decode()[-1000:]
 
 

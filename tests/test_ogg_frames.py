@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 from audio_oracle import clip, outcome, sound
+from effort import examples
 
 import spdl_media as sm
 from spdl_media import audio_arrays, ogg_audio
@@ -133,7 +134,7 @@ FILES = {
 # They are read by PyAV's demuxer.
 OTHERS = {
     "another codec": lambda: clip("flac", "ogg"),
-    "two streams": lambda: ogg("vorbis") + numbered(ogg("vorbis", seconds=5), 7),
+    "two streams": lambda: ogg("vorbis") + numbered(ogg("vorbis", seconds=4), 7),
     "of a broadcast": lambda: moved(ogg("opus"), 10**7),
     "a little later": lambda: moved(ogg("vorbis"), 500),
     "never finished": lambda: ended(ogg("vorbis")),
@@ -152,7 +153,7 @@ OTHERS = {
 WRONG = {
     "chained": lambda: ogg("vorbis") + ogg("vorbis"),
     "another stream inside": lambda: (
-        ogg("vorbis") + numbered(ogg("vorbis", seconds=9), 7) + ogg("vorbis")
+        ogg("vorbis") + numbered(ogg("vorbis", seconds=4), 7) + ogg("vorbis")
     ),
     "a page is missing": lambda: without_page(ogg("opus")),
     "empty packet": lambda: emptied(ogg("vorbis")),
@@ -222,7 +223,7 @@ def test_windows_are_read_without_a_demuxer(
     path, rate = tmp_path / "file", 48000
     track = AudioTrack(samples=sound(6 * rate), sample_rate=rate, codec=codec, options=options)
     path.write_bytes(make_media([track], format="ogg", options={"page_duration": str(page)}))
-    for start in np.round(rng.uniform(0, 6, 8), 3):
+    for start in np.round(rng.uniform(0, 6, examples(20)), 3):
         case = {"timestamp": (start, start + 0.75)}
         with mock.patch.object(av, "open") as opened:
             found = outcome(path, **case)
@@ -243,7 +244,7 @@ def test_short_files_are_resampled_as_packet_by_packet() -> None:
 def test_damage_gives_the_same_errors(codec: str, rng: np.random.Generator) -> None:
     parts = list(pages(ogg(codec, 2, 1)))
     outcomes = set()
-    for number in range(60):
+    for number in range(examples(120)):
         damaged = [*map(bytearray, parts)]
         page = damaged[int(rng.integers(2, len(parts)))]
         place = int(rng.integers(0 if number % 4 else 27 + page[26], len(page)))
@@ -261,7 +262,7 @@ def test_damage_gives_the_same_errors(codec: str, rng: np.random.Generator) -> N
 def test_damage_outside_of_a_window_may_go_unnoticed(codec: str, rng: np.random.Generator) -> None:
     whole = ogg(codec, seconds=4)
     parts, fails = list(pages(whole)), set()
-    for number in range(60):
+    for number in range(examples(120)):
         damaged, place = list(parts), int(rng.integers(len(parts)))
         page = bytearray(parts[place])
         page[int(rng.integers(len(page)))] ^= int(rng.integers(1, 256))

@@ -447,6 +447,7 @@ RANK = """
 """
 
 
+@pytest.mark.long  # two processes that import torch
 def test_two_ranks_end_together_and_compare_their_epochs(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     data = make_image(np.full((16, 16, 3), 90, np.uint8), codec="mjpeg")

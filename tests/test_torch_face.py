@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import each
+from effort import LONG, each
 
 import spdl_media as sm
 from spdl_media.testing import make_image
@@ -131,6 +131,10 @@ ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+# Their order is that of the caller's thread; with workers, they run only with --long.
+QUICK = {"rank", "eager sampler", "batches of a list"}
+
+
 @each("order", ORDERS)
 def test_batches_are_those_of_torch_in_the_callers_thread(order: str) -> None:
     results = []
@@ -142,7 +146,8 @@ def test_batches_are_those_of_torch_in_the_callers_thread(order: str) -> None:
 
 @each(
     "order, is_persistent",
-    [(order, order == "shuffled") for order in ORDERS] + [("shuffled", False)],
+    [(order, order == "shuffled") for order in ORDERS if LONG or order not in QUICK]
+    + [("shuffled", False)],
 )
 def test_batches_are_those_of_torch_with_workers(order: str, is_persistent: bool) -> None:
     """Also if sampler and consumer alternately draw from one random generator."""
@@ -401,6 +406,7 @@ LEFT_OVER = """
 """
 
 
+@pytest.mark.long  # a process that imports torch
 def test_a_program_ends_though_a_batch_is_still_being_made() -> None:
     command = [sys.executable, "-c", textwrap.dedent(LEFT_OVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

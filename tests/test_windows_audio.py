@@ -46,6 +46,8 @@ EXACT: list[tuple[Any, ...]] = [
     ("adpcm_ms", "wav", 44100), ("adpcm_ima_wav", "wav", 48000), ("adpcm_ima_qt", "aiff", 44100),
     ("adpcm_ima_qt", "mov", 44100),
 ]  # fmt: skip
+# A millisecond has no whole number of samples at 44.1 kHz, so of two rates this one is harder.
+USUAL = [case for case in EXACT if case[2] == 44100 or case[0] in ("libopus", "adpcm_ima_wav")]
 
 
 def _make(
@@ -73,7 +75,7 @@ def _check(data: bytes, start: Fraction, length: Fraction, rate: int) -> None:
         assert_same(samples_of(frames), wanted, packets.codec)
 
 
-@pytest.mark.parametrize("case", EXACT, ids=_name)
+@pytest.mark.parametrize("case", EXACT if effort.LONG else USUAL, ids=_name)
 def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.Generator) -> None:
     data, rate = _make(*case), case[2]
     end = Fraction(linear(data).shape[1], rate)
@@ -170,7 +172,7 @@ def _wavering(codec: str, format: str, missing: int | None = None) -> bytes:
 WAVERING = [
     (codec, format)
     for codec in ("aac", "libmp3lame", "mp2", "ac3")
-    for format in ("mp4", "mov", "matroska", "mpegts", "nut")
+    for format in ("mp4", "matroska", "mpegts", "nut")
 ]
 
 
@@ -181,7 +183,7 @@ def test_wavering_timestamps_move_no_sample(codec: str, format: str) -> None:
     assert np.array_equal(samples_of(whole), linear(data))
     ends = [chunk.position + len(chunk) for chunk in whole.chunks]
     assert [chunk.position for chunk in whole.chunks[1:]] == ends[:-1]
-    for start in (0.2, 0.7, 1.234, 2.1, 3.9):
+    for start in (0.2, 1.234, 3.9):
         frames = _decode(data, (start, start + 0.25))
         first, stop = sm.timing.parse_window((start, start + 0.25)).samples(48000)
         at = first - whole.first_sample
@@ -275,7 +277,9 @@ def test_ticks_of_nearly_a_sample(case: tuple[str, str]) -> None:
     data = _laced(*case)
     whole, codec = _decode(data, None), sm.demux_audio(data).codec
     assert codec.time_base == Fraction(20832, 10**9)
-    for first in range(max(whole.first_sample, 0), len(whole) - 2000, 9973):
+    for first in range(
+        max(whole.first_sample, 0), len(whole) - 2000, 9973 if effort.LONG else 29927
+    ):
         frames = _decode(data, (Fraction(first, 48000), Fraction(first + 2000, 48000)))
         begin = first - whole.first_sample
         assert_same(samples_of(frames), samples_of(whole)[:, begin : begin + 2000], codec)
@@ -445,7 +449,7 @@ def _delayed(format: str, codec: str, *, audio: int, video: int, rate: int = 480
     [("mp4", "flac"), ("matroska", "flac"), ("mpegts", "libmp3lame"), ("mov", "pcm_s16le"),
      ("matroska", "libopus"), ("mp4", "libopus")],
 )  # fmt: skip
-@pytest.mark.parametrize(("audio", "video"), [(24000, 0), (16001, 0), (0, 20), (4800, 20)])
+@pytest.mark.parametrize(("audio", "video"), [(16001, 0), (0, 20), (4800, 20)])
 def test_one_zero_for_audio_and_images(format: str, codec: str, audio: int, video: int) -> None:
     rate = 48000
     data = _delayed(format, codec, audio=audio, video=video)
@@ -581,7 +585,7 @@ def test_a_last_page_of_ogg_beside_another_stream(codec: str, rate: int, seconds
         data = make_media(tracks, format="ogg", options={"page_duration": "20000000"})
         with sm.Demuxer(data) as demuxer:
             # Twice, because FFmpeg knows more of a file once it has read its end.
-            for tenth in (*range(3, 10 * seconds, 2), *range(4, 10 * seconds, 3)):
+            for tenth in (*range(3, 10 * seconds, 4), *range(4, 10 * seconds, 5)):
                 whole = demuxer.demux_audio(stream_index=index)
                 part = demuxer.demux_audio((tenth / 10, None), stream_index=index)
                 wanted = expected(samples_of(sm.decode_packets(whole, None)), part.window, rate)

@@ -24,7 +24,7 @@ import spdl_media as sm
 from spdl_media.testing import AudioTrack, make_media
 
 SECONDS = 7
-WINDOWS = 100
+WINDOWS = 60
 
 
 def _made(format: str, rate: int, channels: int, muxing: Any = None, **options: str) -> bytes:

@@ -54,6 +54,7 @@ def test_results_are_exact_from_many_threads_and_after_errors() -> None:
     assert any(idle)
 
 
+@pytest.mark.long  # a process that imports DALI
 def test_forked_child_decodes_with_slots_of_its_own() -> None:
     """The child has no threads of the parent's slots. The parent is a new process without other threads."""
     script = """

@@ -118,8 +118,8 @@ if __name__ == "__main__":
     main(sys.argv[1])
 """
 KINDS = (
-    *("threads", "order", "async", "generators", "epochs", "executor", "spawn", "forkserver"),
-    *("loader", "async consumer"),
+    *("threads", "async", "executor", "spawn", "loader"),
+    *("order", "generators", "epochs", "forkserver", "async consumer"),
 )
 # An uncaught KeyboardInterrupt ends the process by the signal, as shells expect.
 STATUS = -signal.SIGINT
@@ -208,7 +208,7 @@ def trials(count: int, seed: int, folder: Path) -> list[str]:
 def test_programs_end_at_once(tmp_path: Path) -> None:
     import effort  # not found where this file is run as a program
 
-    count = 60 if effort.LONG else 10
+    count = 60 if effort.LONG else 5
     assert trials(count, count, tmp_path) == []
 
 

@@ -503,7 +503,7 @@ def try_programs(count: int) -> None:
 
 
 def test_random_pipelines_do_as_the_model_does() -> None:
-    try_programs(examples(80))
+    try_programs(examples(60))
 
 
 if __name__ == "__main__":
