@@ -100,8 +100,7 @@ def wanted(codec: str, pieces: tuple[tuple[int, float], ...]) -> np.ndarray[Any,
 def decoded(codec: str, data: bytes) -> dict[str, np.ndarray[Any, Any]]:
     """Return all samples by each way of the library."""
     options = config(codec)
-    packets = sm.demux_audio(data)
-    copied = pickle.loads(pickle.dumps(packets))
+    packets = pickle.loads(pickle.dumps(sm.demux_audio(data)))
     with sm.Demuxer(data) as demuxer:
         decoder = sm.AudioDecoder(demuxer.audio_codec, decode_config=options)
         parts = demuxer.streaming_demux(duration=0.2)
@@ -109,7 +108,6 @@ def decoded(codec: str, data: bytes) -> dict[str, np.ndarray[Any, Any]]:
     return {
         "load_audio": sm.load_audio(data, decode_config=options).array,
         "decode_packets": samples_of(sm.decode_packets(packets, decode_config=options)),
-        "pickled": samples_of(sm.decode_packets(copied, decode_config=options)),
         "in chunks": np.concatenate([samples_of(frames) for frames in chunks], axis=1),
     }
 

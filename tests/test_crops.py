@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from oriented import oriented_clip, upright
 from still_metadata import exif_block, png_with_exif
 
@@ -144,8 +145,8 @@ def test_boxes_that_reach_out_of_the_image(box: tuple[int, int, int, int]) -> No
     assert filled.valid.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
+@each(
+    "options, error, match",
     [
         ({"crops": [(0, 0, 0, 4)]}, ValueError, r"crops\[0\] is \(0, 0, 0, 4\)"),
         ({"crops": [(-1, 0, 4, 4)]}, ValueError, r"crops\[0\] is \(-1, 0, 4, 4\)"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_behind import wait_for_threads, wait_until
@@ -806,8 +806,8 @@ async def transfer_async(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+@each(
+    "arguments, error, message",
     [
         (
             {"src": "train"},

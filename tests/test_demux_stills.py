@@ -99,14 +99,19 @@ def in_every_order(src: Any) -> dict[str, bytes]:
     for name, read in READS.items():
         with sm.Demuxer(src) as demuxer:
             first[name] = read(demuxer)
-    pairs = list(itertools.product(READS, repeat=2))
-    # Sources are opened again for all pairs with the same first read, some files for each pair.
-    size = 1 if isinstance(src, Path) and (effort.LONG or src.suffix in ALONE) else len(READS)
-    for start in range(0, len(pairs), size):
-        some = pairs[start : start + size]
+    # Each read after each other and after itself. Some files are opened again for each of these pairs.
+    orders = [[a, b, a, b] for a, b in itertools.product(READS, repeat=2)]
+    if not isinstance(src, Path) or (src.suffix not in ALONE and not effort.LONG):
+        orders = [list(first)[:1]]
+        for number, one in enumerate(first):
+            orders[0] += [
+                one,
+                *(name for other in list(first)[number + 1 :] for name in (other, one)),
+            ]
+    for order in orders:
         with sm.Demuxer(src) as demuxer:
-            for name in itertools.chain.from_iterable(2 * some if size == 1 else some):
-                assert READS[name](demuxer) == first[name], f"{name}, of {some}"
+            for name in order:
+                assert READS[name](demuxer) == first[name], f"{name}, of {order}"
     return first
 
 

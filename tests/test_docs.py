@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media
 
@@ -160,7 +161,7 @@ def test_the_readme_and_usual_calls_pass_strict_type_checks(tmp_path: Path) -> N
         assert output.startswith("Success"), output + errors
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
@@ -173,7 +174,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES)
 def test_links_name_headings_that_there_are(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
     named = [(page.parent / target if target else page, place) for target, place in links]
@@ -185,7 +186,7 @@ def test_links_name_headings_that_there_are(page: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES)
 def test_every_fence_is_seen(page: Path) -> None:
     """A block that the pattern above does not match would never be run."""
     text = page.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from audio_oracle import clip, samples_of, sound
 from av.stream import Disposition
+from effort import each
 
 import spdl_media as sm
 from spdl_media import filters
@@ -223,8 +224,8 @@ def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
     [("vorbis", "ogg", 44100), ("libopus", "ogg", 48000), ("aac", "mp4", 44100), ("aac", "mp4", 22050),
      ("alac", "mp4", 44100), ("flac", "ogg", 44100), ("libmp3lame", "mp4", 44100)],
 )  # fmt: skip
-@pytest.mark.parametrize("timestamp", [None, (0.5, 1.25), (1.0, 9.0)])
-@pytest.mark.parametrize("options", [{}, {"filter_desc": None}, {"filter_desc": "volume=0.5"}])
+@each("timestamp", [None, (0.5, 1.25), (1.0, 9.0)])
+@each("options", [{}, {"filter_desc": None}, {"filter_desc": "volume=0.5"}])
 def test_untried_decoders_change_no_sample(
     codec: str, format: str, rate: int, timestamp: Any, options: Any
 ) -> None:

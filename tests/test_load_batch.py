@@ -63,7 +63,7 @@ def test_planes_take_half_the_bytes() -> None:
     assert planes.nbytes * 2 == sm.load_image_batch(SOURCES[:2], width=32, height=24).nbytes
 
 
-@pytest.mark.parametrize("position", range(COUNT))
+@pytest.mark.parametrize("position", [0, 1, 15, 16, COUNT - 2, COUNT - 1])
 def test_one_bad_input_in_each_position(position: int) -> None:
     srcs = with_bad(position)
     with pytest.raises(sm.DemuxError, match=rf"input {position} of the batch of 32: ") as caught:

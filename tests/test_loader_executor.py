@@ -200,7 +200,7 @@ def test_a_process_of_threads_that_dies_costs_the_items_it_has() -> None:
     [
         ("fork", None, 1),
         ("fork", functools.partial(set_torch_threads, 3), 3),
-        ("spawn", None, 1),
+        pytest.param("spawn", None, 1, marks=pytest.mark.long),  # a process that imports torch
     ],
 )
 def test_torch_has_one_thread_in_each_worker_unless_it_is_told(

@@ -186,7 +186,8 @@ def by_packets(data: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", [*FILES, *OTHERS, *WRONG])
 def test_samples_equal_those_by_packets(name: str) -> None:
     data = (FILES | OTHERS | WRONG)[name]()
-    for case in CASES:
+    # Others are read by packets in any case, which few cases show.
+    for case in CASES[:2] if name in OTHERS else CASES:
         with (
             mock.patch.object(ogg_audio, "Graph", wraps=ogg_audio.Graph) as graph,
             mock.patch.object(av, "open", wraps=av.open) as opened,
@@ -196,7 +197,7 @@ def test_samples_equal_those_by_packets(name: str) -> None:
         assert graph.called is (name not in OTHERS and not fills)
         assert opened.called is (name not in FILES or fills)
         np.testing.assert_array_equal(found, by_packets(data, **case), err_msg=str(case))
-    for case in WINDOWS:
+    for case in WINDOWS[:3] if name in OTHERS else WINDOWS:
         np.testing.assert_array_equal(
             outcome(data, **case), by_packets(data, **case), err_msg=str(case)
         )

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def _encoders(names: dict[str, str]) -> dict[str, str]:
     return {name: format for name, format in names.items() if name in av.codecs_available}
 
 
+@cache
 def _video(codec: str, format: str) -> bytes:
     pix_fmt = VIDEO_FORMATS.get(codec, "yuv420p")
     frames: Any = (
@@ -80,6 +82,7 @@ def _video(codec: str, format: str) -> bytes:
     return make_video(frames, codec=codec, format=format, pix_fmt=pix_fmt, frame_rate=25)
 
 
+@cache
 def _audio(codec: str, rate: int) -> bytes:
     tone = make_tone(2 * rate, rate, (440.0,) if codec.startswith("g7") else (440.0, 997.0))
     return make_audio(tone, rate, codec=codec, format=AUDIO[codec], bit_rate=BIT_RATES.get(codec))

@@ -14,6 +14,7 @@ import av
 import numpy as np
 import pytest
 from av.codec.context import CodecContext
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 from still_metadata import avif_with_properties, box, gray_tiff, png_chunk, riff_chunk, webp_form
@@ -121,7 +122,7 @@ def silent_cuts(codec: str, data: bytes) -> list[int]:
     return [n for n in silent if decode(codec, data[:n]) not in (None, whole)]
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_codec(name: str) -> None:
     codec, make = FILES[name]
     # An animated PNG of one frame is a PNG.
@@ -131,7 +132,7 @@ def test_codec(name: str) -> None:
         assert still_codec(make()[:32]) == expected
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_whole_files_pass(name: str) -> None:
     codec, make = FILES[name]
     data = make()
@@ -141,7 +142,7 @@ def test_whole_files_pass(name: str) -> None:
     assert check_complete(codec, data + b"\0trailing bytes \xff\xd8\xff") is None
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_no_cut_goes_unnoticed(name: str) -> None:
     codec, make = FILES[name]
     assert silent_cuts(codec, make()) == []

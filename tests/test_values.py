@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, index_planes, make_image, make_video
@@ -33,11 +34,9 @@ def formula(levels: Any, mean: Any = 0.0, std: Any = 1.0, axis: int = -1) -> np.
     return (values.astype(np.float32) / largest - mean) / std
 
 
-@pytest.mark.parametrize("options", [{}, {"mean": 0.5, "std": [0.25]}, {"mean": -0.5, "std": 1}])
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize(
-    "pix_fmt", ["rgb24", "bgr24", "rgba", "gray", "ya8", "gbrp", "gray16le", "rgb48be"]
-)
+@each("options", [{}, {"mean": 0.5, "std": [0.25]}, {"mean": -0.5, "std": 1}])
+@each("layout", ["NCHW", "NHWC"])
+@each("pix_fmt", ["rgb24", "bgr24", "rgba", "gray", "ya8", "gbrp", "gray16le", "rgb48be"])
 def test_formats_and_layouts(pix_fmt: str, layout: Any, options: dict[str, Any]) -> None:
     size: dict[str, Any] = {"pix_fmt": pix_fmt, "layout": layout, "width": 20, "height": 16}
     levels = sm.load_image(JPEG, **size)
@@ -120,8 +119,8 @@ def test_videos() -> None:
     np.testing.assert_array_equal(np.asarray(halves), expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
+@each(
+    "options, error, match",
     [
         ({"dtype": "float64"}, ValueError, "dtype must be 'uint8', 'float16', 'float32' or None"),
         (

@@ -54,8 +54,9 @@ def test_planes_are_the_cpus_bit_for_bit(place: Any, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("size", [{}, {"width": 96, "height": 80}])
-@pytest.mark.parametrize("window", [None, (0.45, 1.75)])
+@pytest.mark.parametrize(
+    ("size", "window"), [({}, None), ({"width": 96, "height": 80}, (0.45, 1.75))]
+)
 def test_frames_and_their_times_are_those_of_the_cpu(
     place: Any, codec: str, size: Any, window: Any
 ) -> None:

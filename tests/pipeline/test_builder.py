@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 from spdl_media.pipeline import (
     AggregateConfig,
@@ -245,8 +246,8 @@ def test_async_iterables_are_sources() -> None:
     assert PipelineBuilder().add_source(source).get_config().src == SourceConfig(source)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
+@each(
+    "build, message",
     [
         (lambda: PipelineBuilder().get_config(), r"has no source. Call add_source\(\.\.\.\) first"),
         (lambda: PipelineBuilder().pipe(double).build(), r"has no source"),
@@ -332,8 +333,8 @@ def test_limits_of_failures_that_are_allowed(limit: float) -> None:
     assert PipeConfig(double, max_failures=limit).max_failures == limit
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@each(
+    "call, message",
     [
         (
             lambda: builder().pipe(5),

@@ -135,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long  # programs with processes of their own
 @pytest.mark.parametrize("kind", ["iterable", "stage"])
 def test_a_program_ends_whose_processes_resist(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
