@@ -29,6 +29,7 @@ from spdl_media.formats import COLOR_TABLES
 from spdl_media.geometry import is_mirrored, rotation, swaps_sides
 from spdl_media.image_frames import av_frames
 from spdl_media.inputs import Input, Source, open_input
+from spdl_media.mp4_audio import itunes_edges
 from spdl_media.packets import ImagePackets
 from spdl_media.still_headers import StillHeader, read_still, webp_canvas
 from spdl_media.stills import HEAD_SIZE, container_still, only_pillow_reads, still_codec
@@ -301,6 +302,8 @@ def _seconds(container: Container, stream: av.stream.Stream) -> float | None:
     # These count the samples that decoders skip at the start.
     counts = is_matroska or container.format == "ogg"
     skipped = Fraction(opus_delay(stream.codec_context) if counts else 0, 48000)
+    if container.format.startswith("mov") and isinstance(stream, av.AudioStream):
+        skipped = Fraction(sum(itunes_edges(stream)), stream.sample_rate or 1)
     total: Any = container.duration if is_matroska else None
     if stream.duration is not None:
         total = stream.duration * as_fraction(stream.time_base)

@@ -182,6 +182,9 @@ def read_audio_codec(stream: av.AudioStream) -> AudioCodec:
     sample_fmt, layout = getattr(context.format, "name", None), context.layout
     if not is_native_layout(layout.name):  # let no other object free its list of channels
         context.layout = f"{layout.nb_channels} channels"
+    formats = [each.name for each in context.codec.audio_formats or ()]
+    if sample_fmt and formats and sample_fmt not in formats:
+        sample_fmt = formats[0]  # FFmpeg took MP2 for MP3, and tried another decoder
     if context.codec.name in ("ape", "tak"):  # PyAV does not expose their bits, only the format
         bits = _BITS.get(sample_fmt or "", 0)
     elif context.codec.name == "g726le" and context.sample_rate:  # which _wave_format does not read

@@ -191,12 +191,17 @@ def _edits(
         samples: The frames before edits.
 
     Raises:
-        ValueError: Edits do more than hide the start.
+        ValueError: Edits do more than hide the start, or iTunes states it in another way.
     """
     end = len(samples.dts) * AAC_FRAME_SIZE
     # FFmpeg takes a last duration of 0 for unknown.
     stated = min(end, int(samples.dts[-1] + (samples.durations[-1] or AAC_FRAME_SIZE)))
-    delay, padding = _itunes_edges(moov, stated) if _ITUNES in bytes(moov) else (0, 0)
+    content = bytes(moov)
+    of_itunes = _ITUNES_VALUE.search(content) if _ITUNES in content else None
+    delay, padding = _edges(of_itunes, stated)
+    is_before = of_itunes is not None and of_itunes.start() < content.rfind(b"trak")
+    if _ITUNES in content and (is_before or not 0 < delay < _LONGEST_DELAY):
+        raise ValueError("not stated as iTunes does, or before the track")
     edits = _edit_list(moov, track, rate)
     if not edits:
         return delay, delay, stated - padding
@@ -216,20 +221,6 @@ def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]
     unit = number_at(moov, "mvhd")
     # Rounded as FFmpeg does.
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
-
-
-def _itunes_edges(moov: memoryview, end: int) -> tuple[int, int]:
-    """Return the encoder's delay and padding in samples before ``end``, as iTunes states them.
-
-    Raises:
-        ValueError: They are stated in another way, or before the track.
-    """
-    stated = _ITUNES_VALUE.search(moov)
-    delay, padding = _edges(stated, end)
-    is_before = stated is not None and stated.start() < bytes(moov).rfind(b"trak")
-    if is_before or not 0 < delay < _LONGEST_DELAY:
-        raise ValueError("not stated as iTunes does")
-    return delay, padding
 
 
 def _edges(stated: re.Match[bytes] | None, num_samples: int) -> tuple[int, int]:
@@ -310,12 +301,8 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
 def _cut_end(times: Times, stream: Any, size: int) -> None:
     """Add cuts of frames of ``size`` samples behind the end that the edit list or iTunes states."""
     entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
-    end, padded, first = start + length, 1, entries[0].timestamp
-    found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())
-    # FFmpeg applies the delay to the last stream, unless it has an edit list.
-    delay, padding = _edges(found, length)
-    if start - first == delay:
-        end, padded = first + length - padding, 2 + padding // size
+    delay, padding = itunes_edges(stream)
+    end, padded = start + length - delay - padding, 2 + padding // size if delay else 1
     last = entries[-1].timestamp
     for entry in entries[-padded:]:
         begin, key = entry.timestamp, (entry.pos, entry.timestamp, 0)
@@ -325,6 +312,16 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
         if cut and is_shown and (padding or cut < size):
             rest = max(cut, 0), size * (begin == last)
             times[key] = *times.get(key, (begin,)), True, hidden, *rest
+
+
+def itunes_edges(stream: Any) -> tuple[int, int]:
+    """Return the delay and the padding that iTunes states and the duration of the stream includes."""
+    entries, start = stream.index_entries, stream.start_time or 0
+    found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())
+    delay, padding = _edges(found, stream.duration or 0)
+    # FFmpeg applies the delay to the last stream, unless it has an edit list.
+    is_applied = len(entries) > 0 and start - entries[0].timestamp == delay
+    return (delay, padding) if is_applied else (0, 0)
 
 
 def edits_go_back(streams: Any) -> bool:

@@ -159,6 +159,7 @@ def test_padding_that_itunes_states_is_left_out(
     # FFmpeg's encoder begins with a frame.
     kept = 3 * RATE + 1024 - 2112 - cut
     assert sm.load_audio(data).array.shape == (2, kept)
+    assert sm.probe(data).audio.duration == kept / RATE
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(2.5, None)), None)
     assert frames.first_sample + len(frames) == kept + (2112 if video else 0)
 

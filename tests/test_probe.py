@@ -171,10 +171,15 @@ def test_the_size_of_an_animated_webp() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "format"),
-    [("pcm_s16le", "wav"), ("flac", "flac"), ("libmp3lame", "mp3"), ("libopus", "ogg")],
+    [
+        *(("pcm_s16le", "wav"), ("flac", "flac"), ("libmp3lame", "mp3"), ("libopus", "ogg")),
+        ("mp2", "mp2"),  # which FFmpeg takes for MP3 at first
+    ],
 )
 def test_audio(codec: str, format: str) -> None:
-    info = sm.probe(make_audio(index_samples(96000, 2), codec=codec, format=format))
+    data = make_audio(index_samples(96000, 2), codec=codec, format=format)
+    info = sm.probe(data)
+    assert info.audio.sample_fmt == sm.decode_packets(sm.demux_audio(data), None).sample_fmt
     assert info.video is None
     assert info.best_video is None
     assert info.audio is not None
