@@ -14,6 +14,7 @@ import stat
 import struct
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import av
@@ -84,8 +85,7 @@ def open_input(
         stream = open_stream(src, name, at=at, storage_options=config.storage_options)
     if isinstance(stream, FileReader):
         return Input(stream.label, reader=stream)
-    url = src if isinstance(src, str) else None
-    return Input(name or url or name_of(stream), content=stream)
+    return Input(name or (src if isinstance(src, str) else name_of(stream)), content=stream)
 
 
 def local_path(src: Any) -> str | None:
@@ -337,9 +337,19 @@ class Input:
 
     def _target(self, config: DemuxConfig) -> Any:
         """Return what PyAV opens: a path, or an object to read from."""
-        if self._file is not None:
+        if (file := self._file) is not None:
+            # FFmpeg opens the path itself, and again for each rewind.
+            try:
+                opened, found = os.fstat(file.number), Path(file.path).stat()
+            except OSError as error:
+                raise path_error(self.name, error) from error
+            # Some network file systems do not keep the number of a file.
+            if opened.st_mtime_ns != found.st_mtime_ns and not os.path.samestat(opened, found):
+                raise SourceError(
+                    "it was replaced while it was open. Open it again", source=self.name
+                )
             # The file protocol has no escapes, so this works for every path, "a:b.mp4" included.
-            return f"file:{self._file.path}"
+            return f"file:{file.path}"
         content = self._content
         if content is not None:
             # BytesIO shares bytes until it is written to, and reads them faster than Python can.

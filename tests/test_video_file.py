@@ -556,6 +556,25 @@ def test_times_show_the_frame_that_began_last() -> None:
         video.at([float("inf")])
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not replace open files")
+def test_frames_are_not_taken_from_a_file_that_replaced_the_opened_one(tmp_path: Path) -> None:
+    """FFmpeg opens an AVI again for frames before those that were read."""
+    path, other = tmp_path / "clip.avi", tmp_path / "other.avi"
+    path.write_bytes(clip("avi/libx264/3/open"))
+    other.write_bytes(clip("avi/ffv1/0/closed"))
+    os.utime(other, (1, 1))
+    with sm.VideoFile(path, filter_desc=None) as video, sm.Demuxer(path) as demuxer:
+        packets = demuxer.demux_video()
+        assert frame_index(video[20].planes[0]) == 20
+        other.replace(path)
+        for read_again in (lambda: video[3], demuxer.demux_video):
+            with pytest.raises(
+                sm.SourceError, match=r"clip.avi: it was replaced while it was open"
+            ):
+                read_again()
+    assert len(sm.decode_packets(packets, None)) == NUM_FRAMES
+
+
 def test_times_are_right_where_a_format_has_those_of_decoding_alone() -> None:
     for kind in ("asf/libx264/2/closed", "avi/libx264/3/open"):
         assert opened(kind).timestamps == tuple(k / 10 for k in range(NUM_FRAMES))
