@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from left_behind import wait_until
 
 from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
 from spdl_media.pipeline.executors import TaskHook
@@ -203,6 +204,11 @@ async def async_generator(item: int) -> AsyncIterator[int]:
     yield function(item)
 
 
+def endless(item: int) -> Iterator[int]:
+    while True:
+        yield item
+
+
 @pytest.mark.parametrize("fn", [function, coroutine, generator, async_generator, "pool"])
 def test_hooks_are_called_around_each_task(fn: Any) -> None:
     hooks: dict[str, Recorder] = {}
@@ -229,6 +235,15 @@ def test_hooks_are_called_around_each_task(fn: Any) -> None:
     assert {call[2].rstrip("0123456789 ") for call in calls[::2]} == {where.rstrip("0 ")}
     errors = [call[2] for call in calls[1::2]]
     assert (errors[0], str(errors[1]), errors[2]) == (None, "one", None)
+
+
+def test_the_call_of_a_generator_that_is_left_ends_before_its_stage() -> None:
+    hook = Recorder("it")
+    builder = PipelineBuilder().add_source([1]).pipe(endless)
+    for _ in builder.build(task_hook_factory=lambda _: hook):
+        break
+    wait_until(lambda: len(hook.calls) == 4)
+    assert [call[0] for call in hook.calls] == ["stage start", "start", "end", "stage end"]
 
 
 def test_stages_may_go_without_a_hook() -> None:
