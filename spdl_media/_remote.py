@@ -113,13 +113,12 @@ def _open_url(
 def _filesystem(url: str, storage_options: Mapping[str, object]) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the path in it."""
     fsspec = require("fsspec", f"the URL {url!r}")
+    options: dict[str, Any] = dict(storage_options)
     if url.startswith(("http://", "https://")):
         # Not a chain, although an IPv6 address or a query may have "::", at which fsspec would split it.
         scheme = url.partition(":")[0]
-        options: dict[str, Any] = dict(storage_options)
         options |= options.pop(scheme, {})
         return fsspec.filesystem(scheme, **options), url
-    options = dict(storage_options)
     for scheme in ("http", "https"):
         # By default fsspec would fetch 5 MB for each part of a zip archive.
         if "zip://" in url and f"::{scheme}://" in url:
@@ -287,10 +286,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _can_seek(file: Any) -> bool:
-    # fsspec's stream of a server claims to be seekable, but is not. It has no size. Nor has the local file of
-    # a disk cache, which can seek, so try.
-    if getattr(file, "size", None) is not None:
-        return True
+    # Try, because fsspec's stream of a server claims to be seekable, but is not.
     try:
         # Not to the end, to which a member of an archive would be decompressed.
         file.seek(1)
