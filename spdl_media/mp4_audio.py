@@ -290,9 +290,10 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    # Only the decoder of Opus gives more than FFmpeg 9 cuts. That of lossless audio gives no padding.
+    # FFmpeg 9 cuts less than the padding of Opus, and of audio that begins late. Lossless audio has none.
     is_whole = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
-    is_left = codec.name == "opus" or not (CUTS_LAST_FRAME or is_whole)
+    is_cut = CUTS_LAST_FRAME and codec.name != "opus" and not stream.start_time
+    is_left = not (is_cut or is_whole)
     if is_left and times is not None and codec.time_base * codec.sample_rate == 1:
         _cut_end(times, stream, packet_samples(codec))
     return times
