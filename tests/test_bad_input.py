@@ -221,6 +221,13 @@ def test_a_limit_of_pixels_holds_before_memory_is_allocated(codec: str) -> None:
             assert sm.load_image(data, decode_config=config).shape == (40, 60, 3)
 
 
+@pytest.fixture(scope="module")
+def large_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "image.png"
+    path.write_bytes(make_image(np.zeros((5000, 10000), np.uint8), codec="png", pix_fmt="gray"))
+    return path
+
+
 @pytest.mark.parametrize(
     ("filter_desc", "megabytes", "message"),
     [
@@ -230,16 +237,17 @@ def test_a_limit_of_pixels_holds_before_memory_is_allocated(codec: str) -> None:
     ],
 )
 def test_too_little_memory_is_no_damage(
-    filter_desc: str | None, megabytes: int, message: str
+    filter_desc: str | None, megabytes: int, message: str, large_image: Path
 ) -> None:
     """A batch would skip an image whose error only says that FFmpeg cannot allocate memory."""
     pytest.importorskip("resource")
     options = {"filter_desc": filter_desc} if filter_desc else {}
+    small = large_image.with_name("small.png")
+    small.write_bytes(make_image(np.zeros((8, 8), np.uint8), codec="png", pix_fmt="gray"))
     code = (
         "import pathlib, resource, sys, numpy as np, spdl_media as sm\n"
-        "from spdl_media.testing import make_image\n"
-        "image = make_image(np.zeros((5000, 10000), np.uint8), codec='png', pix_fmt='gray')\n"
-        "sm.load_image(make_image(np.zeros((8, 8), np.uint8), codec='png', pix_fmt='gray'))\n"
+        "image = pathlib.Path(sys.argv[1]).read_bytes()\n"
+        "sm.load_image(sys.argv[2])\n"
         "start = int(pathlib.Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         f"resource.setrlimit(resource.RLIMIT_AS, (start + {megabytes} * 2**20,) * 2)\n"
         "config = sm.decode_config(on_corrupt='drop')\n"
@@ -247,7 +255,7 @@ def test_too_little_memory_is_no_damage(
     )
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc")
-    last = run(code).stderr.splitlines()[-1]
+    last = run(code, str(large_image), str(small)).stderr.splitlines()[-1]
     assert re.search(f"MemoryError: {message}", last), last
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import effort
 import numpy as np
 import pytest
 from notebooks import run as run_notebook
@@ -210,9 +211,10 @@ def test_a_loader_resumed_after_any_batch_gives_the_same_bits(
         whole.append(plain(batch))
         states.append(json.dumps(loader.state_dict()))
     assert len(whole) > 2
-    for number, state in enumerate(states[:-1], 1):
+    last = len(whole) - 1
+    for number in range(1, len(whole)) if effort.LONG else sorted({1, last // 2 + 1, last}):
         resumed = make_loader(module, media)
-        resumed.load_state_dict(json.loads(state))
+        resumed.load_state_dict(json.loads(states[number - 1]))
         assert resumed.epoch == 1
         assert [plain(batch) for batch in resumed] == whole[number:]
 

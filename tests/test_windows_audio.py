@@ -90,7 +90,7 @@ def test_windows_equal_the_linear_decode(case: tuple[Any, ...], rng: np.random.G
         (end, Fraction(1)),
         (end + 1, Fraction(1)),
     ]
-    for _ in range(8 if effort.LONG else 4):
+    for _ in range(8 if effort.LONG else 2):
         start = Fraction(int(rng.integers(0, end * 10000)), 10000)
         length = rng.choice([sample / 2, sample, Fraction(1, 100), Fraction(1, 4), Fraction(2)])
         windows.append((start, length))

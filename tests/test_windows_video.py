@@ -228,7 +228,7 @@ def test_many_windows_of_one_demuxer_equal_fresh_ones(format: str) -> None:
     data = clip(f"{format}/libx264/2/open")
     chance = random.Random(7)  # noqa: S311
     windows = [None, (None, 0.5)]
-    for _ in range(30):
+    for _ in range(examples(48)):
         start = chance.uniform(-0.3, 3.2)
         windows.append((start, start + chance.choice((0.05, 0.3, 1.5))))
     chance.shuffle(windows)
