@@ -22,7 +22,7 @@ from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_i
 from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
 from spdl_media.pipeline.executors import name_of
-from spdl_media.pipeline.stages import LoaderSource, source_length
+from spdl_media.pipeline.stages import OwnSource, source_length
 from spdl_media.samplers import DistributedDeterministicSampler, DistributedRandomSampler
 from spdl_media.source import MapIterator
 
@@ -194,7 +194,7 @@ class SharedSource:
         if self.is_async:
             return read_async()
         is_ready = type(self.source if self.fetch is None else self.source.keys) in _READY
-        return LoaderSource(read, is_ready)
+        return OwnSource(read, is_ready)
 
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""

@@ -19,6 +19,7 @@ from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
+    OwnSource,
     PathVariantsConfig,
     PipeConfig,
     PipelineConfig,
@@ -279,10 +280,11 @@ class _Profiler:
 
     def _source(self, source: SourceConfig) -> _Inputs:
         durations: list[float] = []
-        timed: Any = _timed if isinstance(source.source, Iterable) else _timed_async
-        config = PipelineConfig(
-            SourceConfig(timed(source.source, durations), source.continuous), (), SinkConfig()
-        )
+        given: Any = source.source
+        timed: Any = _timed_async(given, durations)
+        if isinstance(given, Iterable):
+            timed = OwnSource(lambda: _timed(given, durations), is_ready=False)
+        config = PipelineConfig(SourceConfig(timed), (), SinkConfig())
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():
             # Take only so many items: the source may be infinite.
@@ -361,9 +363,11 @@ class _Profiler:
             number = stage.aggregator * min(number, _MAX_KEPT)
         # The first epoch starts the pools and is not timed.
         sizes = (concurrency if is_pipe else 0, number)
+        numbers, repeated = iter(sizes), itertools.cycle(inputs.items)
+        source = OwnSource(lambda: itertools.islice(repeated, next(numbers)), is_ready=False)
         pipeline: Pipeline[Any] = Pipeline(
             # A larger buffer, so that the loop below does not slow the stage down.
-            PipelineConfig(SourceConfig(_Epochs(inputs.items, sizes)), (stage,), SinkConfig(8)),
+            PipelineConfig(SourceConfig(source), (stage,), SinkConfig(8)),
             num_threads=concurrency,
             max_failures=math.inf,
         )
@@ -423,14 +427,3 @@ async def _timed_async(items: AsyncIterable[Any], durations: list[float]) -> Asy
         durations.append(time.perf_counter() - start)
         yield item
         start = time.perf_counter()
-
-
-class _Epochs:
-    """A source that repeats ``items``, with ``sizes[0]`` of them in the first epoch, and so on."""
-
-    def __init__(self, items: Sequence[Any], sizes: Sequence[int]) -> None:
-        self._items = itertools.cycle(items)
-        self._sizes = iter(sizes)
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._items, next(self._sizes))

@@ -64,11 +64,11 @@ class Aggregator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderSource:
-    """A source whose generator the engine closes, as it is not the user's: that of a DataLoader.
+class OwnSource:
+    """A source of the library. The engine closes its generators; one of the user's may still be needed.
 
     Attributes:
-        generate: Makes the generator.
+        generate: Makes a generator.
         is_ready: Whether items exist already or are computed at once, so taking one never blocks.
     """
 

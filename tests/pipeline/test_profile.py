@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from effort import several_tries
+from left_behind import wait_until
 
 from spdl_media.pipeline import (
     MissingPackageError,
@@ -178,6 +179,21 @@ def test_async_sources_are_sampled() -> None:
 def slow_source() -> Iterator[int]:
     for number in range(1000):
         yield wait(number)
+
+
+def test_the_source_is_closed_by_the_thread_that_opened_it() -> None:
+    class Rows:
+        def __iter__(self) -> Iterator[int]:
+            opener = threading.current_thread()
+            try:
+                yield from range(1000)
+            finally:
+                closed.append(threading.current_thread() is opener)
+
+    closed: list[bool] = []
+    profile_pipeline(PipelineBuilder().add_source(Rows()).get_config(), 10, show=False)
+    wait_until(lambda: bool(closed))
+    assert closed == [True]
 
 
 @several_tries

@@ -18,7 +18,7 @@ from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
 from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
 from spdl_media.pipeline.failures import FailureRecord
-from spdl_media.pipeline.stages import LoaderSource, SourceConfig
+from spdl_media.pipeline.stages import OwnSource, SourceConfig
 from spdl_media.pipeline.stats import SinkStatistics
 
 #: What :meth:`Sink.take` returns at the end of an epoch.
@@ -30,7 +30,7 @@ class Source(FanOut):
     """A :class:`FanOut` whose items are epochs: for each requested epoch, it iterates over the source.
 
     A synchronous source runs in a thread of its own, which it may block. A list, tuple, range or
-    :class:`LoaderSource` that is ready needs no thread.
+    :class:`OwnSource` that is ready needs no thread.
 
     Args:
         hub: Hub of the run.
@@ -49,7 +49,7 @@ class Source(FanOut):
         begin: Callable[[Any], Any] = aiter if is_async else self._open_here
         super().__init__(hub, begin, "source", None if is_async else self.threads)
         source = config.source
-        is_ready = isinstance(source, LoaderSource) and source.is_ready
+        is_ready = isinstance(source, OwnSource) and source.is_ready
         if is_ready or type(source) in (list, tuple, range):
             self.runner, self.fn = TurnRunner(self), iter
         self._last: Any = None
