@@ -396,15 +396,16 @@ def _matroska(read: Read, size: int) -> str | None:
     start = max(start, size - _LONGEST_TAIL)
     tail = bytes(read(start, _LONGEST_TAIL))
     position = max((found.start() for found in _CLUSTER.finditer(tail)), default=len(tail))
-    while position < len(tail):
-        position, length = ebml_size(tail, position + 9 - tail[position].bit_length())
+    while found := _LAST_ELEMENT.match(tail, position):
+        position, length = ebml_size(tail, found.end())
         position += length or 0
     return short_of(size, start + position, "the last cluster or block")
 
 
 _LONGEST_TAIL = 1 << 19
-# The first element in a cluster is its time, or a checksum.
-_CLUSTER = re.compile(rb"\x1f\x43\xb6\x75.{1,8}?[\xe7\xbf]", re.DOTALL)
+_CLUSTER = re.compile(rb"\x1fC\xb6u.{1,8}?[\xe7\xbf]", re.DOTALL)  # and its time or checksum
+# A cluster, or what is in one. No size begins with a zero.
+_LAST_ELEMENT = re.compile(rb"([\xa0\xa3\xa7\xab\xbf\xe7\xec]|\x1fC\xb6u)(?!\0)")
 
 
 def ebml_size(data: Bytes, position: int) -> tuple[int, int | None]:
