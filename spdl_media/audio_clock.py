@@ -97,13 +97,13 @@ def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
     """
     if codec.name == "vorbis":
         return False  # its decoder gives no frame for the first packet, and the next timestamp is rounded
-    step, tick = packet_samples(codec), codec.time_base * codec.sample_rate
-    if duration and _ticks_are_fine(codec) and step % (duration * tick) == 0:
-        step = min(
-            step, int(duration * tick)
-        )  # E-AC-3 of 1, 2 or 3 blocks, or Opus of less than 20 ms
+    # In integers, samples times unit: all packets before a window are tested, and fractions take longer.
+    unit, tick = codec.time_base.denominator, codec.time_base.numerator * codec.sample_rate
+    step, length = packet_samples(codec), duration * tick
+    if length and step * unit % length == 0 and _ticks_are_fine(codec):
+        step = min(step, length // unit)  # E-AC-3 of 1, 2 or 3 blocks, or Opus of less than 20 ms
     # Opus may have shorter packets, of which every other one is a multiple by chance.
-    short = 0 < duration < step / tick - 1
+    short = 0 < length < step * unit - tick
     return not short and _on_grid(codec, pts, step) is not None
 
 

@@ -51,7 +51,7 @@ _MOST_IN_PACKET = 5760
 _CELT = 0x80  # in the first byte of a packet
 
 # Pages have exact positions if this many have.
-_PROBED = 4
+_PROBED = 3
 
 # Longer windows are left to FFmpeg, because their packets are held in memory.
 _MOST_SAMPLES = 1 << 24
