@@ -205,7 +205,7 @@ def iso_reason(view: memoryview) -> str | None:
     name = "an AVIF" if is_avif(view) else "a HEIC"
     items, properties = bytes(view[meta[b"iinf"]]), bytes(view[meta[b"iprp"]])
     tracks = bytes(view[slice(*top.get(b"moov", (0, 0)))])
-    is_sequence = bytes(view[8:12]) in (b"avis", b"msf1", b"hevc")
+    is_sequence = bytes(view[8:12]) == b"avis"
     found = (
         ("of tiles", any(kind in items for kind in (b"grid", b"iovl", b"iden", b"tili"))),
         ("that is cropped", b"clap" in properties),

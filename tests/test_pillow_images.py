@@ -147,6 +147,13 @@ def jp2_with_metadata(num_boxes: int) -> bytes:
     return data[:start] + (struct.pack(">I4s", 24, b"uuid") + bytes(16)) * num_boxes + data[start:]
 
 
+def image_in_a_sequence() -> bytes:
+    """Make a file of type msf1, whose image is larger than the frames of its track, as bursts have it."""
+    image = make_in_idat(slopes(64, 48)[..., :3]).replace(b"ftypavif", b"ftypmsf1")
+    video = sm.testing.make_video(sm.testing.index_frames(4, 32, 16), codec="libx264", format="mp4")
+    return image + video[int.from_bytes(video[:4], "big") :]
+
+
 def numbered_cmyk() -> bytes:
     """Make a JPEG of CMYK whose components have numbers, without the segment of Adobe's marker."""
     data = saved("CMYK", "JPEG")
@@ -211,6 +218,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "BLP": lambda: saved("P", "BLP", blp_version="BLP2"),
     "XBM": lambda: saved("1", "XBM"),
     "AVIF, alpha": lambda: saved("RGBA", "AVIF"),
+    "AVIF, image and sequence": image_in_a_sequence,
     "AVIF, full range": lambda: make_in_idat(
         slopes(64, 48)[..., :3], struct.pack(">3HB", 2, 2, 2, 0x80)
     ),
