@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
+import numpy.random  # here, because a Ctrl-C in an import of compiled modules may get lost
 import numpy.typing as npt
 
 from spdl_media._checks import check_int

@@ -59,3 +59,11 @@ def test_the_face_of_torch_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
 def test_import_leaves_testing_and_pipeline_alone() -> None:
     _, modules = _import_in_a_new_process()
     assert not modules & {"spdl_media.testing", "spdl_media.pipeline", "spdl_media.cli"}
+
+
+@pytest.mark.parametrize("name", ["spdl_media.pipeline", "spdl_media.dataloader"])
+def test_what_draws_random_numbers_has_imported_those_of_numpy(name: str) -> None:
+    """NumPy imports them at their first use, where a Ctrl-C may get lost in its compiled modules."""
+    code = f"import sys, {name}; print('numpy.random' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -25,6 +25,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.random  # here, because a Ctrl-C in an import of compiled modules may get lost
 
 from spdl_media._checks import warn_once
 from spdl_media._threads import interrupts_delayed
