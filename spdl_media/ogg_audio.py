@@ -50,7 +50,7 @@ _NUM_FRAMES = 1, 2, 2, 0  # 0: the second byte states it
 _MOST_IN_PACKET = 5760
 _CELT = 0x80  # in the first byte of a packet
 
-# Pages have exact positions if this many have.
+# Number of pages with audio whose positions are compared with their packets.
 _PROBED = 3
 
 # Longer windows are left to FFmpeg, because their packets are held in memory.
@@ -190,7 +190,7 @@ def _read_page(read: Read, place: int) -> _Page:
 
 
 def page_times(_stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
-    """Return empty edits if the pages of a Vorbis stream do not tell where samples are; ``None``: they may.
+    """Return empty edits if pages of a Vorbis stream state wrong positions; ``None``: the first ones do not.
 
     FFmpeg copies the times of a Matroska file, which are in milliseconds, and those before second 0 of a part
     of a file. It ignores the latter when it reads from the start, but not after a seek.
@@ -204,7 +204,8 @@ def page_times(_stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     try:
         while len(pages) < _PROBED and not (pages and pages[-1].flags & _LAST):
             page = _read_page(input.read_at, end)
-            pages, end = [*pages, page] if page.position else [], page.end
+            # No packet ends in a page of position -1, such as one of a long comment before the audio.
+            pages, end = [*pages, page] if pages or page.position not in (0, -1) else [], page.end
     except (ValueError, struct.error):
         return None  # it is damaged, or there is another stream
     with suppress(ValueError, IndexError):

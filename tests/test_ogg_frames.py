@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import struct
@@ -230,6 +231,23 @@ def test_windows_are_read_without_a_demuxer(
             found = outcome(path, **case)
         assert not opened.called
         np.testing.assert_array_equal(found, by_packets(path, **case), err_msg=str(case))
+
+
+def test_a_cover_before_the_audio_leaves_windows_as_short_as_they_are() -> None:
+    plain, covered = ogg("vorbis", seconds=6), io.BytesIO()
+    with av.open(io.BytesIO(plain)) as source, av.open(covered, "w", format="ogg") as target:
+        (stream,) = source.streams
+        copy = target.add_stream_from_template(stream)
+        target.metadata["METADATA_BLOCK_PICTURE"] = "A" * 200_000
+        for packet in source.demux(stream):
+            if packet.dts is not None:
+                packet.stream = copy
+                target.mux(packet)
+    assert len(covered.getvalue()) > len(plain) + 200_000
+    first, second = (
+        sm.demux_audio(data, timestamp=(5, 5.5)) for data in (plain, covered.getvalue())
+    )
+    assert len(first) == len(second) < 100
 
 
 def test_short_files_are_resampled_as_packet_by_packet() -> None:
