@@ -322,7 +322,8 @@ def itunes_edges(stream: Any) -> tuple[int, int]:
     delay, padding = _edges(found, stream.duration or 0)
     # FFmpeg applies the delay to the last stream, unless it has an edit list.
     is_applied = len(entries) > 0 and start - entries[0].timestamp == delay
-    return (delay, padding) if is_applied else (0, 0)
+    # The padding of a fragmented file, whose header states no packets, is not left out.
+    return (delay, padding * (stream.frames > 0)) if is_applied else (0, 0)
 
 
 def edits_go_back(streams: Any) -> bool:

@@ -77,8 +77,10 @@ def by_itunes(data: bytes, padding: int = 448, total: int = 1 << 17) -> bytes:
     meta = box(b"meta", bytes(4) + handler + box(b"ilst", box(b"----", parts)))
     added, start = box(b"udta", meta), data.index(b"moov") - 4
     (length,) = struct.unpack_from(">I", data, start)
-    assert start + length == len(data)
-    return data[:start] + struct.pack(">I", length + len(added)) + data[start + 4 :] + added
+    end = start + length
+    assert end == len(data) or b"moof" in data  # no offset in the file changes
+    moov = struct.pack(">I", length + len(added)) + data[start + 4 : end] + added
+    return data[:start] + moov + data[end:]
 
 
 FILES = {
@@ -162,6 +164,12 @@ def test_padding_that_itunes_states_is_left_out(
     assert sm.probe(data).audio.duration == kept / RATE
     frames = sm.decode_packets(sm.demux_audio(data, timestamp=(2.5, None)), None)
     assert frames.first_sample + len(frames) == kept + (2112 if video else 0)
+
+
+def test_fragments_keep_the_padding_that_itunes_states() -> None:
+    data = by_itunes(movie(movflags="frag_keyframe+empty_moov+default_base_moof"), padding=300)
+    stated, count = round(sm.probe(data).audio.duration * RATE), sm.load_audio(data).array.shape[1]
+    assert stated <= count < stated + 1024  # the last frame is whole
 
 
 def test_streams_whose_rate_a_decoder_may_double_end_where_the_edit_list_does() -> None:
