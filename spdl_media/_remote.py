@@ -163,9 +163,9 @@ class _CheckedSession:
             text = f"the server sent {part} when {requested} was requested"
         elif last and part == requested and answer.status == 200 and self.size is not None:
             # The whole file, or from servers that do not say so, the range. fsspec takes what is shorter.
-            sent = answer.content_length
-            if sent not in (None, self.size, int(last) + 1 - int(start)):
-                text = f"the answer has {sent} bytes, not {self.size}, or those of {requested}"
+            sent, wanted = answer.content_length, int(last) + 1 - int(start)
+            if "Content-Encoding" not in answer.headers and sent not in (None, self.size, wanted):
+                text = f"the answer has {sent} bytes, not {wanted}, or {self.size} as the file"
         # Servers behind one address may differ in the ETag of the same version, but not in its date. A weak
         # ETag (W/) does not identify the bytes.
         tag, date = (answer.headers.get(name, "") for name in ("ETag", "Last-Modified"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import threading
 from collections import Counter
@@ -16,7 +17,8 @@ class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
     The next ``busy`` requests are answered by 503, with ``retry_after`` by 429. Instead of a requested range
-    from ``start`` to ``stop``, ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive.
+    from ``start`` to ``stop``, ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive. With
+    ``zips``, bodies are compressed, although HEAD states the size of the file.
     """
 
     files: dict[str, bytes]
@@ -28,6 +30,7 @@ class HTTPFiles:
     etag: str = ""
     modified: str = ""
     cut: int | None = None
+    zips: bool = False
     content_range: str = "bytes {}-{}/{}"
     answer: Callable[[int, int], tuple[int, int]] = lambda start, stop: (start, stop)
     bytes_sent: Counter[str] = field(default_factory=Counter)
@@ -64,6 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         start, stop = self._range(len(content))
         body = memoryview(content)[start:stop]
         self.send_response(206 if len(body) < len(content) else 200)
+        if self.served.zips and with_body:
+            body = memoryview(gzip.compress(body))
+            self.send_header("Content-Encoding", "gzip")
         if self.served.etag:
             self.send_header("ETag", self.served.etag)
             self.send_header("Last-Modified", self.served.modified)

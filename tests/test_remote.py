@@ -218,6 +218,15 @@ def test_a_file_that_changes_between_two_ranges_is_an_error() -> None:
                     source.read_at(200_000, 9)
 
 
+def test_a_server_that_compresses_although_it_is_told_not_to_is_read() -> None:
+    """Its answer states the size of the compressed bytes, HEAD that of the file."""
+    content = np.random.default_rng(0).bytes(500_000) + bytes(500_000)
+    with serve({"a.bin": content}, ranges=False, sizes=True) as files:
+        files.zips = True
+        with open_input(f"{files.url}/a.bin") as source:
+            assert bytes(source.read_at(900_000, 100)) == content[900_000:900_100]
+
+
 @pytest.mark.parametrize("forward", [False, True])
 @pytest.mark.parametrize(("page", "sizes"), [(b"<html>" * 5000, False), (b"<login/>" * 512, True)])
 def test_a_page_in_place_of_a_range_is_an_error(page: bytes, *, sizes: bool, forward: bool) -> None:
