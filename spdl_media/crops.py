@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ Crop: TypeAlias = Callable[[Size, "np.random.Generator"], Box | None]
 Crops: TypeAlias = Box | Crop | Sequence[Box | Crop | None]
 Flips: TypeAlias = float | Sequence[bool] | SupportsArray
 # As text, because Python imports np.random at its first use, which takes 10 ms.
-Rng: TypeAlias = "np.random.Generator | int"
+Rng: TypeAlias = Union["np.random.Generator", int]
 
 _ATTEMPTS = 10
 _GENERATOR = "a generator, such as np.random.default_rng()"

@@ -9,7 +9,9 @@ import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
+import numpy as np
 from effort import each
 
 import spdl_media
@@ -221,3 +223,9 @@ def test_objects_show_what_they_hold() -> None:
         pairs[:1]: "<1 items: ('a', 0)>",
     }
     assert [repr(one) for one in shown] == list(shown.values())
+
+
+def test_types_of_a_recipe_can_be_looked_up() -> None:
+    """Frameworks look up types of functions that take random generators."""
+    hints = get_type_hints(sm.ImageRecipe.__call__)
+    assert hints["rng"] == np.random.Generator | int | None
