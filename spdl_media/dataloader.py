@@ -69,8 +69,8 @@ class DataLoader:
     dropped and recorded in :attr:`failures`; see ``max_failures``.
 
     Args:
-        src: The items: an iterable, which is iterated and closed in a thread of its own, an async iterable,
-            or a map-style dataset with a length. An object that is iterable in both ways is iterated
+        src: The items: an iterable, which is iterated in a thread of its own, an async iterable, or a
+            map-style dataset with a length. An object that is iterable in both ways is iterated
             asynchronously. A dataset, also that of a :class:`~spdl_media.source.MapIterator`, is read in the
             loader's threads, and a ``None`` in it is dropped. If the source has ``set_epoch``, as the
             samplers of :mod:`spdl_media.source` do, it is called with the epoch.

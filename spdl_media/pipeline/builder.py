@@ -61,7 +61,9 @@ class PipelineBuilder(Generic[T_co]):
 
         Args:
             source: Iterable or async iterable. Each epoch iterates over it again. A synchronous source runs
-                in a thread of its own, where it may block; a list, tuple or range needs no thread.
+                in a thread of its own, where it may block; a list, tuple or range needs no thread. If the
+                run is left, that thread closes the generator that the source's ``__iter__`` returned. A
+                source that is a generator itself stays open.
             continuous: Start the next epoch as soon as one ends, instead of when the consumer begins it.
 
         Raises:

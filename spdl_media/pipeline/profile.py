@@ -281,9 +281,11 @@ class _Profiler:
     def _source(self, source: SourceConfig) -> _Inputs:
         durations: list[float] = []
         given: Any = source.source
-        timed: Any = _timed_async(given, durations)
+        timed: Any
         if isinstance(given, Iterable):
             timed = OwnSource(lambda: _timed(given, durations), is_ready=False)
+        else:
+            timed = _timed_async(given, durations)
         config = PipelineConfig(SourceConfig(timed), (), SinkConfig())
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():

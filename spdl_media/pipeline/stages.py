@@ -65,7 +65,7 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """A source of the library. The engine closes its generators; one of the user's may still be needed.
+    """A source of the library, whose generators the engine may close, unlike a generator of the user's.
 
     Attributes:
         generate: Makes a generator.

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -321,6 +322,23 @@ def test_a_source_is_closed_by_the_thread_that_opened_it() -> None:
             break
         wait_until(lambda number=number: len(threads) == number)
     assert all(opener is closer for opener, closer in threads)
+
+
+def test_an_iterator_is_dropped_at_the_end_of_its_epoch() -> None:
+    class Rows:
+        def __iter__(self) -> Iterator[int]:
+            rows = iter_rows()
+            dropped.append(weakref.ref(rows))
+            return rows
+
+    def iter_rows() -> Iterator[int]:
+        yield from range(3)
+
+    dropped: list[weakref.ref[Iterator[int]]] = []
+    pipeline = PipelineBuilder().add_source(Rows()).build()
+    with pipeline.auto_stop():
+        assert list(pipeline) == [0, 1, 2]
+        wait_until(lambda: dropped[0]() is None)
 
 
 def test_the_callers_loop_continues_while_a_run_is_stopped(

@@ -93,6 +93,7 @@ class Source(FanOut):
         """Release the slot of an epoch. If the source failed, the run ends with this epoch."""
         if slot.record is not None:
             self.hub.events.source_failed(slot.record.exception)
+        self._last = None
         self.release(slot)
 
     def cut_short(self) -> None:
