@@ -270,6 +270,7 @@ def says_damaged(lines: list[LogLine]) -> bool:
     """Whether FFmpeg logged damage that it does not report: checksums, missing parts of images."""
     checksums, faxes = "CRC mismatch|mismatching checksum", "Incorrect (code|mode)"
     stills = r"(LZW decode|Uncompressing|decode_block\(\)) failed|Decoded only"
+    # TIFF: "Run went out of bounds". BMP: "frame ptr just went out of bounds", "Skip beyond picture bounds".
     runs = "(Read|Copy|Run|just) went|Skip beyond"
     return any(re.search(f"{checksums}|{faxes}|{stills}|{runs}", said) for *_, said in lines)
 

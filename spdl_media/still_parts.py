@@ -214,7 +214,7 @@ def _jpeg(view: memoryview, size: int) -> str | None:
             if has_end and not components:  # most files need no further check
                 return None
         elif marker == JPEG_END:
-            return f"no scan begins {len(components)} of its components" if components else None
+            return f"{len(components)} of its components have no first scan" if components else None
     return missing_after(size, "before the end-of-image marker")
 
 

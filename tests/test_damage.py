@@ -235,7 +235,7 @@ def test_a_jpeg_without_the_scan_of_a_component_is_damaged() -> None:
     assert [int(plane[4, 4]) for plane in whole.planes] == pytest.approx([90, 200, 60], abs=1)
     for count in (1, 2):
         cut = b"".join((head, *scans[:count], b"\xff\xd9"))
-        message = f"mjpeg data is damaged: no scan begins {3 - count} of its components"
+        message = f"mjpeg data is damaged: {3 - count} of its components have no first scan"
         with pytest.raises(sm.DecodeError, match=message):
             decode_still(cut)
         assert decode_still(cut, on_corrupt="keep").is_corrupt
@@ -252,7 +252,7 @@ def test_a_progressive_jpeg_without_its_first_scan_is_damaged() -> None:
     head, scan, rest = file.getvalue().split(b"\xff\xda", 2)
     assert decode_still(file.getvalue()).width == pictures()[0].shape[1]
     tables = scan[scan.index(b"\xff\xc4") :]
-    with pytest.raises(sm.DecodeError, match="no scan begins 3 of its components"):
+    with pytest.raises(sm.DecodeError, match="3 of its components have no first scan"):
         decode_still(head + tables + b"\xff\xda" + rest)
 
 
