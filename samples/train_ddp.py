@@ -116,7 +116,9 @@ def train(folder: Path, stop_after: int | None) -> bool:
         good = len(list((folder / "photos").rglob("*.jpg"))) - NUM_DAMAGED
         is_right &= len(given) == good
         say(f"the ranks have the same weights, and epoch 1 had each of the {good} good images")
-    # PyTorch 2.13 may abort a rank that exits while gloo's threads release what it gathered last.
+    # PyTorch 2.13 may abort a rank that exits while gloo's threads release what it gathered last. It hangs if
+    # the model is the last to hold the process group then.
+    del model
     dist.barrier()
     dist.destroy_process_group()
     return is_right

@@ -91,7 +91,9 @@ class Epochs:
 class Ranked(Epochs):
     """Base of samplers that give each process its part."""
 
-    _find_place: Callable[..., tuple[int, int]]
+    def _find_place(self) -> tuple[int, int]:
+        """Return the rank of this process, and the number of processes."""
+        raise NotImplementedError
 
     @property
     def rank(self) -> int:
