@@ -81,8 +81,8 @@ def tells_each_sample(codec: AudioCodec) -> bool:
     # Fine ticks do not suffice. In raw streams (AC-3 at 44.1 kHz) FFmpeg adds up rounded durations. Some
     # writers take times from a clock, or from a Matroska file. Such times drift or jitter, so they are not
     # multiples of the packet size. Vorbis in MP4, in packets of two sizes, is usually copied from Matroska.
-    is_copied = packet_samples(codec) or (codec.name == "vorbis" and codec.codec_tag)
-    return _ticks_are_fine(codec) and not is_copied
+    may_jitter = packet_samples(codec) or (codec.name == "vorbis" and codec.codec_tag)
+    return _ticks_are_fine(codec) and not may_jitter
 
 
 def tells_sample(codec: AudioCodec, pts: int, duration: int) -> bool:
@@ -149,8 +149,8 @@ def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
 def are_even(entries: Any, step: int) -> bool:
     """Whether the timestamps of some entries of a container's index show a regular ``step`` between all."""
     # Reading the index of an hour takes 70 ms, and timestamps that jitter do so nearly everywhere.
-    first, last = entries[0].timestamp, len(entries) - 1
-    some = {last * number // 16 for number in range(17)}
+    first, last, num_steps = entries[0].timestamp, len(entries) - 1, 16
+    some = {last * number // num_steps for number in range(num_steps + 1)}
     return all(entries[number].timestamp == first + number * step for number in some)
 
 

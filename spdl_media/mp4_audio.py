@@ -290,11 +290,11 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
     if edits := _find_edits(stream, codec, input):
         return edits
     times = audio_clock.counted_times(codec, stream)
-    # FFmpeg 9 cuts less than the padding of Opus, and of audio that begins late. Lossless audio has none.
-    is_whole = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
+    # FFmpeg 9 cuts the end, but not all of it in Opus, and in audio that begins late.
     is_cut = CUTS_LAST_FRAME and codec.name != "opus" and not stream.start_time
-    is_left = not (is_cut or is_whole)
-    if is_left and times is not None and codec.time_base * codec.sample_rate == 1:
+    has_no_padding = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
+    counts_samples = codec.time_base * codec.sample_rate == 1
+    if times is not None and counts_samples and not (is_cut or has_no_padding):
         _cut_end(times, stream, packet_samples(codec))
     return times
 
@@ -303,16 +303,16 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
     """Add cuts of frames of ``size`` samples behind the end that the edit list or iTunes states."""
     entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
     delay, padding = itunes_edges(stream)
-    end, padded = start + length - delay - padding, 2 + padding // size if delay else 1
-    last = entries[-1].timestamp
-    for entry in entries[-padded:]:
+    end, last = start + length - delay - padding, entries[-1].timestamp
+    # Only the last packet, unless iTunes states that more of them are padding.
+    for entry in entries[-(2 + padding // size if delay else 1) :]:
         begin, key = entry.timestamp, (entry.pos, entry.timestamp, 0)
         cut, hidden = min(begin + size - end, size), max(start - begin, 0)
         # The sound may also start in this packet. The values replace FFmpeg's.
         is_shown = hidden < size if hidden else not entry.is_discard
         if cut and is_shown and (padding or cut < size):
-            rest = max(cut, 0), size * (begin == last)
-            times[key] = *times.get(key, (begin,)), True, hidden, *rest
+            last_size = size if begin == last else 0
+            times[key] = *times.get(key, (begin,)), True, hidden, max(cut, 0), last_size
 
 
 def itunes_edges(stream: Any) -> tuple[int, int]:

@@ -65,7 +65,9 @@ class Aggregator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """A source of the library, whose generators the engine may close, unlike a generator of the user's.
+    """A source of the library that makes a generator for each epoch, so that the engine closes it.
+
+    The engine leaves a generator open that is the source itself, because it is usually the user's.
 
     Attributes:
         generate: Makes a generator.
