@@ -25,7 +25,7 @@ class Writable(Protocol):
         """
 
 
-Target: TypeAlias = "str | os.PathLike[str] | Writable"
+Target: TypeAlias = str | os.PathLike[str] | Writable
 """A path, or a binary file object with ``write``."""
 
 _CHUNK = 1 << 20

@@ -15,7 +15,7 @@ import struct
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import av
 import av.container
@@ -33,11 +33,8 @@ from spdl_media.parts import (
     missing_end,
     refusal,
 )
-from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
+from spdl_media.readers import Buffer, FileReader, Readable, ViewReader, name_of, path_error
 from spdl_media.stills import HEAD_SIZE, container_still, unread_kind
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ("Input", "Source", "open_input")
 
@@ -48,7 +45,7 @@ class SupportsArray(Protocol):
     def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
-Source: TypeAlias = "str | os.PathLike[str] | Buffer | SupportsArray | Readable"
+Source: TypeAlias = str | os.PathLike[str] | Buffer | SupportsArray | Readable
 """A path, a URL (a ``str`` with ``://``), bytes or another contiguous buffer, a 1-D uint8 array or
 CPU tensor, or a binary file object."""
 

@@ -62,7 +62,7 @@ T = TypeVar("T")
 ImageSteps: TypeAlias = Callable[[Callable[[], bool] | None], Buffer]
 """Loads images. Takes a function, called before each image, that tells whether to stop."""
 
-When: TypeAlias = "Timestamp | Window | None"
+When: TypeAlias = Timestamp | Window | None
 
 # Default operations, made once: making one takes as long as checking all arguments of a call.
 _IMAGE_OPS, VIDEO_OPS = PictureOps(), PictureOps(quality="auto")

@@ -37,7 +37,7 @@ from spdl_media.timing import Rate, Seconds, parse_window
 
 __all__ = ("cut", "save_audio", "save_video")
 
-Waveform: TypeAlias = "AudioFrames | Buffer | tuple[Any, int]"
+Waveform: TypeAlias = AudioFrames | Buffer | tuple[Any, int]
 
 _SLICE = 16  # frames that are decoded at a time before they are encoded
 

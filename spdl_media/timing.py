@@ -21,10 +21,10 @@ __all__ = ("Seconds", "Timestamp", "Window", "parse_window")
 Seconds: TypeAlias = float | int | Decimal | Fraction | str
 """A time in seconds: ``1.5``, ``"1.5"``, ``Decimal("1.5")``, ``Fraction(3, 2)``."""
 
-Timestamp: TypeAlias = "tuple[Seconds | None, Seconds | None]"
+Timestamp: TypeAlias = tuple[Seconds | None, Seconds | None]
 """A half-open window ``(start, end)`` in seconds; ``None`` (or infinity) leaves a side open."""
 
-Rate: TypeAlias = "int | float | Decimal | Fraction | str | tuple[int, int]"
+Rate: TypeAlias = int | float | Decimal | Fraction | str | tuple[int, int]
 
 
 # Limit of the terms of FFmpeg's ratios; denominator of the ratio nearest to a float that exceeds them.

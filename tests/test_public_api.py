@@ -9,7 +9,7 @@ import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import numpy as np
 from effort import each
@@ -225,7 +225,16 @@ def test_objects_show_what_they_hold() -> None:
     assert [repr(one) for one in shown] == list(shown.values())
 
 
-def test_types_of_a_recipe_can_be_looked_up() -> None:
-    """Frameworks look up types of functions that take random generators."""
+def test_types_can_be_looked_up() -> None:
+    """Frameworks look up types, also of users' functions that are annotated with those of this package."""
     hints = get_type_hints(sm.ImageRecipe.__call__)
     assert hints["rng"] == np.random.Generator | int | None
+    for name in sm.__all__:
+        public = getattr(sm, name)
+        for one in (public, getattr(public, "__init__", None)):
+            if inspect.isfunction(one):
+                get_type_hints(one)
+
+    def load(src: sm.Source | None, window: sm.Timestamp | sm.Window | None = None) -> None: ...
+
+    assert str in get_args(get_type_hints(load)["src"])

@@ -12,15 +12,12 @@ import math
 import re
 from functools import lru_cache
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Content, content_of, name_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from spdl_media.readers import Buffer, Content, content_of, name_of
 
 __all__ = ("load_npy",)
 

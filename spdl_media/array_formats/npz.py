@@ -15,17 +15,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spdl_media._checks import check_int
 from spdl_media.array_formats.npy import array_at, text_of
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Content, ViewReader, content_of, name_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from spdl_media.readers import Buffer, Content, ViewReader, content_of, name_of
 
 __all__ = ("NpzFile", "load_npz")
 

@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from spdl_media._checks import counted
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Content, content_of, name_of
+from spdl_media.readers import Buffer, Content, content_of, name_of
 from spdl_media.timing import Seconds, Window, parse_window
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
 

@@ -39,7 +39,7 @@ def warn_of_fallback(refusal: str, what: str = "this video") -> None:
     warn_caller(message, CPUFallbackWarning)
 
 
-DeviceLike: TypeAlias = "SupportsIndex | CUDAConfig"
+DeviceLike: TypeAlias = SupportsIndex | CUDAConfig
 CPU: TypeAlias = Literal["cpu"]
 """Stands for a device: DALI's operators run on the CPU."""
 
