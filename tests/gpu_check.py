@@ -24,7 +24,7 @@ import real_cuda
 
 import spdl_media as sm
 from spdl_media.cuda import cuvid
-from spdl_media.cuda.decoder_pool import DECODERS
+from spdl_media.cuda.nvdec import DECODERS
 from spdl_media.cuda_driver import driver
 from spdl_media.testing import index_planes, make_video
 

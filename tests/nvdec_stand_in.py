@@ -17,8 +17,7 @@ from color_reference import convert_on_host
 import spdl_media as sm
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig, as_decode_config
-from spdl_media.cuda.decoder_pool import DecoderPool
-from spdl_media.cuda.nvdec import has_lengths
+from spdl_media.cuda.nvdec import DecoderPool, has_lengths
 from spdl_media.cuda.surfaces import PixelFormat
 from spdl_media.cuda.video_path import decode_clip
 from spdl_media.cuda.video_rows import Output, VideoDevice

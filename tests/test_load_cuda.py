@@ -30,7 +30,7 @@ import spdl_media as sm
 from spdl_media.batch import Stopped
 from spdl_media.cuda import images, video_rows
 from spdl_media.cuda.cuvid import NotOnDeviceError
-from spdl_media.cuda.decoder_pool import DecoderPool
+from spdl_media.cuda.nvdec import DecoderPool
 from spdl_media.load import _prepare_image_batch
 from spdl_media.testing import (
     AudioTrack,

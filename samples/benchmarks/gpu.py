@@ -340,7 +340,7 @@ def video_on(decoder: str, job: Job) -> Cell:
 
 def new_decoders(job: Job) -> Cell:
     """Load videos without keeping NVDEC decoders for the next video."""
-    from spdl_media.cuda.decoder_pool import DECODERS
+    from spdl_media.cuda.nvdec import DECODERS
 
     cell = video_on("nvdec", job)
     load = cell.load

@@ -13,8 +13,7 @@ from spdl_media.codec import VideoCodec
 from spdl_media.config import DecodeConfig
 from spdl_media.convert import no_frames
 from spdl_media.cuda.cuvid import NotOnDeviceError
-from spdl_media.cuda.decoder_pool import GATE
-from spdl_media.cuda.nvdec import DeviceDecoder, decoder_key, nvdec_refusal
+from spdl_media.cuda.nvdec import GATE, DeviceDecoder, decoder_key, nvdec_refusal
 from spdl_media.cuda.video_rows import DeviceRows, Output, Shown, VideoDevice
 from spdl_media.demuxer import Demuxer
 from spdl_media.errors import DecodeError, TransferError

@@ -15,7 +15,7 @@ from spdl_media.buffer import Buffer
 from spdl_media.codec import VideoCodec
 from spdl_media.cuda.color import Planes, convert_on_device
 from spdl_media.cuda.color_plan import SEMI_PLANAR, Plan, make_plan, normalization, plane_plan
-from spdl_media.cuda.decoder_pool import DECODERS, DecoderPool
+from spdl_media.cuda.nvdec import DECODERS, DecoderPool
 from spdl_media.cuda.session import Session
 from spdl_media.devices import Device
 from spdl_media.errors import ConvertError

@@ -15,8 +15,7 @@ from nvdec_stand_in import HardwareDecoder, HardwareFrame, StandIn, Surface
 
 import spdl_media as sm
 from spdl_media.cuda import nvdec
-from spdl_media.cuda.decoder_pool import DecoderPool, Gate
-from spdl_media.cuda.nvdec import missing_library
+from spdl_media.cuda.nvdec import DecoderPool, Gate, missing_library
 from spdl_media.cuda.session import shows_frame
 from spdl_media.cuda.video_rows import Shown, frame_planes
 from spdl_media.cuda.videos import _video_device, decode_packets_nvdec

@@ -9,8 +9,7 @@ from typing import Any
 from nvdec_checks import Device, packets_of
 from nvdec_stand_in import clip_of
 
-from spdl_media.cuda.decoder_pool import DECODERS
-from spdl_media.cuda.nvdec import DeviceDecoder
+from spdl_media.cuda.nvdec import DECODERS, DeviceDecoder
 from spdl_media.cuda.videos import streaming_load_video_nvdec
 from spdl_media.packets import av_packets
 from spdl_media.testing import index_planes, make_video

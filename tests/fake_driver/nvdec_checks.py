@@ -21,8 +21,14 @@ from nvdec_stand_in import StandIn, clip_of
 import spdl_media as sm
 from spdl_media.cuda import session, surfaces
 from spdl_media.cuda.cuvid import NotOnDeviceError, library
-from spdl_media.cuda.decoder_pool import DECODERS, GATE, DecoderPool
-from spdl_media.cuda.nvdec import DeviceDecoder, has_lengths, stream_headers
+from spdl_media.cuda.nvdec import (
+    DECODERS,
+    GATE,
+    DecoderPool,
+    DeviceDecoder,
+    has_lengths,
+    stream_headers,
+)
 from spdl_media.cuda.session import Session
 from spdl_media.cuda.videos import decode_packets_nvdec, streaming_load_video_nvdec
 from spdl_media.cuda_driver import driver
