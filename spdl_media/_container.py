@@ -17,17 +17,18 @@ from av.stream import Discard, Disposition
 from spdl_media import _ffmpeg, parts, stills
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import Times, completed, seek_place, with_hidden_samples
+from spdl_media.audio_clock import completed, exact_start, seek_place, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
-from spdl_media.coded_headers import open_known
-from spdl_media.coded_units import check_clear, display_matrix, exact_start, mended
+from spdl_media.coded_headers import display_matrix, open_known
+from spdl_media.coded_units import check_clear
 from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, DemuxConfig, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.mp4_audio import edits_go_back, packet_times, with_times
+from spdl_media.mp4_audio import edits_go_back, packet_times
 from spdl_media.ogg_audio import page_times
+from spdl_media.packet_corrections import ExactTimes, corrected, reindexed, with_times
 from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 
@@ -42,7 +43,7 @@ _COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
 
 class Container:
-    """One open container. If the source can seek, it can be read repeatedly and from any position.
+    """One open container, which can be read repeatedly and from any position if the source can seek.
 
     Read packets and seek inside a :meth:`reading` block.
 
@@ -60,8 +61,8 @@ class Container:
         self.name, self.tried, self.turn, self._log_start = input.name, tries, 0, 0
         self._input, self._config, self._needs_audio = input, config, audio
         self._orientations: dict[int, int] = {}
-        self._times: dict[int, Times | None] = {}
-        self._ended = self._checksum_failed = self._empty = self._begins = False
+        self._times: dict[int, ExactTimes | None] = {}
+        self._ended = self._checksum_failed = self._empty = False
         self._log: list[_ffmpeg.LogLine] = []
         self._open()
 
@@ -72,8 +73,8 @@ class Container:
         if self._config.format is not None:
             return
         found, head = self.named_still(), self._input.head(stills.HEAD_SIZE)
-        is_signed = found is not None and found not in stills.WITHOUT_SIGNATURE
-        if is_signed and stills.still_codec(head) != found:
+        is_named = found not in (None, *stills.WITHOUT_SIGNATURE)
+        if is_named and stills.still_codec(head) != found:
             # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
             text = f"the name says {found}, but the content is not"
         elif self.format == "mjpeg" and head[:2] != b"\xff\xd8":
@@ -172,12 +173,13 @@ class Container:
     def _stream(self, kind: Kind, index: int | None) -> Any:  # a stream of that kind
         streams: list[Any] = list(self.av.streams)
         index = None if index is None else check_int("stream_index", index, at_least=None)
-        problem = f"there is no {kind} stream" if index is None else f"there is no stream {index}"
         found = self.best_index(kind) if index is None else index
-        stream: Any = streams[found] if found is not None and 0 <= found < len(streams) else None
-        if stream is not None and stream.type != kind:
-            stream, problem = None, f"stream {index} is {stream.type}, not {kind}"
-        if stream is None:
+        stream: Any = next((each for each in streams if each.index == found), None)
+        if stream is None or stream.type != kind:
+            missing = (
+                f"there is no {kind} stream" if index is None else f"there is no stream {index}"
+            )
+            problem = missing if stream is None else f"stream {index} is {stream.type}, not {kind}"
             kinds = ", ".join(f"{each.index}: {each.type}" for each in streams)
             listed = f"the streams are {kinds}" if kinds else "it has no streams"
             raise self.error(f"{problem}; {listed}")
@@ -244,7 +246,7 @@ class Container:
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
-        self._ended, self._empty, self._begins = False, from_start, True
+        self._ended, self._empty = False, from_start
         self._checksum_failed = from_start and self._input.checksum_failed
         # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)
@@ -252,18 +254,17 @@ class Container:
         streams = [self.av.streams[index] for index in indices]
         found = self._read(streams, keep=keep)
         if self.format == "avi" and not from_start:
-            found = parts.reindexed(found, self.av.streams)
+            found = reindexed(found, self.av.streams)
         if not mend:
             return found
-        # Of audio, FFmpeg states only packets of these formats wrongly.
-        name = self.format.partition(",")[0]
-        if {"caf", "mov", "mpeg", "mpegts", "ogg", "video"} & {name, *(s.type for s in streams)}:
-            found = mended(found, self.format, streams)
-        times = {i: exact for i in indices if name == "mov" and (exact := self.exact_times(i))}
+        found = corrected(found, self.format, streams)
+        is_mov = self.format.startswith("mov")
+        exact = {index: self.exact_times(index) for index in indices if is_mov}
+        times = {index: one.packets for index, one in exact.items() if one and one.packets}
         return with_times(found, times, self.av.streams) if times else found
 
-    def exact_times(self, index: int) -> Times | None:
-        """Return times of packets of audio in MP4 or Ogg; empty: those stated, ``None``: not known."""
+    def exact_times(self, index: int) -> ExactTimes | None:
+        """Return the exact times of packets of audio in MP4 or Ogg; ``None``: they are not known."""
         if index not in self._times:
             stream = self.av.streams[index]
             # In a fragmented MP4 the header states no packets, and the index grows while it is read.
@@ -285,6 +286,7 @@ class Container:
         # FFmpeg gives the first chapter image of an M4A once more, in front of all packets.
         copied = [s.index for s in streams if s.disposition & Disposition.timed_thumbnails]
         demuxed: Any = self.av.demux(streams)
+        is_first = True
         # Closed, because PyAV leaks memory if this iterator is dropped half-way. The IndexError is raised at
         # the end if a stream came up meanwhile.
         with closing(demuxed), suppress(IndexError):
@@ -294,9 +296,9 @@ class Container:
                 if packet.stream_index in copied:
                     copied.remove(packet.stream_index)
                     continue
-                if self._begins:
+                if is_first:
                     check_clear(packet, self.error)
-                self._empty = self._begins = False
+                    self._empty = is_first = False
                 yield from (packet,) if detach is None else detach(packet)
         self._input.check()
         self._ended = True
@@ -304,10 +306,7 @@ class Container:
     def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
         """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
 
-        The end is examined only if reading reached it: a window before it is complete.
-
-        Args:
-            packets: The last packets that were read of a stream.
+        The end is examined only if reading reached it. The last one of these packets of a stream is, too.
 
         Raises:
             DemuxError: The source is an image in which FFmpeg finds no packet.
@@ -331,8 +330,8 @@ class Container:
         return missing or (self._short_packet(packets[-1]) if packets else None)
 
     def _short_packet(self, last: AvPacket) -> str | None:
-        # FFmpeg marks a packet as corrupt if it has fewer bytes than its header states, or than were read at
-        # once. In ADX it marks the last packets of all files, and in MPEG-TS and -PS transmission errors.
+        # FFmpeg marks a packet that has fewer bytes than its header states, or than were read at once; in ADX
+        # the last packets of all files, and in MPEG-TS and -PS transmission errors.
         marked = last.is_corrupt and not self.format.startswith(("adx", "mpeg"))
         if marked and parts.is_open_ended(self._input.head(stills.HEAD_SIZE)):
             marked = last.size % (self.audio(last.stream_index)[1].block_align or 1) > 0
@@ -343,8 +342,8 @@ class Container:
         counted = ("flac",) if self._input.seekable else ("flac", "aiff", "au")
         if self.format not in counted or not last.duration or last.pts is None:
             return None
-        stated, found = self.av.streams[0].duration, last.pts + last.duration
-        return f"the data ends after {found} of {stated} samples" if found < (stated or 0) else None
+        stated, found = self.av.streams[0].duration or 0, last.pts + last.duration
+        return f"the data ends after {found} of {stated} samples" if found < stated else None
 
     def rewind(self) -> None:
         """Go to the first packet of the file.
@@ -360,22 +359,22 @@ class Container:
                 "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
             )
         self._select(range(len(list(self.av.streams))))
-        if self._go_back or not self._seek_to_start():  # opening again costs more than a seek
+        if not (self._seeks_to_start and self._seek_to_start()):
             self.av.close()
             self._open()
         self._fresh = True
 
     @cached_property
-    def _go_back(self) -> bool:
-        return edits_go_back(self.av.streams)
+    def _seeks_to_start(self) -> bool:
+        """Whether a seek finds the first packet, which costs less than opening again."""
+        formats = [getattr(each.codec_context, "pix_fmt", None) for each in self.av.streams]
+        # FFmpeg states a palette only with the first packet after opening, not after a seek.
+        is_usual = self.format.startswith(_SEEKS_TO_START) and "pal8" not in formats
+        return is_usual and self.av.start_time is not None and not edits_go_back(self.av.streams)
 
     def _seek_to_start(self) -> bool:
-        indexed = [s for s in self.av.streams if s.index_entries]
-        has_palette = "pal8" in [getattr(s.codec_context, "pix_fmt", None) for s in indexed]
-        # FFmpeg states a palette only with the first packet after opening, not after a seek.
-        if self.av.start_time is None or not self.format.startswith(_SEEKS_TO_START) or has_palette:
-            return False
         # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
+        indexed = [each for each in self.av.streams if each.index_entries]
         times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]
         with suppress(av.FFmpegError, ValueError):  # the latter: no stream is indexed
             # Far before it, because an edit list may go back to times before its first packet.

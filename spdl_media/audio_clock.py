@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import Any
 
+from av.container import InputContainer
 from av.stream import Disposition
 
-from spdl_media._ffmpeg import AvPacket, as_fraction
+from spdl_media._ffmpeg import as_fraction
 from spdl_media.codec import AudioCodec
 from spdl_media.timing import nearest_sample
 
@@ -129,6 +127,24 @@ def start_ticks(stream: Any) -> int | None:
     return ticks
 
 
+def exact_start(container: InputContainer, start: int) -> Fraction:
+    """Return the start time of a container in seconds, which FFmpeg states as ``start`` microseconds."""
+    # The stream that starts first states the same moment as the rounded start of the container, but exactly,
+    # in its own time base. Without that, the edge of a window could miss a frame.
+    starts = [(start_ticks(each), each.start_time, each.time_base) for each in container.streams]
+    stated = [(exact, ticks, base) for exact, ticks, base in starts if ticks is not None and base]
+    # Differences in microseconds. Integers up to the division: fractions take ten times as long.
+    errors = [
+        abs(ticks * base.numerator * 1_000_000 - start * base.denominator) / base.denominator
+        for _, ticks, base in stated
+    ]
+    if min(errors, default=2.0) > 1:
+        return Fraction(start, 1_000_000)
+    # Of streams that begin earlier than FFmpeg states, the exact start counts, too.
+    chosen = [stated[errors.index(min(errors))], *(one for one in stated if one[0] != one[1])]
+    return min(Fraction(exact * as_fraction(base)) for exact, _, base in chosen)
+
+
 def opus_delay(codec: Any) -> int:
     """Return the number of samples of 48 kHz that decoders skip at the start, from OpusHead; 0: not Opus."""
     header = codec.extradata or b""
@@ -144,154 +160,6 @@ def with_hidden_samples(codec: AudioCodec, stream: Any) -> AudioCodec:
     if codec.delay or not entries or codec.start_pts is None or not counts_samples:
         return codec
     return replace(codec, delay=max(codec.start_pts - entries[0].timestamp, 0))
-
-
-def are_even(entries: Any, step: int) -> bool:
-    """Whether the timestamps of some entries of a container's index show a regular ``step`` between all."""
-    # Reading the index of an hour takes 70 ms, and timestamps that jitter do so nearly everywhere.
-    first, last, num_steps = entries[0].timestamp, len(entries) - 1, 16
-    some = {last * number // num_steps for number in range(num_steps + 1)}
-    return all(entries[number].timestamp == first + number * step for number in some)
-
-
-Times: TypeAlias = dict[tuple[int, int, int], tuple[int, ...]]
-"""Exact timestamps of packets. A key is a packet's offset in the file, its timestamp as FFmpeg states it, and
-the number of earlier packets with both: an edit may hide a packet at the time when another one shows it. A
-value is the timestamp alone, or what :class:`~spdl_media.mp4_audio.Edits` describes."""
-
-
-def counted_times(codec: AudioCodec, stream: Any) -> Times | None:
-    """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
-
-    Args:
-        codec: Codec of the stream.
-        stream: The stream of an open MP4, whose index has all packets.
-
-    Returns:
-        The exact timestamps, unless they are those stated. ``None``: the number of samples in a packet is not
-        known.
-    """
-    entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
-    size, rest = divmod(packet_samples(codec) * a_second, length * codec.sample_rate)
-    if not entries or size < 1 or rest:
-        return None
-    first, last, times = entries[0].timestamp, len(entries) - 1, Times()
-    if not are_even(entries, size):
-        if abs(entries[last].timestamp - first - last * size) > last * size / 8:
-            return None  # packets have another number of samples than stated
-        # Packets of other codecs may differ in size. Times in milliseconds are copied from Matroska.
-        jitter = math.inf if codec.name in _EVEN_CODECS else a_second // (500 * length)
-        position, gaps = first, GapDetector(size)
-        for entry in entries:
-            pts = entry.timestamp
-            if gaps.is_gap(pts - position):
-                position = pts
-            if abs(pts - position) > jitter:
-                return None
-            times[entry.pos, pts, 0] = (position,)
-            position += size
-    return times
-
-
-# How frames begin whose rest FFmpeg's parser gives as a packet: the bits to compare, and their values.
-_FRAME_STARTS = {"aac": (0xFFF6, 0xFFF0), "ac3": (0xFFFF, 0x0B77), "eac3": (0xFFFF, 0x0B77)}
-
-
-def with_frame_times(packets: Iterator[AvPacket], codecs: Mapping[int, Any]) -> Iterator[AvPacket]:
-    """Correct the times of frames that PES packets, of MPEG-TS or MPEG-PS, cut.
-
-    The timestamp of a PES packet is that of the first frame that begins in it. FFmpeg also gives it to the
-    frame before, if its header is cut; and after a seek to the rest of that frame, so that the frames after
-    it are late, up to the next PES packet.
-
-    Args:
-        packets: The packets from a PES packet on.
-        codecs: Codec contexts of the streams, by index.
-    """
-    starts = {i: _FRAME_STARTS[one.name] for i, one in codecs.items() if one.name in _FRAME_STARTS}
-    held: dict[int, AvPacket] = {}
-    late: dict[int, int] = {}
-    for packet in packets:
-        index = packet.stream_index
-        if index not in starts:
-            yield packet
-            continue
-        last, held[index] = held.get(index), packet
-        if last is None:
-            mask, value = starts[index]
-            is_rest = int.from_bytes(bytes(packet)[:2], "big") & mask != value
-            late[index] = (packet.duration or 0) if is_rest else 0
-        elif packet.pos is not None:  # the first frame of a PES packet
-            late[index] = 0
-            if packet.pos == last.pos and last.pts is not None:
-                last.pts -= last.duration or 0
-        if packet.pts is not None:
-            packet.pts -= late[index]
-        if last is not None:
-            yield last
-    yield from held.values()
-
-
-# Packets in an Ogg page, at most.
-_MOST_IN_PAGE = 255
-
-
-def with_true_times(packets: Iterator[AvPacket], codec: Any) -> Iterator[AvPacket]:
-    """Correct the times of an Ogg Vorbis of one page.
-
-    FFmpeg gives the first packet, which holds no sample, the time 0. But the page states the position of its
-    end. If that is more than its samples, they begin so much later than 0; if less, so many are padding.
-
-    Args:
-        packets: The packets of one stream.
-        codec: Codec of the stream, or its context.
-    """
-    first = list(islice(packets, 1))
-    if first and first[0].pts == 0:
-        first += islice(packets, _MOST_IN_PAGE)
-        if len(first) > 1 and first[0].pos == first[-1].pos:
-            _set_true_times(first, codec)
-    return chain(first, packets)
-
-
-def _set_true_times(page: list[AvPacket], codec: Any) -> None:
-    late, last = page[0].duration or 0, page[-1]
-    if last.has_sidedata("skip_samples"):
-        entry = last.get_sidedata("skip_samples")
-        # FFmpeg also counts the first packet. This may exceed the last packet, so that the decoder cuts none.
-        skip, cut, *reasons = SKIPPED.unpack(bytes(entry))
-        padding = cut - late
-        entry.update(SKIPPED.pack(skip, max(padding, 0), *reasons))
-        last.set_sidedata(entry)
-    else:
-        # FFmpeg makes the last packet longer. In usual streams, the second bit tells the size of a block.
-        blocks = vorbis_blocks(codec)
-        before, own = (blocks[memoryview(one)[0] >> 1 & 1] for one in page[-2:])
-        padding = (before + own) // 4 - (last.duration or 0) - late
-    shift = late + min(padding, 0)
-    # FFmpeg has computed a negative duration of 32 bits.
-    last.duration = ((last.duration or 0) + shift) % (1 << 32)
-    for packet in page:
-        if packet.pts is not None:
-            packet.pts = packet.dts = packet.pts - shift
-
-
-# Samples to skip at the start and at the end of a packet, and why.
-SKIPPED = struct.Struct("<IIBB")
-
-
-_ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet
-
-
-def without_padding(packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-    """Clear the padding of a last ALAC packet that states its own length, or FFmpeg would cut it twice."""
-    for packet in packets:
-        states_length = packet.size > 2 and bytes(packet)[2] & _ALAC_STATES_LENGTH
-        if states_length and packet.has_sidedata("skip_samples"):
-            entry = packet.get_sidedata("skip_samples")
-            entry.update(bytes(entry.buffer_size))
-            packet.set_sidedata(entry)
-        yield packet
 
 
 class GapDetector:

@@ -14,23 +14,21 @@ See:
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from av.bitstream import BitStreamFilterContext
 
-from spdl_media import audio_clock, frame_scan
-from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket
+from spdl_media import frame_scan
+from spdl_media._ffmpeg import CUTS_LAST_FRAME
 from spdl_media.audio_clock import (
     AAC_FRAME_SIZE,
-    SKIPPED,
-    Times,
-    are_even,
+    GapDetector,
     even_samples,
     is_aac_lc,
     packet_samples,
@@ -38,6 +36,7 @@ from spdl_media.audio_clock import (
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.inputs import Input
+from spdl_media.packet_corrections import ExactTime, ExactTimes, PacketKey
 from spdl_media.packet_table import (
     Samples,
     boxes_at,
@@ -45,8 +44,8 @@ from spdl_media.packet_table import (
     number_at,
     table_at,
     track_samples,
+    track_with_id,
 )
-from spdl_media.packets import set_side_data, with_data
 from spdl_media.parts import boxes, read_boxes, read_moov
 from spdl_media.timing import Window
 
@@ -126,9 +125,9 @@ def _only_audio(tracks: list[memoryview]) -> memoryview:
     Raises:
         ValueError: There is none or more than one, or another track may begin before second 0.
     """
-    kinds = [bytes(next(boxes_at(track, "mdia/hdlr"))[8:12]) for track in tracks]
-    (found,) = [track for track, kind in zip(tracks, kinds, strict=True) if kind == b"soun"]
-    for track, kind in zip(tracks, kinds, strict=True):
+    kinds = [(bytes(next(boxes_at(track, "mdia/hdlr"))[8:12]), track) for track in tracks]
+    (found,) = [track for kind, track in kinds if kind == b"soun"]
+    for kind, track in kinds:
         if track is found:
             continue
         shifts = table_at(track, "mdia/minf/stbl/ctts", ">u4,>i4")["f1"]
@@ -184,12 +183,6 @@ def _edits(
 
     Samples that iTunes hides lie before second 0. With an edit list, second 0 comes after the hidden ones.
 
-    Args:
-        moov: The index.
-        track: The track.
-        rate: Sample rate.
-        samples: The frames before edits.
-
     Raises:
         ValueError: Edits do more than hide the start, or iTunes states it in another way.
     """
@@ -243,63 +236,79 @@ def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[
     # In files with video, only some frames follow each other.
     gaps = np.flatnonzero(places[1:] != ends[:-1])
     starts, stops = places[[0, *(gaps + 1)]].tolist(), ends[[*gaps, -1]].tolist()
-    parts = (
-        input.read_at(*span)
-        for span in zip(starts, np.subtract(stops, starts).tolist(), strict=True)
-    )
+    parts = [input.read_at(at, stop - at) for at, stop in zip(starts, stops, strict=True)]
     cuts = [0, *np.cumsum(sizes).tolist()]
     step = frame_scan.PACKET_SAMPLES // AAC_FRAME_SIZE
-    return frame_scan.split(b"".join(map(bytes, parts)), [*cuts[:-1:step], cuts[-1]])
+    return frame_scan.split(b"".join(parts), [*cuts[:-1:step], cuts[-1]])
 
 
-class Edits(Times):
-    """Values for the packets of several edits, by the keys of :data:`Times`.
-
-    A value is the timestamp, whether any sample is shown, the numbers of samples to cut at the start and the
-    end, and the size of the last packet, which may state a shorter duration (0: another packet). It is empty
-    for a packet that FFmpeg gives in place of silence, which is left out.
-    """
-
-
-def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
-    """Find the times of packets; ``None`` unless there are several edits."""
-    entries = stream.index_entries
-    counts_samples = codec.time_base * codec.sample_rate == 1
-    # In FFmpeg's index, the hidden packets before a further edit go back in time.
-    if not (counts_samples and input.seekable) or _is_even(entries):
-        return None
-    try:
-        moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
-        tracks = boxes_at(moov, "trak")
-        (track,) = [one for one in tracks if number_at(one, "tkhd") == stream.id]
-        edits = _read_edits(moov, track, codec.sample_rate)
-        entries = list(entries)  # which PyAV makes anew in each loop
-        packets = _find_packets(entries, track, codec, input.size())
-        return _edited_times(entries, edits, packets, even_samples(codec))
-    # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
-    except (StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
-        return None
-
-
-def packet_times(stream: Any, codec: AudioCodec, input: Input) -> Times | None:
-    """Find times of packets of an MP4's audio, and what to cut; empty: those stated, ``None``: not known.
+def packet_times(stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | None:
+    """Find exact times of packets of an MP4's audio, and what to cut of them; ``None``: they are not known.
 
     Raises:
         SourceError: The file cannot be read.
     """
-    if edits := _find_edits(stream, codec, input):
-        return edits
-    times = audio_clock.counted_times(codec, stream)
+    counts_samples = codec.time_base * codec.sample_rate == 1
+    # In FFmpeg's index, the hidden packets before a further edit go back in time.
+    if counts_samples and input.seekable and not _are_even(stream.index_entries):
+        # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
+        with suppress(StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
+            return ExactTimes(_find_edits(stream, codec, input), only_from_start=True)
+    times = _counted_times(codec, stream)
+    if times is None:
+        return None
     # FFmpeg 9 cuts the end, but not all of it in Opus, and in audio that begins late.
     is_cut = CUTS_LAST_FRAME and codec.name != "opus" and not stream.start_time
     has_no_padding = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
-    counts_samples = codec.time_base * codec.sample_rate == 1
-    if times is not None and counts_samples and not (is_cut or has_no_padding):
+    if counts_samples and not (is_cut or has_no_padding):
         _cut_end(times, stream, packet_samples(codec))
+    return ExactTimes(times)
+
+
+_Times: TypeAlias = dict[PacketKey, ExactTime | None]
+
+
+def _counted_times(codec: AudioCodec, stream: Any) -> _Times | None:
+    """Compute exact timestamps for packets whose timestamps jitter: each begins where the one before ends.
+
+    They are empty if the stated ones are exact, and ``None`` if packets have an unknown number of samples.
+    """
+    entries, (length, a_second) = stream.index_entries, codec.time_base.as_integer_ratio()
+    size, rest = divmod(packet_samples(codec) * a_second, length * codec.sample_rate)
+    if not entries or size < 1 or rest:
+        return None
+    times = _Times()
+    if _are_even(entries, size):
+        return times
+    position, last = entries[0].timestamp, len(entries) - 1
+    if abs(entries[last].timestamp - position - last * size) > last * size / 8:
+        return None  # packets have another number of samples than stated
+    # Packets of other codecs may differ in size. Times in milliseconds are copied from Matroska.
+    jitter = math.inf if even_samples(codec) else a_second // (500 * length)
+    gaps = GapDetector(size)
+    for entry in entries:
+        pts = entry.timestamp
+        if gaps.is_gap(pts - position):
+            position = pts
+        if abs(pts - position) > jitter:
+            return None
+        times[entry.pos, pts, 0] = ExactTime(position)
+        position += size
     return times
 
 
-def _cut_end(times: Times, stream: Any, size: int) -> None:
+def _are_even(entries: Any, step: int = 0) -> bool:
+    """Whether timestamps of some entries of FFmpeg's index show one step between all; 0: the first step."""
+    if len(entries) < 2:
+        return True
+    # Reading the index of an hour takes 70 ms, and timestamps that jitter do so nearly everywhere.
+    first, last, num_steps = entries[0].timestamp, len(entries) - 1, 16
+    step = step or entries[1].timestamp - first
+    some = {last * number // num_steps for number in range(num_steps + 1)}
+    return all(entries[number].timestamp == first + number * step for number in some)
+
+
+def _cut_end(times: _Times, stream: Any, size: int) -> None:
     """Add cuts of frames of ``size`` samples behind the end that the edit list or iTunes states."""
     entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
     delay, padding = itunes_edges(stream)
@@ -311,8 +320,9 @@ def _cut_end(times: Times, stream: Any, size: int) -> None:
         # The sound may also start in this packet. The values replace FFmpeg's.
         is_shown = hidden < size if hidden else not entry.is_discard
         if cut and is_shown and (padding or cut < size):
+            exact = times.get(key) or ExactTime(begin)
             last_size = size if begin == last else 0
-            times[key] = *times.get(key, (begin,)), True, hidden, max(cut, 0), last_size
+            times[key] = exact._replace(skipped=hidden, rest=max(cut, 0), last_size=last_size)
 
 
 def itunes_edges(stream: Any) -> tuple[int, int]:
@@ -330,14 +340,26 @@ def edits_go_back(streams: Any) -> bool:
     """Whether edits of one of several streams go back in time, where FFmpeg's seeks find a wrong packet."""
     indexes = [each.index_entries for each in streams]
     return len(indexes) > 1 and any(
-        not _is_even(entries)
+        not _are_even(entries)
         and any(later.timestamp < one.timestamp for one, later in pairwise(entries))
         for entries in indexes
     )
 
 
-def _is_even(entries: Any) -> bool:
-    return len(entries) < 2 or are_even(entries, entries[1].timestamp - entries[0].timestamp)
+def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> _Times:
+    """Find the times of packets of several edits.
+
+    Raises:
+        SourceError: The file cannot be read.
+        StopIteration, struct.error, ValueError, LookupError, ArithmeticError: There is one edit, a box is
+            missing or too short, or boxes or FFmpeg's index contradict each other.
+    """
+    moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
+    track = track_with_id(moov, stream.id)
+    edits = _read_edits(moov, track, codec.sample_rate)
+    entries = list(stream.index_entries)  # which PyAV makes anew in each loop
+    packets = _find_packets(entries, track, codec, input.size())
+    return _edited_times(entries, edits, packets, even_samples(codec))
 
 
 def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:
@@ -389,13 +411,13 @@ def _find_packets(
 
 def _edited_times(
     entries: Any, edits: list[tuple[int, int, int]], packets: list[tuple[int, int]], even: int
-) -> Edits:
+) -> _Times:
     """Compute times from FFmpeg's index, in which hidden packets, for decoding, come before each edit.
 
     Raises:
         StopIteration, ValueError: FFmpeg has made another number of edits, or numbers are too large.
     """
-    result, left, seen = Edits(), iter(edits), Counter[tuple[int, int]]()
+    result, left, seen = _Times(), iter(edits), Counter[tuple[int, int]]()
     start = end = media = duration = before = 0
     after, was_shown = -1, False
     for entry, (time, ticks) in zip(entries, packets, strict=True):
@@ -413,37 +435,10 @@ def _edited_times(
             raise ValueError("damage")
         key = entry.pos, stated
         # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
-        times = pts, skipped < length, min(skipped, length), rest, 0
+        exact = ExactTime(pts, min(skipped, length), rest, is_shown=skipped < length)
         # In place of silence, FFmpeg shows the start of the media.
-        result[*key, seen[key]] = times if media >= 0 else ()
+        result[*key, seen[key]] = exact if media >= 0 else None
         seen[key] += 1
     if next(left, None):
         raise ValueError("an edit without a packet")
     return result
-
-
-def with_times(
-    packets: Iterator[AvPacket], tables: Mapping[int, Times], streams: Any
-) -> Iterator[AvPacket]:
-    """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
-    detach, seen = BitStreamFilterContext("null").filter, Counter[tuple[int, int, int]]()
-    for packet in packets:
-        key = packet.stream_index, packet.pos or 0, packet.pts or 0
-        found = tables.get(key[0], {}).get((*key[1:], seen[key]))
-        if found is not None:
-            # An entry that is only a timestamp serves all packets with its key.
-            seen[key] += len(found) != 1
-            if not found:
-                continue
-            pts, *edited = found
-            if edited:
-                is_shown, skipped, rest, size = edited
-                rest = max(rest, size - (packet.duration or size))
-                if packet.is_discard and is_shown:
-                    shown = with_data(packet, memoryview(packet))  # without the flag
-                    # This sets the index, but keeps the container alive, unlike a packet of a filter.
-                    shown.stream = streams[packet.stream_index]
-                    (packet,) = detach(shown)  # noqa: PLW2901
-                set_side_data(packet, "skip_samples", SKIPPED.pack(skipped, rest, 0, 0))
-            packet.pts = pts
-        yield packet

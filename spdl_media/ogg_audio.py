@@ -32,7 +32,7 @@ from spdl_media.audio_clock import AUDIO_PREROLL, vorbis_blocks
 from spdl_media.codec import AudioCodec
 from spdl_media.frame_scan import MOST_BYTES, CodedFrames, sample_codec
 from spdl_media.inputs import Input
-from spdl_media.mp4_audio import Edits
+from spdl_media.packet_corrections import ExactTimes
 from spdl_media.packets import padded
 from spdl_media.parts import Read
 from spdl_media.timing import Window, most_combined, tick_at
@@ -189,8 +189,8 @@ def _read_page(read: Read, place: int) -> _Page:
     return _Page(place + len(page), flags, position, serial, sizes, page[start:])
 
 
-def page_times(_stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
-    """Return empty edits if pages of a Vorbis stream state wrong positions; ``None``: the first ones do not.
+def page_times(_stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | None:
+    """Return that windows are read from the start if pages of Vorbis state wrong positions, else ``None``.
 
     FFmpeg copies the times of a Matroska file, which are in milliseconds, and those before second 0 of a part
     of a file. It ignores the latter when it reads from the start, but not after a seek.
@@ -211,7 +211,7 @@ def page_times(_stream: Any, codec: AudioCodec, input: Input) -> Edits | None:
     with suppress(ValueError, IndexError):
         if pages[0].position > 0 and _packets(codec, pages):
             return None
-    return Edits()
+    return ExactTimes({}, only_from_start=True)
 
 
 def _find_pages(read: Read, before: _Page, size: int, span: tuple[int, int]) -> list[_Page]:

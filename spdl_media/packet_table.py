@@ -230,9 +230,7 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
-        tracks = boxes_at(moov, "trak")
-        (track,) = [one for one in tracks if number_at(one, "tkhd") == track_id]
-        samples = track_samples(track, size)
+        samples = track_samples(track_with_id(moov, track_id), size)
         if not runs:
             return samples
         return None if len(samples.dts) else _join_runs(runs)
@@ -277,6 +275,17 @@ def number_at(view: memoryview, path: str) -> int:
     header = next(boxes_at(view, path))
     (number,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     return int(number)
+
+
+def track_with_id(moov: memoryview, track_id: int) -> memoryview:
+    """Return the box of the track with an ID in the index of an MP4.
+
+    Raises:
+        ValueError: There is none, or more than one.
+        StopIteration, struct.error: A header of a track is missing, or too short.
+    """
+    (track,) = [one for one in boxes_at(moov, "trak") if number_at(one, "tkhd") == track_id]
+    return track
 
 
 def track_samples(track: memoryview, size: int) -> Samples:

@@ -178,33 +178,6 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
     return all(_MXF_INDEX not in bytes(read(at, near)) for at in (0, size() - near))
 
 
-def reindexed(packets: Iterator[Any], streams: Any) -> Iterator[Any]:
-    """Correct the times and key frames of video after a seek in AVI, by the index.
-
-    An empty chunk extends the frame before it. FFmpeg goes on from audio that lies before the frame that it
-    seeks, and counts the empty chunks in between once more.
-    """
-    shifts: dict[int, int] = {}
-    for packet in packets:
-        index, dts = packet.stream_index, packet.dts
-        entries = streams[index].index_entries
-        if index not in shifts:
-            shifts[index] = 0
-            is_video = dts is not None and streams[index].type == "video"
-            place = entries.search_timestamp(dts, any_frame=True) if is_video else -1
-            # The index has the places of the headers of chunks, which have 8 bytes.
-            while place > 0 and entries[place].pos + 8 > packet.pos:
-                place -= 1
-            if place >= 0 and entries[place].pos + 8 == packet.pos:
-                shifts[index] = dts - entries[place].timestamp
-        if shift := shifts[index]:
-            packet.dts = dts - shift
-            packet.pts = None if packet.pts is None else packet.pts - shift
-            place = entries.search_timestamp(packet.dts, any_frame=True)
-            packet.is_keyframe = entries[place].is_keyframe
-        yield packet
-
-
 def read_moov(
     read: Read, size: int, most_bytes: int, most_boxes: int = MAX_PARTS
 ) -> tuple[set[bytes], bytes]:

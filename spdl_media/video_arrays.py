@@ -14,7 +14,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction, unheard_log
 from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
 from spdl_media.convert import no_frames
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
@@ -51,7 +51,8 @@ def load_video_array(
         ValueError: The window is empty.
     """
     window = parse_window(timestamp)
-    config = as_demux_config(request.demux_config)
+    given = request.demux_config
+    config = DEFAULT_DEMUX_CONFIG if given is None else as_demux_config(given)
     with open_input(src, config, name=request.name) as input:
         # FFmpeg logs a line for each slice of H.264, and while one thread collects lines, PyAV takes the GIL
         # for those of all threads. So they are collected only to say why a video cannot be loaded, and where

@@ -21,7 +21,6 @@ from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, te
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.coded_units import is_gradual
-from spdl_media.mp4_audio import Edits
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
@@ -221,34 +220,72 @@ def audio_packets(
         SourceError: The source cannot be read.
         DemuxError: There is no such stream.
     """
-    index, codec = container.audio(stream_index)
-    start = _audio_start(container, index, codec, window)
-    begins = _sample_test(container, index, codec, start)
-    packets, exact = _seek_packets(container, start, {index: begins}, keep=keep)
-    if exact:
-        packets = _from_last(packets, codec, start, begins)
-    stop = _audio_stop(container, codec, window, exact=exact)
-    return index, codec, packets if stop == math.inf else _until(packets, stop)
+    audio = _AudioWindow(container, stream_index, window)
+    packets, is_sought = _seek_packets(
+        container, audio.start, {audio.index: audio.begins}, keep=keep
+    )
+    return audio.index, audio.codec, audio.cut(packets, is_sought=is_sought)
 
 
-def _from_last(
-    packets: Iterator[AvPacket], codec: AudioCodec, start: int | None, begins: Begins
-) -> Iterator[AvPacket]:
-    """Skip packets before the last one at which decoding can begin."""
-    # Seeks end at the start of an Ogg page or a Matroska cluster, a second or more too early.
-    kept: list[AvPacket] = []
-    for packet in packets:
-        if _may_restart(packet, codec, begins):
-            kept.clear()
-        elif not _at_or_before(packet, start):
-            return chain(kept, (packet,), packets)
-        kept.append(packet)
-    return iter(kept)
+class _AudioWindow:
+    """The packets that a window of an audio stream needs.
+
+    Attributes:
+        index: Index of the stream.
+        codec: Its codec.
+        start: Timestamp at which decoding may begin; ``None``: at the start of the file.
+    """
+
+    def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
+        self.index, self.codec = container.audio(stream_index)
+        self._window, self._zero = window, container.zero
+        times, lead_in = container.exact_times(self.index), preroll(self.codec)
+        # FFmpeg counts the frames of MP3 files itself.
+        is_exact = container.format == "mp3" or times is not None
+        self._is_exact = is_exact or tells_each_sample(self.codec)
+        self.start: int | None = None
+        may_seek = _seeks_right(container, self.codec) and not (times and times.only_from_start)
+        if may_seek and window.start is not None and window.start > lead_in:
+            self.start = tick_at(window.start - lead_in, self.codec.time_base, self._zero)
+
+    def begins(self, packet: AvPacket) -> bool:
+        """Whether decoding may begin at a packet, whose timestamp must identify a sample."""
+        return _at_or_before(packet, self.start) and (
+            self._is_exact or tells_sample(self.codec, packet.pts or 0, packet.duration or 0)
+        )
+
+    def cut(self, packets: Iterator[AvPacket], *, is_sought: bool) -> Iterator[AvPacket]:
+        """Skip packets that the window does not need, in those from the file's start or from a seek."""
+        if is_sought:
+            packets = self._from_last(packets)
+            stop = self._window.ticks(self.codec.time_base, self._zero)[1] + 2  # they are rounded
+        else:
+            # Timestamps may drift from the count of samples.
+            stop = self._window.ticks(self.codec.time_base, self._zero + AUDIO_PREROLL)[1]
+        return packets if stop == math.inf else _until(packets, stop)
+
+    def _from_last(self, packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+        """Skip packets before the last one at which decoding can begin."""
+        # Seeks end at the start of an Ogg page or a Matroska cluster, a second or more too early.
+        kept: list[AvPacket] = []
+        for packet in packets:
+            # At the stream's stated start, packets before it may still be needed to decode it.
+            if packet.pts != self.codec.start_pts and self.begins(packet):
+                kept.clear()
+            elif not _at_or_before(packet, self.start):
+                return chain(kept, (packet,), packets)
+            kept.append(packet)
+        return iter(kept)
 
 
-def _may_restart(packet: AvPacket, codec: AudioCodec, begins: Begins) -> bool:
-    # At the stream's stated start, packets before it may still be needed to decode it.
-    return packet.pts != codec.start_pts and begins(packet) is True
+def _seeks_right(container: Container, codec: AudioCodec) -> bool:
+    """Whether FFmpeg seeks to packets of the right times, and decoders need only some before a window."""
+    if codec.name.startswith("pcm_"):
+        # FFmpeg seeks in WAV by the bytes per second stated in the header, which may be wrong.
+        true = 8 * codec.block_align * codec.sample_rate
+        return not (codec.bit_rate and true and codec.bit_rate != true)
+    # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
+    return codec.name in _INDEPENDENT and (container.format, codec.name) != ("ogg", "flac")
 
 
 def _until(packets: Iterator[AvPacket], stop: float) -> Iterator[AvPacket]:
@@ -278,36 +315,33 @@ def read_clip(
         DemuxError: One of the streams is missing, or the container is damaged.
     """
     index, codec = container.video(streams[0])
-    audio_index, audio_codec = container.audio(streams[1])
+    audio = _AudioWindow(container, streams[1], of_audio)
     video_start = _video_start(container, codec, window)
-    audio_start = _audio_start(container, audio_index, audio_codec, window)
-    begins = _sample_test(container, audio_index, audio_codec, audio_start)
     # Seeks use the video stream, at the time where the audio begins.
     place = None
-    if video_start is not None and audio_start is not None:
-        place = math.floor(audio_start * audio_codec.time_base / codec.time_base)
+    if video_start is not None and audio.start is not None:
+        place = math.floor(audio.start * audio.codec.time_base / codec.time_base)
     with container.reading():
         codec = with_x264_build(container, index, codec, video_start)
-        tests = {index: _key_test(video_start, codec), audio_index: begins}
-        packets, exact = _seek_packets(container, place, tests)
+        tests = {index: _key_test(video_start, codec), audio.index: audio.begins}
+        packets, is_sought = _seek_packets(container, place, tests)
         frames = _VideoRun(window.ticks(codec.time_base, container.zero), codec, video_start)
-        stop = _audio_stop(container, audio_codec, of_audio, exact=exact)
-        samples: list[AvPacket] = []
-        heard = False
-        for packet in packets:
-            if packet.stream_index == index:
-                if not frames.complete:
+
+        def packets_of_audio() -> Iterator[AvPacket]:
+            for packet in packets:
+                if packet.stream_index == audio.index:
+                    yield packet
+                elif not frames.complete:
                     frames.add(packet)
-            elif not heard:
-                if exact and _may_restart(packet, audio_codec, begins):
-                    samples.clear()
-                samples.append(packet)
-                heard = packet.pts is not None and packet.pts >= stop
-            if heard and frames.complete:
-                break
+
+        samples = list(audio.cut(packets_of_audio(), is_sought=is_sought))
+        # The video may need packets after the last one of the audio.
+        while not frames.complete and (packet := next(packets, None)) is not None:
+            if packet.stream_index == index:
+                frames.add(packet)
     return (
         our_packets(container, index, codec, frames.take(), window, goes_on=frames.goes_on),
-        our_packets(container, audio_index, audio_codec, samples, of_audio),
+        our_packets(container, audio.index, audio.codec, samples, of_audio),
     )
 
 
@@ -356,33 +390,6 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     return tick_at(window.start, codec.time_base, container.zero)
 
 
-def _audio_start(container: Container, index: int, codec: AudioCodec, window: Window) -> int | None:
-    """Return the timestamp at which decoding may begin; ``None``: at the start of the file."""
-    lead_in = preroll(codec)
-    if window.start is None or window.start <= lead_in:
-        return None
-    # In Ogg, FLAC packets of the last page have wrong timestamps after a seek. Edits may go back in time.
-    is_flac_in_ogg = (container.format, codec.name) == ("ogg", "flac")
-    if is_flac_in_ogg or isinstance(container.exact_times(index), Edits):
-        return None
-    if codec.name.startswith("pcm_"):
-        # FFmpeg seeks in WAV by the bytes per second stated in the header, which may be wrong.
-        stated, true = codec.bit_rate, 8 * codec.block_align * codec.sample_rate
-        if stated and true and stated != true:
-            return None
-    elif codec.name not in _INDEPENDENT:
-        return None
-    return tick_at(window.start - lead_in, codec.time_base, container.zero)
-
-
-def _audio_stop(container: Container, codec: AudioCodec, window: Window, *, exact: bool) -> float:
-    """Return the timestamp from which packets are after the window, or infinity."""
-    # Timestamps are rounded; inexact ones may also drift from the count of samples.
-    if exact:
-        return window.ticks(codec.time_base, container.zero)[1] + 2
-    return window.ticks(codec.time_base, container.zero + AUDIO_PREROLL)[1]
-
-
 def _key_test(start: int | None, codec: VideoCodec) -> Begins:
     """Return a test whether decoding may begin at a video packet."""
     return lambda packet: _restarts(packet, start, codec) if packet.is_keyframe else None
@@ -393,17 +400,6 @@ def _restarts(packet: AvPacket, start: int | None, codec: VideoCodec) -> bool:
     is_key = packet.is_keyframe and not packet.is_discard and _at_or_before(packet, start)
     # Frames after the first one of a gradual refresh may refer to frames before it.
     return is_key and not is_gradual(packet, codec)
-
-
-def _sample_test(container: Container, index: int, codec: AudioCodec, start: int | None) -> Begins:
-    """Return a test whether decoding may begin at an audio packet; its timestamp must identify a sample."""
-    # FFmpeg counts the frames of MP3 files itself.
-    is_exact = container.format == "mp3" or container.exact_times(index) is not None
-    is_exact = is_exact or tells_each_sample(codec)
-    return lambda packet: (
-        _at_or_before(packet, start)
-        and (is_exact or tells_sample(codec, packet.pts or 0, packet.duration or 0))
-    )
 
 
 def _seek_packets(

@@ -14,7 +14,7 @@ import pytest
 from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
-from spdl_media import audio_arrays, coded_units
+from spdl_media import audio_arrays, packet_corrections
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 RATE = 44100
@@ -208,7 +208,7 @@ def test_damaged_times_of_fragments_are_no_error_of_python_with_ffmpeg_9() -> No
     data = data[:place] + struct.pack(">Q", 1 << 63) + data[place + 8 :]
     with av.open(io.BytesIO(data)) as container:
         assert container.streams.audio[0].start_time is None
-    with mock.patch.object(coded_units, "CUTS_LAST_FRAME", new=True):
+    with mock.patch.object(packet_corrections, "CUTS_LAST_FRAME", new=True):
         found = outcome(data)
     np.testing.assert_array_equal(found, outcome(data))
 

@@ -31,6 +31,7 @@ ORDER = [
     ["inputs"],
     ["array_formats"],
     ["codec", "audio_clock", "coded_units", "packets", "packet_table", "coded_headers"],
+    ["packet_corrections"],
     ["frame_scan", "mp4_audio", "ogg_audio", "_container", "window", "demuxer", "demux"],
     ["operations", "filter_desc", "crops"],
     ["image_frames", "frames", "array_frames"],
