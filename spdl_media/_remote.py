@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,11 +91,12 @@ def _open_url(
         cached = url.partition(":")[0] in _DISK_CACHES
         options: dict[str, Any] = {} if cached else {"cache_type": "none"}
         session: _CheckedSession | None = None
+        spans: list[_Span] = []
         if type(filesystem).__name__ == "HTTPFileSystem":
             sync = require("fsspec", url).asyn.sync
-            session = sync(filesystem.loop, _first_part, filesystem, path, at)
-        if session and session.size is not None:
-            options["size"] = session.size
+            session, spans = sync(filesystem.loop, _first_part, filesystem, path, at)
+            if spans:
+                options["size"] = session.size
         file = filesystem.open(path, "rb", **options)
         if type(file).__name__ == "HTTPFile":
             file.session = session or _CheckedSession(file.session)
@@ -105,7 +106,6 @@ def _open_url(
         return flat(file.getbuffer())
     # From a server that states no size and supports no ranges, fsspec gives a stream that cannot seek.
     can_seek = _can_seek(file)
-    spans = session.spans if session else ()
     reader = ReadAhead(file, filesystem, forward=forward, spans=spans) if can_seek else file
     return FileReader(reader, name, seekable=can_seek and not forward, owned=True)
 
@@ -134,12 +134,10 @@ class _CheckedSession:
 
     Attributes:
         size: Size of the file; ``None``: not known yet.
-        spans: Bytes that were requested to learn the size.
     """
 
     def __init__(self, session: Any) -> None:
         self.size: int | None = None
-        self.spans: list[_Span] = []
         self._session = session
         self._versions: dict[str, tuple[str, str]] = {}
 
@@ -187,27 +185,34 @@ class _Span(NamedTuple):
     fetched: int
 
 
-async def _first_part(filesystem: Any, url: str, at: int) -> _CheckedSession:
-    """Request the bytes of a web file that are read first, because the answer mostly tells its size, too."""
+async def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSession, list[_Span]]:
+    """Request the bytes of a web file that are read first, because the answer mostly tells its size, too.
+
+    Returns:
+        The session, and the bytes, if the answer tells the size.
+    """
     session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
     part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
     options["headers"] = {**options.get("headers", {}), **part}
     async with await session.get(filesystem.encode_url(url), **options) as answer:
-        if answer.status in (404, 429):  # further requests would get the same answer
-            filesystem._raise_not_found_for_status(answer, url)
+        if answer.status == 404:
+            raise FileNotFoundError(url)
+        if answer.status == 429:  # further requests would get the same answer
+            answer.raise_for_status()
         told = answer.headers
         is_part = answer.status == 206 or "Content-Range" in told
         # Servers without ranges send the whole file, from its beginning.
         size = told.get("Content-Range" if is_part else "Content-Length", "").rpartition("/")[2]
         is_plain = told.get("Content-Encoding", "identity") == "identity"
         if answer.status not in (200, 206) or not size.isdigit() or not is_plain:
-            return session
+            return session, []
         most = min(int(size), _MIN_FETCH)
         data = await (answer.read() if is_part else answer.content.readexactly(most))
     span = _Span(at * is_part, data, _MIN_FETCH)
-    if 0 < len(data) <= int(size) - span.start:
-        session.size, session.spans = int(size), [span]
-    return session
+    if not 0 < len(data) <= int(size) - span.start:
+        return session, []
+    session.size = int(size)
+    return session, [span]
 
 
 @contextmanager
@@ -266,15 +271,20 @@ def retried(call: Callable[[], T]) -> T:
     return call()
 
 
-def _requested_pause(error: BaseException | None) -> int:
+def _requested_pause(error: BaseException | None) -> float:
     """Return the seconds for which a web server asks not to be called; 0: it does not."""
-    if error is None:
-        return 0
-    headers = getattr(error, "headers", None)
-    text = str(headers.get("Retry-After", "")) if isinstance(headers, Mapping) else ""
-    if not text.isdecimal():  # it may be a date
-        return _requested_pause(error.__cause__)
-    return min(int(text[:9]), _LONGEST_PAUSE)  # Python refuses to convert thousands of digits
+    from email.utils import parsedate_to_datetime  # needed only after errors
+
+    seconds = 0.0
+    while error is not None:
+        headers = getattr(error, "headers", None)
+        text = str(headers.get("Retry-After", "")) if isinstance(headers, Mapping) else ""
+        if text.isdecimal():
+            seconds = int(text[:9])  # Python refuses to convert thousands of digits
+        with suppress(ValueError, OverflowError):  # no date, or none that can be
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+        error = error.__cause__
+    return min(max(seconds, 0.0), _LONGEST_PAUSE)
 
 
 def _is_refusal(error: BaseException | None) -> bool:

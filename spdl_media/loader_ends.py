@@ -194,7 +194,7 @@ class SharedSource:
         if self.is_async:
             return read_async()
         is_ready = type(self.source if self.fetch is None else self.source.keys) in _READY
-        return OwnSource(read, is_ready)
+        return OwnSource(read, SourceConfig(self.source).name, is_ready)
 
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""
@@ -309,12 +309,12 @@ class _Iteration:
         # The loader's state becomes the start of the next epoch, unless that has begun already.
         if self._loader._ledger is self._ledger:
             self._loader._ledger = None
-            if self._ledger.start.is_fresh and not self._ledger.has_delivered:
+            if self._ledger.start.is_fresh:
                 stages = self._loader.statistics().stages
         self.close()
         for stage in stages:
             # drop_last drops samples that belong to no call.
-            if 0 < stage.dropped == stage.calls.number and not stage.failures:
+            if 0 < stage.dropped == stage.calls.number and not (stage.failures or stage.outputs):
                 text = "returned None for all its inputs, which drops them; does it lack a return?"
                 warn_caller(f"the epoch gave nothing, because {stage.name!r} {text}", UserWarning)
 

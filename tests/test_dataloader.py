@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
@@ -269,6 +270,25 @@ def test_an_epoch_of_which_all_is_dropped_says_so(step: str, is_async: bool) -> 
 
     with pytest.warns(UserWarning, match="gave nothing.*'lambda' returned None for all its inputs"):
         assert (asyncio.run(iterate()) if is_async else list(loader)) == []
+
+
+def test_the_thread_of_a_source_has_its_name() -> None:
+    class Names:
+        def __iter__(self) -> Iterator[str]:
+            yield threading.current_thread().name
+
+    assert list(DataLoader(Names())) == ["spdl_media source Names-1"]
+
+
+def test_a_small_last_batch_that_is_dropped_is_no_forgotten_return() -> None:
+    """Of three samples, as many are dropped as there are batches."""
+    for aggregator, expected in ((None, [[0, 1]]), (lambda _: 1 // 0, [])):
+        loader = DataLoader(
+            range(3), batch_size=2, drop_last=True, aggregator=aggregator, max_failures=-1
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert list(loader) == expected
 
 
 def test_what_can_be_iterated_both_ways_is_asynchronous() -> None:

@@ -449,6 +449,9 @@ class TestRemote:
                 ("99", 60),
                 ("9" * 5000, 60),
                 ("Sat, 01 Jan 2000 00:00:00 GMT", 0),
+                ("Fri, 01 Jan 2100 00:00:00 GMT", 60),
+                ("Fri, 01 Jan 99999999999 00:00:00 GMT", 0),
+                ("later", 0),
             ):
                 server.busy, server.retry_after = 1, text
                 assert numbers(sm.Shards(f"{server.url}/a-1.tar", **ALONE)) == [8, 9, 10, 11]

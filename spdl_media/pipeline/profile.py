@@ -283,7 +283,7 @@ class _Profiler:
         given: Any = source.source
         timed: Any
         if isinstance(given, Iterable):
-            timed = OwnSource(lambda: _timed(given, durations), is_ready=False)
+            timed = OwnSource(lambda: _timed(given, durations), source.name)
         else:
             timed = _timed_async(given, durations)
         config = PipelineConfig(SourceConfig(timed), (), SinkConfig())
@@ -366,7 +366,7 @@ class _Profiler:
         # The first epoch starts the pools and is not timed.
         sizes = (concurrency if is_pipe else 0, number)
         numbers, repeated = iter(sizes), itertools.cycle(inputs.items)
-        source = OwnSource(lambda: itertools.islice(repeated, next(numbers)), is_ready=False)
+        source = OwnSource(lambda: itertools.islice(repeated, next(numbers)), stage.name)
         pipeline: Pipeline[Any] = Pipeline(
             # A larger buffer, so that the loop below does not slow the stage down.
             PipelineConfig(SourceConfig(source), (stage,), SinkConfig(8)),

@@ -71,11 +71,13 @@ class OwnSource:
 
     Attributes:
         generate: Makes a generator.
+        name: Name of the source in messages, and of its thread.
         is_ready: Whether items exist already or are computed at once, so taking one never blocks.
     """
 
     generate: Callable[[], Iterator[Any]]
-    is_ready: bool
+    name: str
+    is_ready: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         return self.generate()
@@ -115,10 +117,11 @@ class SourceConfig:
             Exception: The source's ``__len__`` raised another error than ``TypeError`` or
                 ``NotImplementedError``, which mean that it has no length.
         """
+        if isinstance(self.source, OwnSource):
+            return self.source.name
         length = source_length(self.source)
-        count = "" if length is None else f" of {length}"
         name = getattr(self.source, "__name__", None) or type(self.source).__name__
-        return f"{name}{count}"
+        return name if length is None else f"{name} of {length}"
 
     def __repr__(self) -> str:
         # Without the items, which may be ten million paths.

@@ -150,3 +150,28 @@ def test_a_program_ends_whose_processes_resist(kind: str, tmp_path: Path) -> Non
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2]\n", "")
+
+
+def test_the_end_of_a_program_does_not_wait_again_for_a_call_that_stop_has_reported() -> None:
+    program = """
+import threading
+from spdl_media.pipeline import PipelineBuilder
+
+async def block_the_loop(_):
+    begun.set()
+    threading.Event().wait()
+
+begun = threading.Event()
+pipeline = PipelineBuilder().add_source([1]).pipe(block_the_loop).build()
+pipeline.start()
+begun.wait()
+pipeline.stop(timeout=0.01)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONASYNCIODEBUG": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count("cannot be interrupted: block_the_loop has run") == 1
