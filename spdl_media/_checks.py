@@ -195,9 +195,10 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
         return np.asarray(values)
     # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
     except (TypeError, RuntimeError) as error:
+        way = ". Convert a tensor first, such as by tensor.detach().cpu().float()"
+        remedy = way if hasattr(values, "detach") else ""
         raise TypeError(
-            f"NumPy cannot view this {type(values).__name__}: {error}. Convert a tensor first, such as by "
-            "tensor.detach().cpu().float()"
+            f"NumPy cannot view this {type(values).__name__}: {error}{remedy}"
         ) from error
 
 

@@ -372,10 +372,8 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
         raise TypeError(f"crops is the class {crops.__name__}, so make one: {crops.__name__}()")
     if crops is None or callable(crops):
         return [crops] * count
-    wanted = "must be a box (x, y, width, height), a function, or a sequence of them, one an image"
-    if isinstance(crops, str) or not isinstance(crops, Iterable):
-        raise TypeError(f"crops {wanted}, not {crops!r}")
-    entries = list(crops)
+    wanted = "a box (x, y, width, height), a function, or a sequence of them, one an image"
+    entries = _entries("crops", crops, wanted)
     if entries and isinstance(entries[0], Real):
         return [_checked_box(entries, "crops")] * count
     for position, one in enumerate(entries):
@@ -388,30 +386,25 @@ def _flip_list(flips: Any, count: int) -> list[Any]:
     """Return one flip per image, a bool or a probability, from one for all images or from a sequence."""
     if flips is None or isinstance(flips, bool | np.bool_):
         return [bool(flips)] * count
-    if not isinstance(flips, Real):
-        return _flags(flips)
-    probability = float(flips)
-    # `not (... <= ...)`, so that NaN fails.
-    if not 0 <= probability <= 1:
-        raise ValueError(f"flips must be a probability from 0 to 1, not {flips!r}")
-    return [probability] * count
+    if isinstance(flips, Real):
+        # `not (... <= ...)`, so that NaN fails.
+        if not 0 <= float(flips) <= 1:
+            raise ValueError(f"flips must be a probability from 0 to 1, not {flips!r}")
+        return [float(flips)] * count
+    entries = _entries("flips", flips, "one True or False for each image")
+    for position, flip in enumerate(entries):
+        # NumPy's bools, and those of a list of tensors.
+        is_scalar = getattr(flip, "shape", None) == () and str(flip.dtype).endswith("bool")
+        if not isinstance(flip, bool) and not is_scalar:
+            raise TypeError(f"flips[{position}] must be True or False, not {flip!r}")
+    return [*map(bool, entries)]
 
 
-def _flags(flips: Any) -> list[bool]:
-    """Return a list of bools from a sequence, or from a 1-D array or tensor of bools."""
-    message = "flips must be one True or False for each image, not"
-    is_array = hasattr(flips, "__array__")
-    try:
-        # Not list() of an array: it would make a zero-dimensional array or tensor of each bool.
-        values = np.asarray(flips if is_array else list(flips))
-    # PyTorch raises RuntimeError for some tensors.
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{message} {flips!r}: {error}") from error
-    if values.shape == (0,):
-        return []
-    if values.dtype != np.bool_ or values.ndim != 1:
-        for position, value in enumerate([] if is_array or values.ndim != 1 else flips):
-            if np.asarray(value).dtype != np.bool_:
-                raise TypeError(f"flips[{position}] must be True or False, not {value!r}")
-        raise TypeError(f"{message} {values.dtype} of shape {values.shape}")
-    return [bool(value) for value in values]
+def _entries(name: str, values: Any, wanted: str) -> list[Any]:
+    """Return the entries of a sequence or an array."""
+    # Not list() of an array: the entries of a tensor would be tensors.
+    if hasattr(values, "__array__"):
+        return list(np.atleast_1d(values).tolist())
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be {wanted}, not {values!r}")
+    return list(values)

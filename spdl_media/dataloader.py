@@ -47,6 +47,7 @@ _TORCH_NAMES = {
     "prefetch_factor": "Use buffer_size=, the finished batches that wait",
     "in_order": "Use output_order='input'",
     "generator": "Use seed=",
+    "transform": "Use preprocessor=transform",
     "worker_init_fn": "Leave it out: threads share all that is set up before",
     "multiprocessing_context": "Leave it out: threads load, or use executor=ProcessPoolExecutorConfig(...)",
     "persistent_workers": "Leave it out: threads start quickly",
@@ -72,7 +73,8 @@ class DataLoader:
         src: The items: an iterable, which is iterated in a thread of its own, an async iterable, or a
             map-style dataset with a length. An object that is iterable in both ways is iterated
             asynchronously. A dataset, also that of a :class:`~spdl_media.source.MapIterator`, is read in the
-            loader's threads, and a ``None`` in it is dropped. If the source has ``set_epoch``, as the
+            loader's threads, so it must not seek and read a file that all calls share. A ``None`` in it is
+            dropped. If the source has ``set_epoch``, as the
             samplers of :mod:`spdl_media.source` do, it is called with the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             that turns an item into one sample, or into several. If it has a parameter named ``rng``, it

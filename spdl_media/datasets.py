@@ -35,9 +35,10 @@ _IMAGES = tuple(f".{name}" for name in _FORMATS.split())
 class ImageFolder(MapIterator[tuple[str, int]]):
     """Pairs ``(path, class)`` of the files in a folder that has a subfolder for each class.
 
-    Classes are numbered in the order of their names. The files of a class are those in its folder and in
-    all folders below it, sorted as by torchvision's ``ImageFolder``, so that both have the same indices.
-    Files directly in ``root`` are ignored. Links are followed.
+    Classes are numbered in the order of their names, so a folder for validation needs the same ones, also
+    empty ones (``allow_empty``). The files of a class are those in its folder and in all folders below it,
+    sorted as by torchvision's ``ImageFolder``, so that both have the same indices. Files directly in
+    ``root`` are ignored. Links are followed.
 
     Each iteration is the next epoch. A :class:`~spdl_media.DataLoader` resumes by index.
 

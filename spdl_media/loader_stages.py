@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
@@ -10,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
+from spdl_media._checks import check_callable, check_choice, check_int, check_seconds, warn_caller
 from spdl_media._collate import collate
 from spdl_media._resume import Ledger, State
 from spdl_media.epochs import place_maker
@@ -144,14 +143,13 @@ def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
 def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
     """Return the parameter ``rng`` of a function that can be passed; not the first one, which is the item."""
     # A bound keyword of a partial is still in its signature.
-    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+    if isinstance(fn, partial) and "rng" in fn.keywords:
         return None
     try:
         _, *others = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
         return None
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return next((one for one in others if one.name == "rng" and one.kind in by_name), None)
+    return next((one for one in others if one.name == "rng"), None)
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
@@ -169,6 +167,13 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     for name in ("preprocessor", "aggregator", "transfer_fn"):
         if (fn := getattr(loader, name)) is not None:
             _check_function(name, fn)
+    fn = loader.preprocessor
+    if isinstance(fn, partial) and (rng := fn.keywords.get("rng")) is not None:
+        warn_caller(
+            f"preprocessor binds rng={rng!r}, which all items share: a seed gives each item the same random "
+            "numbers, and those of a generator depend on threads. Leave rng= out, for one per item and epoch",
+            UserWarning,
+        )
     for name in ("batch_size", "buffer_size", "num_threads", "num_processes", "cache"):
         if name == "buffer_size" or getattr(loader, name) is not None:
             # Kept as an int, because ranks compare some of these numbers as JSON.

@@ -692,7 +692,9 @@ class TestChance:
         def draw(item: int, rng: int) -> tuple[int, int]:
             return item, rng
 
-        assert list(DataLoader([1], preprocessor=functools.partial(draw, rng=7))) == [(1, 7)]
+        with pytest.warns(UserWarning, match="preprocessor binds rng=7, which all items share"):
+            loader = DataLoader([1], preprocessor=functools.partial(draw, rng=7))
+        assert list(loader) == [(1, 7)]
 
     def test_never_changes(self) -> None:
         """Fixed expected values: random numbers of a training must not change with a release."""
@@ -870,6 +872,7 @@ def test_unknown_arguments_are_answered_with_ours() -> None:
         "shuffle": r".*ImageFolder\(shuffle=True\).*DistributedRandomSampler",
         "sampler": r".*MapIterator\(dataset, sampler\)",
         "in_order": "Use output_order='input'",
+        "transform": "Use preprocessor=transform",
         "pin_memory": "Use transfer_fn=transfer_tensor",
         "batchsize": "Did you mean 'batch_size'?",
         "xyz": "$",

@@ -47,7 +47,7 @@ def test_frames_are_no_array_by_themselves(movie: bytes) -> None:
     for frames in (video, video[0], sm.decode_packets(sm.demux_audio(movie))):
         for convert in (np.asarray, sm.convert_array, lambda one: np.stack([one, one])):
             with pytest.raises(
-                TypeError, match=r"Frames are no array: convert_frames\(frames\) makes one(\.|$)"
+                TypeError, match=r"Frames are no array: convert_frames\(frames\) makes one$"
             ):
                 convert(frames)
 

@@ -29,7 +29,7 @@ import numpy.random  # here, because a Ctrl-C in an import of compiled modules m
 
 from spdl_media._checks import warn_once
 from spdl_media._threads import interrupts_delayed
-from spdl_media.pipeline.executors import WHAT_PICKLES
+from spdl_media.pipeline.executors import WHAT_PICKLES, WHERE_TO_WRITE_IT
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
 from spdl_media.shared_memory import CAN_SHARE
@@ -130,6 +130,11 @@ class Child:
             # A PipelineError already names the part of a definition that cannot be pickled.
             if isinstance(error, PipelineError) or not isinstance(error, Exception):
                 raise
+            # Python's own attribute: whether this process is still importing the script that started it.
+            if getattr(multiprocessing.current_process(), "_inheriting", False):
+                raise PipelineError(
+                    f"a process cannot start others yet. {WHERE_TO_WRITE_IT}"
+                ) from None
             raise PipelineError(
                 f"no process can be started for {owner}: {error}. It needs memory, descriptors and what can "
                 f"be pickled. {WHAT_PICKLES}"

@@ -377,6 +377,8 @@ def test_a_script_without_a_guard_is_told_how_to_write_it(tmp_path: Path) -> Non
     assert re.search(
         "keeps its own work below if __name__ .* and their functions above", found.stderr
     )
+    assert "memory, descriptors" not in found.stderr
+    assert "bootstrapping" not in found.stderr
 
 
 @pytest.mark.parametrize("name", ["iterate_in_subinterpreter", "run_pipeline_in_subinterpreter"])
