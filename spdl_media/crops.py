@@ -171,6 +171,12 @@ class ResizeCenterCrop:
         return first, max(1, round((start + self.crop_size) * side / resized) - first)
 
 
+def is_random_cut(crops: Crops | None, flips: Flips | None) -> bool:
+    """Whether the cut of an image may differ from call to call."""
+    draws = callable(crops) and not isinstance(crops, ResizeCenterCrop)
+    return draws or (isinstance(flips, float) and 0 < flips < 1)
+
+
 def apply_crop(
     coordinates: npt.ArrayLike,
     box: Box,

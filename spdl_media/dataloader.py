@@ -121,8 +121,8 @@ class DataLoader:
             preprocessor and dataset, the processes run the aggregator. A script needs
             ``if __name__ == "__main__":`` before its own work, because the processes import it.
         cache: Bytes of memory in which to keep pickled samples for later epochs. The keys are the source's
-            items, which must be hashable. Not for preprocessors that are generators, take ``rng``, or are an
-            ``ImageRecipe`` with random operations.
+            items, which must be hashable. Not for generators and preprocessors that take ``rng``, except
+            ``ImageRecipe`` and ``load_image`` without random crops and flips.
         seed: Seed of :func:`~spdl_media.dataloader.sample_rng`.
 
     Raises:

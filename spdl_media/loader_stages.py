@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds, warn_caller
 from spdl_media._collate import collate
 from spdl_media._resume import Ledger, State
+from spdl_media.crops import is_random_cut
 from spdl_media.epochs import place_maker
 from spdl_media.loader_ends import CONVERTERS
 from spdl_media.loader_items import (
@@ -248,14 +249,21 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         PipeConfig(int if called is fetch else called, executor=executor)
     if cache is not None and fetch is preprocessor is None:
         raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
-    if cache is None or preprocessor is None:
-        return
-    rng = rng_parameter(preprocessor)
-    if rng and (getattr(preprocessor, "is_random", False) or rng.default is rng.empty):
+    if cache is not None and preprocessor is not None and _may_draw(preprocessor):
         raise ValueError(
             f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
             "another in each; leave one of them out, or draw in the aggregator"
         )
+
+
+def _may_draw(preprocessor: Callable[..., Any]) -> bool:
+    if not rng_parameter(preprocessor):
+        return False
+    options = inspect.signature(preprocessor).parameters
+    if {"crops", "flips"} <= options.keys():
+        # load_image and the like draw for these alone. A partial binds them as defaults.
+        return is_random_cut(options["crops"].default, options["flips"].default)
+    return getattr(preprocessor, "is_random", True)
 
 
 class LoaderStages:

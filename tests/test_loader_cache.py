@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import spdl_media as sm
 from spdl_media.pipeline import PipelineFailure
 from spdl_media.source import DistributedRandomSampler, MapIterator
+from spdl_media.testing import make_image
 
 calls: Counter[int] = Counter()
 
@@ -89,8 +91,26 @@ def drawn(item: int, rng: np.random.Generator) -> int:
     return int(rng.integers(item))
 
 
+def drawn_at_will(item: int, rng: np.random.Generator | None = None) -> float:
+    return item if rng is None else rng.random()
+
+
 def generate(item: int) -> Any:
     yield item
+
+
+load = functools.partial(functools.partial, sm.load_image)
+
+
+def test_an_image_that_is_cut_the_same_in_each_epoch_is_kept() -> None:
+    png = make_image(np.zeros((8, 8, 3), np.uint8))
+    for options in (
+        {},
+        {"crops": (0, 0, 8, 8)},
+        {"crops": sm.ResizeCenterCrop(8, 8), "flips": True},
+    ):
+        loader = sm.DataLoader([png], cache=9**9, preprocessor=load(**options))
+        assert [image.shape for image in loader] == [(8, 8, 3)]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +119,9 @@ def generate(item: int) -> Any:
         ({"preprocessor": drawn}, ValueError, "drawn draws another in each"),
         ({"preprocessor": sm.ImageRecipe(8, flip=0.5)}, ValueError, "ImageRecipe draws another"),
         ({"preprocessor": sm.ImageRecipe(8, random_crop=True)}, ValueError, "ImageRecipe draws"),
+        ({"preprocessor": drawn_at_will}, ValueError, "drawn_at_will draws another"),
+        ({"preprocessor": load(crops=sm.RandomResizedCrop())}, ValueError, "load_image draws"),
+        ({"preprocessor": load(flips=0.5)}, ValueError, "load_image draws"),
         ({"preprocessor": generate}, ValueError, "generate is a generator"),
         ({}, ValueError, "there is neither"),
         ({"preprocessor": abs, "cache": 0}, ValueError, "cache must be at least 1, not 0"),
