@@ -310,7 +310,7 @@ class CropPlan:
         # The box, and whether it is mirrored, by the position of the image.
         self._drawn: dict[int, tuple[Box, bool]] = {}
         self._rngs: Any = [rng] * count
-        is_random = any(map(callable, self._crops)) or float in map(type, self._flips)
+        is_random = any(map(is_random_cut, self._crops, self._flips))
         # A seed for each image, so that its numbers do not depend on what is drawn for others, or when.
         if is_random and not (count == 1 and isinstance(rng, np.random.Generator)):
             self._rngs = np.random.default_rng(rng).integers(1 << 63, size=count)
@@ -351,11 +351,9 @@ class CropPlan:
     def _draw(self, position: int, size: Size) -> tuple[Box, bool]:
         if position not in self._drawn:
             crop, flip = self._crops[position], self._flips[position]
-            # Making a generator takes 8 microseconds. ResizeCenterCrop does not use it.
-            draws = callable(crop) and not isinstance(crop, ResizeCenterCrop)
-            rng: Any = None
-            if draws or isinstance(flip, float):
-                rng = np.random.default_rng(self._rngs[position])
+            # Made only if it is used, because that takes 8 microseconds.
+            draws = is_random_cut(crop, flip)
+            rng: Any = np.random.default_rng(self._rngs[position]) if draws else None
             if callable(crop):
                 crop = crop(size, rng)
                 if crop is not None:
@@ -393,10 +391,12 @@ def _flip_list(flips: Any, count: int) -> list[Any]:
     if flips is None or isinstance(flips, bool | np.bool_):
         return [bool(flips)] * count
     if isinstance(flips, Real):
+        probability = float(flips)
         # `not (... <= ...)`, so that NaN fails.
-        if not 0 <= float(flips) <= 1:
+        if not 0 <= probability <= 1:
             raise ValueError(f"flips must be a probability from 0 to 1, not {flips!r}")
-        return [float(flips)] * count
+        # A bool draws no random number.
+        return [probability if 0 < probability < 1 else bool(probability)] * count
     entries = _entries("flips", flips, "one True or False for each image")
     for position, flip in enumerate(entries):
         # NumPy's bools, and those of a list of tensors.

@@ -141,16 +141,16 @@ def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
     return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
 
 
-def rng_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the parameter ``rng`` of a function that can be passed; not the first one, which is the item."""
+def takes_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter ``rng`` that is not bound; the first one is the item."""
     # A bound keyword of a partial is still in its signature.
     if isinstance(fn, partial) and "rng" in fn.keywords:
-        return None
+        return False
     try:
-        _, *others = inspect.signature(fn).parameters.values()
+        _, *others = inspect.signature(fn).parameters
     except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
-        return None
-    return next((one for one in others if one.name == "rng"), None)
+        return False
+    return "rng" in others
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
@@ -257,7 +257,7 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 
 
 def _may_draw(preprocessor: Callable[..., Any]) -> bool:
-    if not rng_parameter(preprocessor):
+    if not takes_rng(preprocessor):
         return False
     options = inspect.signature(preprocessor).parameters
     if {"crops", "flips"} <= options.keys():
@@ -281,7 +281,7 @@ class LoaderStages:
     def __init__(self, loader: Any, start: State, ledger: Ledger) -> None:
         source, preprocessor = loader._source, loader.preprocessor
         self._loader, self._start, self._ledger = loader, start, ledger
-        draws = preprocessor is not None and rng_parameter(preprocessor)
+        draws = preprocessor is not None and takes_rng(preprocessor)
         # Maps a position to that among the samples of all ranks, so that ranks draw different numbers.
         self._place = place_maker(source.source, start.before) if draws else int
         self._rng_key = (start.seed, start.epoch) if draws else None
