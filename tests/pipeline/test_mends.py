@@ -18,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,19 @@ def in_main_thread() -> bool:
 
 def die_if_negative(number: int) -> int:
     return number if number >= 0 else os._exit(3)
+
+
+def test_what_the_user_passes_is_not_emptied_at_the_end_of_a_run() -> None:
+    """A source or function that is a deque or dictionary was emptied, as if it held items of the run."""
+
+    class Table(dict[str, int]):
+        __call__ = dict.__getitem__
+
+    table = Table(a=1, b=2)
+    for source in (deque("ab"), {"a": 3, "b": 4}):
+        pipeline = PipelineBuilder().add_source(source).pipe(table).build()
+        assert [list(pipeline) for _ in range(2)] == [[1, 2]] * 2
+        assert list(source) == list(table) == ["a", "b"]
 
 
 def test_a_frozen_exception_fails_its_item() -> None:

@@ -332,9 +332,7 @@ class Node(Inlet):
 
     def let_go(self) -> None:
         """Drop all items after the run: otherwise they would live until the next garbage collection."""
-        for held in vars(self).values():
-            if isinstance(held, deque | dict):
-                held.clear()
+        self.out.clear()
 
     def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:
         """Note that an item failed. ``where`` precedes the traceback, if the error was not raised."""

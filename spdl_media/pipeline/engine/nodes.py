@@ -87,6 +87,13 @@ class Stage(Node):
         if not self.touched:
             self.hub.touch(self)
 
+    def let_go(self) -> None:
+        """Drop all items after the run, also the queued ones."""
+        super().let_go()
+        self.queue.clear()
+        if self.window is not None:
+            self.window.clear()
+
     def dispatch(self) -> None:
         """Have the runner make the calls of the slots in ``todo``."""
         if self.todo:
@@ -216,6 +223,12 @@ class FanOut(Stage):
     def room(self) -> int:
         """Return how many more items fit. The slack applies to values, not to items."""
         return 0 if self.ending else self.capacity - self.held
+
+    def let_go(self) -> None:
+        """Drop all items after the run, also the open ones."""
+        super().let_go()
+        self.todo.clear()
+        self._open.clear()
 
     def open(self, slot: FanOutSlot) -> None:
         """Have the runner make and step the generator of a slot."""
