@@ -7,55 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from spdl_media.pipeline import executors, failures, profile, remote, stages, stats
 from spdl_media.pipeline.builder import PipelineBuilder
 from spdl_media.pipeline.executors import *
 from spdl_media.pipeline.failures import *
 from spdl_media.pipeline.pipeline import Pipeline
-from spdl_media.pipeline.profile import PipelineProfile, StageProfile, profile_pipeline
+from spdl_media.pipeline.profile import *
 from spdl_media.pipeline.remote import *
 from spdl_media.pipeline.stages import *
-from spdl_media.pipeline.stats import PipelineStatistics, SinkStatistics, StageStatistics, Timing
+from spdl_media.pipeline.stats import *
 from spdl_media.ring import shared_empty
 
-__all__ = (
-    "AggregateConfig",
-    "Aggregator",
-    "DisaggregateConfig",
-    "ExecutorConfig",
-    "FailureRecord",
-    "InterpreterPoolExecutorConfig",
-    "MergeConfig",
-    "MissingPackageError",
-    "OutputOrder",
-    "PathVariantsConfig",
-    "PipeConfig",
-    "Pipeline",
-    "PipelineBuilder",
-    "PipelineConfig",
-    "PipelineError",
-    "PipelineFailure",
-    "PipelineProfile",
-    "PipelineStatistics",
-    "PipelineStopped",
-    "PoolBroken",
-    "ProcessPoolExecutorConfig",
-    "SinkConfig",
-    "SinkStatistics",
-    "SourceConfig",
-    "StageConfig",
-    "StageProfile",
-    "StageStatistics",
-    "SubprocessIterable",
-    "TaskHook",
-    "ThreadPoolExecutorConfig",
-    "Timing",
-    "WorkerDied",
-    "cache_iterator",
-    "iterate_in_subprocess",
-    "profile_pipeline",
-    "run_pipeline_in_subprocess",
-    "shared_empty",
-)
+__all__: tuple[str, ...] = ("Pipeline", "PipelineBuilder", "shared_empty")
+__all__ += executors.__all__
+__all__ += failures.__all__
+__all__ += profile.__all__
+__all__ += remote.__all__
+__all__ += stages.__all__
+__all__ += stats.__all__
 
 
 def __getattr__(name: str) -> Any:
