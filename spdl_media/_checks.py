@@ -196,10 +196,8 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
     # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
     except (TypeError, RuntimeError) as error:
         way = ". Convert a tensor first, such as by tensor.detach().cpu().float()"
-        remedy = way if hasattr(values, "detach") else ""
-        raise TypeError(
-            f"NumPy cannot view this {type(values).__name__}: {error}{remedy}"
-        ) from error
+        kind, remedy = type(values).__name__, way if hasattr(values, "detach") else ""
+        raise TypeError(f"NumPy cannot view this {kind}: {error}{remedy}") from error
 
 
 def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:

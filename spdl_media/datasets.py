@@ -27,8 +27,7 @@ from spdl_media.source import MapIterator
 
 __all__ = ("ImageFolder", "Mix")
 
-_FORMATS = "avif bmp gif heic heif jp2 jpeg jpg pgm png ppm tif tiff webp"
-_IMAGES = tuple(f".{name}" for name in _FORMATS.split())
+_IMAGES = ".avif .bmp .gif .heic .heif .jp2 .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split()
 
 
 @with_argument_hints({"transform": "Use preprocessor= of the DataLoader"})
@@ -221,8 +220,7 @@ class Mix(MapIterator[Any]):
     @property
     def counts(self) -> list[int]:
         """Number of items of each source in an epoch."""
-        counts: list[int] = self.sampler.counts.tolist()  # type: ignore[union-attr]
-        return counts
+        return [*self.sampler.counts.tolist()]  # type: ignore[union-attr]
 
     def __repr__(self) -> str:
         return f"Mix({len(self)} items, counts={self.counts})"

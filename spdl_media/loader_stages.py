@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Executor
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -36,7 +35,6 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import (
-    ExecutorConfig,
     ProcessPoolExecutorConfig,
     check_function,
     kind_of,
@@ -131,11 +129,10 @@ _KINDS = {
 }
 
 
-def executor_of(loader: Any) -> Executor | ExecutorConfig | None:
-    """Return the executor for the calls of a loader; ``None``: threads of this process."""
+def executor_of(loader: Any) -> Any:
+    """Return the executor for the calls of a loader, or its config; ``None``: threads of this process."""
     if loader.num_processes is None:
-        executor: Executor | ExecutorConfig | None = loader.executor
-        return executor
+        return loader.executor
     # As many threads in all processes as there are cores, but at least one in each.
     threads = loader.num_threads or -(-usable_cores() // loader.num_processes)
     return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
@@ -171,8 +168,8 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     fn = loader.preprocessor
     if isinstance(fn, partial) and (rng := fn.keywords.get("rng")) is not None:
         warn_caller(
-            f"preprocessor binds rng={rng!r}, which all items share: a seed gives each item the same random "
-            "numbers, and those of a generator depend on threads. Leave rng= out, for one per item and epoch",
+            f"preprocessor binds rng={rng!r}, which all items share: a seed gives them equal random numbers, "
+            "a generator some that depend on threads. Leave rng= out, for one per item and epoch",
             UserWarning,
         )
     for name in ("batch_size", "buffer_size", "num_threads", "num_processes", "cache"):
@@ -210,23 +207,19 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
     check_function(name, fn)
-    kind = kind_of(fn)
     # One result per batch, because the tags of its samples are attached to it.
-    if name != "preprocessor" and "generator" in kind:
+    kinds = {"preprocessor": [*_KINDS], "aggregator": ["function", "async"]}.get(name, ["function"])
+    if (kind := kind_of(fn)) not in kinds:
         raise TypeError(
-            f"{name} must return one result, and {name_of(fn)} is a generator; the preprocessor may be one"
-        )
-    if name in ("transfer_fn", "on_error") and kind == "async":
-        raise TypeError(
-            f"{name} must be a plain function, and {name_of(fn)} is a coroutine function; the preprocessor "
-            "and the aggregator may be one"
+            f"{name} must be of kind {' or '.join(kinds)}, and {name_of(fn)} is of kind {kind}; the "
+            "preprocessor may be of any"
         )
 
 
 def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
     """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
     # With num_processes, the aggregator runs there if there is no other function to run.
-    executor: Any = executor_of(loader)
+    executor = executor_of(loader)
     preprocessor, cache = loader.preprocessor, loader.cache
     replaces = loader.on_error == "replace" or callable(loader.on_error)
     # These options cache, move or replace the sample of an item, so an item must have exactly one.
@@ -407,10 +400,10 @@ class LoaderStages:
                 return await result
             return refuse_coroutine(result, name_of(self._preprocessor or call))
 
-        async def load(item: Any, position: int) -> Any:
-            if self._cache is None:
-                return await make(item, position)
+        async def cached(item: Any, position: int) -> Any:
             return await self._cache.sample(item, partial(make, item, position))
+
+        load = make if self._cache is None else cached
 
         async def sample(tagged: Tagged) -> Any:
             try:

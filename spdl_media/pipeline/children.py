@@ -132,9 +132,7 @@ class Child:
                 raise
             # Python's own attribute: whether this process is still importing the script that started it.
             if getattr(multiprocessing.current_process(), "_inheriting", False):
-                raise PipelineError(
-                    f"a process cannot start others yet. {WHERE_TO_WRITE_IT}"
-                ) from None
+                raise PipelineError(WHERE_TO_WRITE_IT) from None
             raise PipelineError(
                 f"no process can be started for {owner}: {error}. It needs memory, descriptors and what can "
                 f"be pickled. {WHAT_PICKLES}"
