@@ -212,7 +212,7 @@ class SampleDecoder(OpenDecoder):
             FilterError: The filters do not accept the samples.
         """
         # Without the lock for a filter graph, which may run long without the GIL.
-        is_filtered = isinstance(sink, SampleChunks) and sink.filters
+        is_filtered = isinstance(sink, SampleChunks) and sink.has_graph
         needs_lock = self._codec.name in _SHORT_FRAMES and not is_filtered
         lock: Any = _short_locks[0] if needs_lock else nullcontext()
         # None flushes the decoder.
@@ -253,13 +253,12 @@ class SampleDecoder(OpenDecoder):
     def _set_rate(self, rate: int) -> None:
         """Set the values that depend on the sample rate, which may change within a stream."""
         self._rate, self._scale = rate, self._codec.time_base.numerator * rate
-        window = self.metadata.window
+        codec, window = self._codec, self.metadata.window
         first, self._stop = window.sample_range(rate)
         # Without a window, samples before second 0 are kept, too. Those of Opus are the encoder's delay, of
         # which FFmpeg skips too few in MP4, where it takes ticks for samples, and in Matroska.
-        is_exact = window or (self._codec.name == "opus" and self._codec.delay)
+        is_exact = window or (codec.name == "opus" and codec.delay)
         self._first = first if is_exact else _BEFORE_ALL
-        codec = self._codec
         if codec.codec_tag and codec.delay and codec.start_pts and codec.time_base * rate == 1:
             # After a seek, FFmpeg shows what the edit list of an MP4 hides before the first sample.
             start = nearest_sample(codec.start_pts, codec.time_base, self.metadata.zero, rate)
@@ -303,17 +302,17 @@ class SampleDecoder(OpenDecoder):
         is_second, self._is_second = self._is_second, position is None
         # If an MP4 has several edits, times are exact, and packets state how many samples are cut off.
         is_cut = packet is not None and packet.has_sidedata("skip_samples")
-        counted = None if is_cut and self._codec.codec_tag and self._scale == unit else position
+        is_exact = is_cut and self._codec.codec_tag and self._scale == unit
         # Rounded timestamps jitter by a tick or two; half a frame or more is a gap.
-        if counted is not None and 0 < self._even <= frame.samples:
-            if not self._gaps.is_gap(ticks - counted * unit - self._origin):
-                return counted
-        elif counted is not None and ahead <= max(
-            jitter + self._late * unit, self._most_ahead * frame.samples * unit
-        ):
-            if not (is_second and self._late and ahead < -max(jitter, self._late * unit // 2)):
-                return counted
-            position = None  # the first frame, which is before the window, was stated too late
+        most_ahead = max(jitter + self._late * unit, self._most_ahead * frame.samples * unit)
+        if position is not None and not is_exact:
+            if 0 < self._even <= frame.samples:
+                if not self._gaps.is_gap(ticks - position * unit - self._origin):
+                    return position
+            elif ahead <= most_ahead:
+                if not (is_second and self._late and ahead < -max(jitter, self._late * unit // 2)):
+                    return position
+                position = None  # the first frame, which is before the window, was stated too late
         stated = frame_position(self._codec, frame.pts or 0, frame.samples, self.metadata.zero)
         if position is None:
             size = max(jitter, self._even * unit - jitter // 2)

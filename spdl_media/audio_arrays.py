@@ -35,13 +35,13 @@ from spdl_media.frames import layout_name, silence_of
 from spdl_media.inputs import Input, Source, open_input
 from spdl_media.mp4_audio import find_aac
 from spdl_media.ogg_audio import OggAudio, decode_ogg, find_ogg
-from spdl_media.operations import SoundOps, sound_ops
+from spdl_media.operations import SoundOps
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.parts import has_equal_audio
 from spdl_media.rows import OnShort, check_enough, fill_up
-from spdl_media.sample_rows import SampleRows
+from spdl_media.sample_rows import SampleRows, ops_on_samples
 from spdl_media.storage import Storage, lease_memory, new_array
-from spdl_media.timing import Window
+from spdl_media.timing import Window, ticks_to_seconds
 from spdl_media.window import audio_packets, read_audio
 
 
@@ -67,10 +67,7 @@ class AudioRequest:
 
     def __post_init__(self) -> None:
         desc = SoundOps(sample_fmt=None) if self.desc is None else self.desc
-        ops = desc if isinstance(desc, SoundOps) else sound_ops(desc)
-        if ops is not None and (ops.window or ops.num_frames or ops.filter_desc):
-            ops = None
-        object.__setattr__(self, "ops", ops)
+        object.__setattr__(self, "ops", ops_on_samples(desc))
 
     def rows(self, zero: Fraction, end: Fraction | float | None) -> SampleRows:
         """Return a sink for the result, if there are :attr:`ops`.
@@ -144,13 +141,12 @@ def load_audio_array(
     keep_freed_memory()
     config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
     with open_input(src, config, name=name) as input:
-        # These readers choose the stream themselves, and take none of FFmpeg's options.
-        if request.ops is not None and stream_index is None and demux_config is None:
-            array = _load_without_container(input, window, request.ops, request)
-            if array is not None:
-                return array
-        if request.ops is not None and input.seekable:
-            array = _decode_while_reading(input, config, stream_index, window, request)
+        if (ops := request.ops) is not None and input.seekable:
+            array = None
+            # These readers choose the stream themselves, and take none of FFmpeg's options.
+            if stream_index is None and demux_config is None:
+                array = _load_without_container(input, window, ops, request)
+            array = array or _decode_while_reading(input, config, stream_index, window, request)
             if array is not None:
                 return array
         # After any fault, read from the start with a new container: in a damaged MPEG-TS, FFmpeg does not
@@ -256,16 +252,13 @@ def _decode_while_reading(
 
 def _stated_end(
     container: Container, index: int, codec: AudioCodec, window: Window
-) -> float | None:
+) -> Fraction | None:
     """Return the end of the stream that the header states, or that of the window if it is earlier."""
-    end = None if window.end is None else float(window.end)
-    stream = container.av.streams[index]
-    if stream.duration is None:
-        return end
-    length, a_second = codec.time_base.as_integer_ratio()
-    duration = stream.duration * length / a_second
-    stated: float = (stream.start_time or 0) * length / a_second + duration - float(container.zero)
-    return stated if end is None else min(stated, end)
+    ends, stream = [] if window.end is None else [window.end], container.av.streams[index]
+    if stream.duration is not None:
+        ticks = (stream.start_time or 0) + stream.duration
+        ends.append(ticks_to_seconds(ticks, codec.time_base, container.zero))
+    return min(ends, default=None)
 
 
 _ZERO = Fraction(0)
@@ -279,7 +272,7 @@ def _load_without_container(
 ) -> AudioArray | None:
     """Load WAV, MP3, FLAC, AAC or Ogg without PyAV's container; ``None`` if that has to read or to raise."""
     config, limit, rate, asked = request.config, request.num_samples, ops.sample_rate, window
-    if config.decoder is not None or config.decoder_options or not input.seekable:
+    if config.decoder is not None or config.decoder_options:
         return None
     if rate is not None and limit is not None:
         # More than needed, because the resampler delays some samples.

@@ -53,7 +53,8 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
     if input.is_local and input.head(8)[4:] == b"ftyp":
         _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
         moov = moov if len(moov) < _LONG else _without_tables(moov)
-        header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
+        if _COVER not in moov and _ENCRYPTION not in moov:
+            header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
     elif input.head(4) == MATROSKA:
         # Not H.264: FFmpeg has to decode it to state the start and the decode timestamps of B-frames.
         header = _VP9.of_webm(input)
@@ -115,7 +116,7 @@ class _H264(NamedTuple):
     @classmethod
     def of_mp4(cls, moov: bytes) -> _H264 | None:
         found = _CONFIG.search(moov)
-        if found is None or _COVER in moov or _ENCRYPTION in moov:
+        if found is None:
             return None
         start = found.end()
         end = start + int.from_bytes(found[1], "big")
@@ -201,7 +202,7 @@ class _VP9(NamedTuple):
     @classmethod
     def of_mp4(cls, moov: bytes) -> _VP9 | None:
         is_one = moov.count(b"vpcC") == _HANDLERS.findall(moov).count(b"vide") == 1
-        return cls("mov", None) if is_one and not (_COVER in moov or _ENCRYPTION in moov) else None
+        return cls("mov", None) if is_one else None
 
     @classmethod
     def of_webm(cls, input: Input) -> _VP9 | None:

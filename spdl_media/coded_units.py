@@ -145,16 +145,15 @@ def is_hidden(packet: AvPacket, video: VideoCodec) -> bool:
         RFC 6386, 9.1 (frame header of VP8). VP9 bitstream specification, 7.2 (uncompressed header), annex B
         (superframes, in which one frame is shown). ITU-T H.262, 6.2.1 (start codes).
     """
-    codec = video.name
+    codec, data = video.name, memoryview(packet)
     if codec in ("mpeg1video", "mpeg2video"):
-        return _SLICE_CODE.search(memoryview(packet)) is None
-    if codec not in ("vp8", "vp9") or not packet.size:
+        return _SLICE_CODE.search(data) is None
+    if codec not in ("vp8", "vp9") or not data:
         return is_sliceless(packet, video)
-    data = memoryview(packet)
     if codec == "vp8":
         return not data[0] & 0x10
     mark = data[-1]
-    if mark & 0xE0 == 0xC0:
+    if mark & 0xE0 == 0xC0:  # the index of a superframe, which ends as it begins
         size = 2 + ((mark >> 3 & 3) + 1) * ((mark & 7) + 1)
         if size <= len(data) and data[-size] == mark:
             return False

@@ -310,10 +310,8 @@ class Demuxer(ClosedByWith):
                 with container.reading():
                     chunk = next(chunks, {})
                 found: dict[int, Packets] = {
-                    index: our_packets(
-                        container, index, codecs[index], part, continues=index in begun
-                    )
-                    for index, part in chunk.items()
+                    i: our_packets(container, i, codecs[i], part, continues=i in begun)
+                    for i, part in chunk.items()
                 }
                 # Packets carry the error of a truncated file, but here are none.
                 if not (found or begun) and (text := container.missing_end(())):

@@ -305,10 +305,12 @@ def find_flac(input: Input, head: bytes, window: Window, limit: int | None) -> C
     # Frame sizes, number of samples and checksum are cleared, so that many files have equal extradata.
     extradata = head[8:12] + bytes(6) + (bits >> 36 << 36).to_bytes(8, "big") + bytes(16)
     codec = sample_codec("flac", rate, channels, extradata)
-    begin = _first_flac_frame(input)
+    begin, top, comments = _flac_start(input)
+    # FFmpeg reads the order of channels from the comments.
+    is_usual = top.startswith(_FLAC_SYNC) and b"CHANNEL_MASK" not in comments.upper()
     start, stop = window.sample_range(rate, limit)
     stop = min(stop, total)
-    if begin is None or start >= stop:
+    if not is_usual or top[4] or start >= stop:
         return None
     first, last, step = start // block, -(-stop // block), max(PACKET_SAMPLES // block, 1)
     least, largest = int.from_bytes(sizes[:3], "big"), int.from_bytes(sizes[3:], "big")
@@ -328,23 +330,26 @@ def begins_at_0(input: Input) -> bool:
         SourceError: The file cannot be read.
     """
     with suppress(LookupError):  # it is truncated
-        return input.seekable and _first_flac_frame(input, is_usual=False) is not None
+        top = _flac_start(input)[1] if input.seekable else b""
+        return top.startswith((_FLAC_SYNC, _FLAC_SYNC_OF_SAMPLES)) and top[4] == 0
     return False
 
 
-def _first_flac_frame(input: Input, *, is_usual: bool = True) -> int | None:
-    """Return the offset of frame 0; ``None``: it is not the first, or :func:`find_flac` cannot use it."""
-    place, kind = 4, 0
+def _flac_start(input: Input) -> tuple[int, bytes, bytes]:
+    """Return the offset of the first frame, its first bytes up to its number, and the comments of the file.
+
+    Raises:
+        SourceError: The file cannot be read.
+        LookupError: It is truncated.
+    """
+    place, kind, comments = 4, 0, b""
     while kind < _LAST_BLOCK:
         header = input.read_at(place, 4)
         kind, length = header[0], int.from_bytes(header[1:], "big")
-        comments = bytes(input.read_at(place + 4, length)) if kind & 0x7F == _COMMENTS else b""
-        if is_usual and b"CHANNEL_MASK" in comments.upper():
-            return None
+        if kind & 0x7F == _COMMENTS:
+            comments += bytes(input.read_at(place + 4, length))
         place += 4 + length
-    top = bytes(input.read_at(place, 5))
-    syncs = _FLAC_SYNC if is_usual else (_FLAC_SYNC, _FLAC_SYNC_OF_SAMPLES)
-    return place if top.startswith(syncs) and top[4] == 0 else None
+    return place, bytes(input.read_at(place, 5)), comments
 
 
 def _read_flac(

@@ -182,7 +182,7 @@ def _read_page(read: Read, place: int) -> _Page:
     start, sizes = _PAGE.size + segments, bytes(header[_PAGE.size : _PAGE.size + segments])
     page = bytes(read(place, start + sum(sizes)))
     # The CRC of zlib has the bits of each byte, and of the result, in reverse order.
-    blank = b"".join((page[:22], bytes(4), page[26:])).translate(_MIRRORED)
+    blank = (page[:22] + bytes(4) + page[26:]).translate(_MIRRORED)
     checksum = (~zlib.crc32(blank, 0xFFFFFFFF) & 0xFFFFFFFF).to_bytes(4, "big").translate(_MIRRORED)
     if (signature, page[22:26], flags & _FIRST) != (b"OggS", checksum, 0 if place else _FIRST):
         raise ValueError("damaged, or another stream")

@@ -33,23 +33,24 @@ def corrected(
     """
     # codec_context is None if this FFmpeg has no decoder for the stream.
     codecs = {stream.index: stream.codec_context for stream in streams if stream.codec_context}
-    names = {codec.name for codec in codecs.values()}
     reordered = [index for index, codec in codecs.items() if _reorders(codec)]
+
+    def of(name: str) -> list[int]:
+        return [index for index, codec in codecs.items() if codec.name == name]
+
     changes: list[_Change] = []
     # AVI and raw MPEG have no presentation timestamps. FFmpeg derives them from the decoding order. They are
     # right for MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
     if format in ("avi", "mpegvideo"):
-        mpeg1 = [index for index, codec in codecs.items() if codec.name == "mpeg1video"]
-        changes += [partial(_clear_pts, [*reordered, *mpeg1])]
+        changes += [partial(_clear_pts, [*reordered, *of("mpeg1video")])]
     # FLV states no durations; after a seek, FFmpeg guesses them from the next packets.
-    guessed = [index for index, codec in codecs.items() if codec.name == "flv"]
-    if guessed or format in ("h264", "hevc", "vvc"):
-        changes += [partial(_clear_false_duration, guessed)]
+    if of("flv") or format in ("h264", "hevc", "vvc"):
+        changes += [partial(_clear_false_duration, of("flv"))]
     if tested := {i: codec for i, codec in codecs.items() if codec.name in STATE_PICTURE_TYPE}:
         changes += [partial(_clear_false_key, tested)]
     if CUTS_LAST_FRAME and format.startswith("mov") and (ends := _late_ends(streams)):
         changes += [partial(_correct_end, ends)]
-    if format == "caf" and "alac" in names:
+    if format == "caf" and of("alac"):
         changes += [_clear_repeated_padding]
     packets = _changed(packets, changes) if changes else packets
     if format != "asf":  # there FFmpeg delays H.264 by a frame even if nothing is reordered
@@ -58,7 +59,7 @@ def corrected(
         return _without_unset_pts(packets, reordered, format)
     if format in ("mpeg", "mpegts"):
         return _with_frame_times(packets, codecs)
-    if format == "ogg" and names == {"vorbis"} and len(streams) == 1:
+    if format == "ogg" and len(streams) == 1 and of("vorbis"):
         return _with_page_time(packets, streams[0].codec_context)
     return packets
 

@@ -22,7 +22,7 @@ from spdl_media.errors import DecodeError
 from spdl_media.geometry import rotation, swaps_sides
 from spdl_media.still_headers import StillHeader, still_header
 from spdl_media.stills import JpegHead
-from spdl_media.timing import Window, ticks_to_seconds
+from spdl_media.timing import Window, seconds_of
 
 __all__ = ("AudioPackets", "ImagePackets", "Packets", "VideoPackets")
 
@@ -160,13 +160,12 @@ class _Packets(Generic[C]):
                 because decoding needs them.
         """
         stated = self._shown_at([p for p in self._packets if raw or not p.is_discard])
-        # In ticks, because integers compare faster than fractions.
-        first, stop = self._metadata.span(self.time_base)
-        return tuple(
-            float(ticks_to_seconds(ticks, self.time_base, self._metadata.zero))
-            for ticks in sorted(ticks for ticks in stated if ticks is not None)
-            if raw or (ticks not in self._discarded and first <= ticks < stop)
-        )
+        pts = sorted(ticks for ticks in stated if ticks is not None)
+        if not raw:
+            # In ticks, because integers compare faster than fractions.
+            first, stop = self._metadata.span(self.time_base)
+            pts = [ticks for ticks in pts if first <= ticks < stop and ticks not in self._discarded]
+        return seconds_of(pts, self.time_base, self._metadata.zero)
 
     def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
         """Return the timestamps of the frames of packets, in the order of the packets."""
@@ -238,7 +237,7 @@ class VideoPackets(_Packets[VideoCodec]):
 
     def _shown_at(self, packets: list[AvPacket]) -> list[int | None]:
         shown = [p for p in packets if not is_hidden(p, self._codec)]
-        stated = [p.dts if p.pts is None else p.pts for p in shown]
+        stated = super()._shown_at(shown)
         step = usual_duration(self._codec)
         if step and stated.count(None) == len(stated) and self._codec.name not in STILL_CODECS:
             # Raw streams have no times: frames are counted at the frame rate, as when decoding.

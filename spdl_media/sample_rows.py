@@ -45,6 +45,12 @@ _MOST_READ = 1 << 20
 Format: TypeAlias = tuple[str, str, int]  # sample format, channel layout, sample rate
 
 
+def ops_on_samples(desc: object) -> SoundOps | None:
+    """Return the operations of a description; ``None``: the result may depend on where frames begin."""
+    ops = sound_ops(desc)
+    return None if ops and (ops.window or ops.num_frames or ops.filter_desc) else ops
+
+
 class _SoundFilter(FrameFilter):
     """A graph that also resamples audio of fewer samples than the resampler combines.
 
@@ -54,10 +60,8 @@ class _SoundFilter(FrameFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ops = sound_ops(self.desc)
-        self._rate = 0  # if the sample rate stays
-        if ops is not None and not (ops.window or ops.num_frames or ops.filter_desc):
-            self._rate = ops.sample_rate or 0
+        ops = ops_on_samples(self.desc)
+        self._rate = (ops and ops.sample_rate) or 0  # 0: the sample rate stays
         self._format: object = None
         # Frames of the current format until they suffice; None: they need not wait.
         self._held: list[Any] | None = None
@@ -108,7 +112,7 @@ class SampleChunks:
         limit: Number of samples at which the sink is full; ``None``: no limit.
 
     Attributes:
-        filters: Whether the sink has a filter graph.
+        has_graph: Whether the sink has a filter graph.
     """
 
     def __init__(
@@ -123,9 +127,9 @@ class SampleChunks:
         keeps = ops is not None and ops == SoundOps(sample_fmt=ops.sample_fmt)
         self._same_fmt = ops.sample_fmt if ops is not None and keeps else None
         self._graph = None
-        self.filters = filter_desc is not None and ops != SoundOps(sample_fmt=None)
-        if filter_desc is not None and self.filters:
+        if filter_desc is not None and ops != SoundOps(sample_fmt=None):
             self._graph = _SoundFilter(filter_desc, kind="audio", time_base=codec.time_base)
+        self.has_graph = self._graph is not None
         # Cache of (sample rate, zero, time base), because fractions are slow to make.
         self._unit = (0, zero, zero)
 

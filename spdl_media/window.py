@@ -362,14 +362,10 @@ def our_packets(
         DemuxError: The source is an image, and FFmpeg returns no packets.
     """
     is_video = isinstance(codec, VideoCodec)
+    turn = container.orientation(index, packets) if is_video else 1
+    missing, zero = container.missing_end(packets), container.zero
     metadata = PacketMetadata(
-        container.name,
-        container.zero,
-        window,
-        container.orientation(index, packets) if is_video else 1,
-        continues,
-        goes_on,
-        container.missing_end(packets),
+        container.name, zero, window, turn, continues=continues, goes_on=goes_on, incomplete=missing
     )
     return (VideoPackets if is_video else AudioPackets)(packets, codec, metadata)  # type: ignore[arg-type]
 
@@ -380,12 +376,10 @@ def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
 
 def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
     """Return the timestamp at or before which a key frame is needed; ``None``: read from the file's start."""
-    if window.start is None or window.start <= 0:
-        return None
     # In ASF, FFmpeg derives other times after a seek than from the start. Palettes are in the first packet.
     # H.261 packets do not tell whether they are key frames.
-    known = (container.format, codec.name) != ("asf", "h264") and codec.name != "h261"
-    if not known or codec.pix_fmt == "pal8":
+    is_known = (container.format, codec.name) != ("asf", "h264") and codec.name != "h261"
+    if not is_known or codec.pix_fmt == "pal8" or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
 
