@@ -21,7 +21,7 @@ from spdl_media.audio_clock import completed, exact_start, seek_place, with_hidd
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import display_matrix, open_known
 from spdl_media.coded_units import check_clear
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, DemuxConfig, format_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
@@ -55,11 +55,9 @@ class Container:
         tried: Names of decoders, joined by commas, by which FFmpeg may find parameters; ``None``: all.
     """
 
-    def __init__(
-        self, input: Input, config: DemuxConfig, *, tries: str | None = None, audio: bool = True
-    ) -> None:
+    def __init__(self, input: Input, *, tries: str | None = None, audio: bool = True) -> None:
         self.name, self.tried, self.turn, self._log_start = input.name, tries, 0, 0
-        self._input, self._config, self._needs_audio = input, config, audio
+        self._input, self._needs_audio = input, audio
         self._orientations: dict[int, int] = {}
         self._times: dict[int, ExactTimes | None] = {}
         self._ended = self._checksum_failed = self._empty = False
@@ -70,7 +68,7 @@ class Container:
         self.av, self.format = self._open_file()
         self._audio: dict[int, AudioCodec] = {}
         self._fresh = True
-        if self._config.format is not None:
+        if self._input.config.format is not None:
             return
         found, head = self.named_still(), self._input.head(stills.HEAD_SIZE)
         is_named = found not in (None, *stills.WITHOUT_SIGNATURE)
@@ -94,7 +92,7 @@ class Container:
         self._may_be_still = self._input.seekable
         head = self._input.head(stills.HEAD_SIZE)
         known = parts.signed_format(head) or (("mp3", "mp3") if is_mp3(head) else None)
-        if known and self._config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
+        if known and self._input.config == DEFAULT_DEMUX_CONFIG and self._input.seekable:
             name, names = known
             # Only an ISO file may hold a movie or an image, which its box meta describes.
             is_image = bytes(head[8:12]) in stills.AVIF_BRANDS or b"meta" in parts.box_kinds(head)
@@ -106,7 +104,7 @@ class Container:
                 file = self.tried is None and open_known(self._input, audio=self._needs_audio)
                 return file or self._input.open(format_config(name, self.tried)), names
         self.tried = None
-        file = self._input.open(self._config)
+        file = self._input.open(self._input.config)
         return file, file.format.name
 
     def named_still(self) -> str | None:
@@ -313,7 +311,7 @@ class Container:
         """
         if self._checksum_failed:
             return "a page fails its checksum, and FFmpeg leaves it out"
-        if not self._ended or self._config.format is not None:
+        if not self._ended or self._input.config.format is not None:
             return None
         # No still has audio.
         can_be_still = self._may_be_still and not self.av.streams.audio

@@ -22,7 +22,7 @@ from spdl_media.codec import (
     read_audio_codec,
     read_video_codec,
 )
-from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
 from spdl_media.decode import decode_packets
 from spdl_media.demux import read_image, still_decoder
 from spdl_media.formats import COLOR_TABLES
@@ -189,32 +189,31 @@ def probe(
         >>> info.duration, info.video.codec, info.video.width, info.audio.sample_rate
         (13.056, 'h264', 480, 16000)
     """
-    config = as_demux_config(demux_config)
-    with open_input(src, config, name=name) as input:
-        return _probe_input(input, config)
+    with open_input(src, demux_config, name=name) as input:
+        return _probe_input(input)
 
 
-def _probe_input(input: Input, config: DemuxConfig) -> MediaInfo:
+def _probe_input(input: Input) -> MediaInfo:
     # With a given format, the content is not examined.
-    head = input.head(HEAD_SIZE) if config.format is None else b""
+    head = input.head(HEAD_SIZE) if input.config.format is None else b""
     if head and (still_codec(head) or container_still(head)):
         # The orientation and the end of a still may be anywhere in the file.
         if not input.seekable:
-            with open_input(input.read_all(), name=input.name) as whole:
-                return _probe_input(whole, config)
+            with open_input(input.read_all(), input.config, name=input.name) as whole:
+                return _probe_input(whole)
         if found := read_still(head, input.read_at, input.size()):
             return _still_media(*found)
     # The brand "avis" marks an image sequence, which is treated as a video.
     is_avif = container_still(head) == "avif" and head[8:12] != b"avis"
-    if is_avif or only_pillow_reads(head) or still_decoder(input, config) is not None:
-        return _probe_still(read_image(input, config))
+    if is_avif or only_pillow_reads(head) or still_decoder(input) is not None:
+        return _probe_still(read_image(input))
     # Without FFmpeg, which reads 32 packets of a WAV file to find out whether they hold DTS.
-    if config == DemuxConfig() and input.seekable:
+    if input.config == DEFAULT_DEMUX_CONFIG and input.seekable:
         info = _wav_info(input, bytes(head[:WAV_HEAD_SIZE]))
         if info is not None:
             return info
     # Closed at once: PyAV's reference cycles would keep it open until the garbage collector runs.
-    with closing(Container(input, config)) as container:
+    with closing(Container(input)) as container:
         info = _probe_container(container)
     if (canvas := webp_canvas(head)) is None:
         return info

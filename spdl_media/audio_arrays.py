@@ -18,13 +18,7 @@ from spdl_media._sample_decoder import READ_FIRST, SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.buffer import CPUBuffer
 from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import (
-    DEFAULT_DEMUX_CONFIG,
-    NO_DECODERS,
-    DecodeConfig,
-    DemuxConfig,
-    as_demux_config,
-)
+from spdl_media.config import NO_DECODERS, DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
@@ -139,24 +133,23 @@ def load_audio_array(
         ConvertError: The window contains no sample.
     """
     keep_freed_memory()
-    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
-    with open_input(src, config, name=name) as input:
+    with open_input(src, demux_config, name=name) as input:
         if (ops := request.ops) is not None and input.seekable:
             array = None
             # These readers choose the stream themselves, and take none of FFmpeg's options.
             if stream_index is None and demux_config is None:
                 array = _load_without_container(input, window, ops, request)
-            array = array or _decode_while_reading(input, config, stream_index, window, request)
+            array = array or _decode_while_reading(input, stream_index, window, request)
             if array is not None:
                 return array
         # After any fault, read from the start with a new container: in a damaged MPEG-TS, FFmpeg does not
         # seek back to the first packet.
-        with closing(Container(input, config)) as container:
+        with closing(Container(input)) as container:
             packets = read_audio(container, stream_index, window)
     return decode_audio_array(packets, request)
 
 
-def _open_container(input: Input, config: DemuxConfig) -> Container:
+def _open_container(input: Input) -> Container:
     """Open a container; FFmpeg opens no decoder, or only that of the best audio stream."""
     # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
     needs_all = LogState.forwarded or (
@@ -166,7 +159,7 @@ def _open_container(input: Input, config: DemuxConfig) -> Container:
     )
     tries = None if needs_all else NO_DECODERS
     while True:
-        container = Container(input, config, tries=tries)
+        container = Container(input, tries=tries)
         codec = container.audio()[1] if container.tried and _is_certain(container) else None
         if container.tried is None or (codec and codec.sample_fmt):
             return container
@@ -213,11 +206,7 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
 
 
 def _decode_while_reading(
-    input: Input,
-    config: DemuxConfig,
-    stream_index: int | None,
-    window: Window,
-    request: AudioRequest,
+    input: Input, stream_index: int | None, window: Window, request: AudioRequest
 ) -> AudioArray | None:
     """Decode each packet as it is read, without keeping packets.
 
@@ -230,7 +219,7 @@ def _decode_while_reading(
     try:
         with (
             ffmpeg_log() if is_ogg else unheard_log(),
-            closing(_open_container(input, config)) as container,
+            closing(_open_container(input)) as container,
         ):
             if (container.format == "ogg") != is_ogg:
                 return None

@@ -21,7 +21,7 @@ from spdl_media import stills
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, TranslatedErrors
 from spdl_media.codec import Codec, VideoCodec
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
+from spdl_media.config import DemuxConfig
 from spdl_media.demuxer import Demuxer, first_image
 from spdl_media.errors import DemuxError, MediaError
 from spdl_media.inputs import Input, Source, open_input
@@ -73,31 +73,31 @@ def demux_image(
 
     Thread safety: safe, if no other thread uses a file-like ``src``.
     """
-    config = DEFAULT_DEMUX_CONFIG if demux_config is None else as_demux_config(demux_config)
-    with open_input(src, config, name=name) as input:
-        return read_image(input, config)
+    with open_input(src, demux_config, name=name) as input:
+        return read_image(input)
 
 
-def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
+def read_image(input: Input) -> ImagePackets:
     """Read one image from an opened input; see :func:`demux_image`.
 
     Raises:
         SourceError: The source cannot be read.
         DemuxError: The source is not a media file, or has no image.
-        ValueError: ``config`` has a format or an option that FFmpeg does not know.
+        ValueError: The config has a format or an option that FFmpeg does not know.
     """
-    decoder = still_decoder(input, config)
+    decoder = still_decoder(input)
     if decoder is not None:
         return _whole_file(input, decoder)
-    if config.format is None and (reason := stills.pillow_reason(input.image_head())):
+    is_open = input.config.format is None
+    if is_open and (reason := stills.pillow_reason(input.image_head())):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
-    kind = stills.container_still(input.head(stills.HEAD_SIZE)) if config.format is None else None
+    kind = stills.container_still(input.head(stills.HEAD_SIZE)) if is_open else None
     if kind is not None and not input.seekable:
         # The file is read twice: by FFmpeg, and to check whether it is complete.
-        with open_input(input.read_all(), name=input.name) as whole:
-            return read_image(whole, config)
+        with open_input(input.read_all(), input.config, name=input.name) as whole:
+            return read_image(whole)
     try:
-        opened = Container(input, config, audio=False)
+        opened = Container(input, audio=False)
     except DemuxError as error:
         if kind is None or not is_unsupported(error):
             raise
@@ -115,14 +115,14 @@ def read_image(input: Input, config: DemuxConfig) -> ImagePackets:
     return _whole_file(input, decoder)
 
 
-def still_decoder(input: Input, config: DemuxConfig) -> str | None:
+def still_decoder(input: Input) -> str | None:
     """Return the decoder for which the whole file is one packet; ``None`` if a container must be opened.
 
     Raises:
         SourceError: The start of the source cannot be read.
     """
-    if config.format is not None:
-        return stills.STILL_FORMATS.get(config.format)
+    if input.config.format is not None:
+        return stills.STILL_FORMATS.get(input.config.format)
     return stills.still_codec(input.head(stills.HEAD_SIZE))
 
 

@@ -16,7 +16,7 @@ from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket, as_fraction
 from spdl_media._threads import ClosedByWith, OneThread
 from spdl_media.codec import AudioCodec, Codec, VideoCodec
-from spdl_media.config import DemuxConfig, as_demux_config
+from spdl_media.config import DemuxConfig
 from spdl_media.inputs import Source, open_input
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, Packets, VideoPackets
 from spdl_media.timing import Timestamp, Window, parse_duration, parse_window
@@ -53,10 +53,9 @@ class Demuxer(ClosedByWith):
         self, src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
     ) -> None:
         self._guard = OneThread("Demuxer")
-        config = as_demux_config(demux_config)
-        self._input = open_input(src, config, name=name)
+        self._input = open_input(src, demux_config, name=name)
         try:
-            self._container: Container | None = Container(self._input, config)
+            self._container: Container | None = Container(self._input)
         except BaseException:
             # Do not keep the file open if it is not media.
             self._input.close()

@@ -68,7 +68,7 @@ class VideoSource:
         src: Source,
         stream: int | None,
         index: str | os.PathLike[str] | None,
-        demux_config: DemuxConfig,
+        demux_config: DemuxConfig | None,
         config: DecodeConfig,
         name: str | None,
     ) -> None:
@@ -77,7 +77,7 @@ class VideoSource:
         self._config = config
         try:
             self._check_input()
-            self.container = container = Container(self._input, demux_config)
+            self.container = container = Container(self._input)
             self._stream, codec = container.video(stream)
             orientation = container.orientation(self._stream)
             with container.reading():
@@ -136,7 +136,7 @@ class VideoSource:
             if self._read_identity() != self.identity:
                 text = "it is another file now than before the fork of this process. Open it again"
                 raise SourceError(text, source=self._input.name)
-            self.container = Container(self._input, config)
+            self.container = Container(self._input)
         return self.container
 
     def _read_identity(self) -> dict[str, int]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from spdl_media import _ffmpeg
 from spdl_media._remote import open_stream
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, DemuxConfig, as_demux_config
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.parts import (
     Bytes,
@@ -51,7 +51,7 @@ CPU tensor, or a binary file object."""
 
 
 def open_input(
-    src: Source, config: DemuxConfig = DEFAULT_DEMUX_CONFIG, *, name: str | None = None, at: int = 0
+    src: Source, config: DemuxConfig | None = None, *, name: str | None = None, at: int = 0
 ) -> Input:
     """Open a source of any kind.
 
@@ -60,7 +60,7 @@ def open_input(
             any C-contiguous buffer, a 1-D uint8 array or CPU tensor (none of them is copied), or a
             binary file object. A seekable file object is read from byte 0, and closing the input
             restores its position; other file objects are read from their current position.
-        config: Its ``storage_options`` are passed to fsspec.
+        config: Options of opening it with FFmpeg. Its ``storage_options`` are passed to fsspec.
         name: Name of the source in messages, instead of its path, URL or size.
         at: Offset that is read first, of a URL.
 
@@ -68,21 +68,24 @@ def open_input(
         The input. Close it, or use it in ``with``; this does not close the caller's file object.
 
     Raises:
-        TypeError: ``src`` is not a source, such as a text file, an array that is not uint8, or GPU memory.
+        TypeError: ``src`` is not a source, such as a text file, an array that is not uint8, or GPU memory; or
+            ``config`` is not a config.
         ValueError: An array or buffer is not 1-D or not contiguous, or a file object is closed.
         SourceError: The path or URL cannot be opened, or the file object fails.
         MissingDependencyError: A URL needs fsspec, or a package that fsspec uses for it.
 
     Thread safety: safe; the input serves one thread at a time.
     """
+    config = DEFAULT_DEMUX_CONFIG if config is None else as_demux_config(config)
     if (path := local_path(src)) is not None:
-        return _open_path(path, name or path)
+        return _open_path(path, name or path, config)
     stream: Any = src
     if not isinstance(src, bytes):
         stream = open_stream(src, name, at=at, storage_options=config.storage_options)
     if isinstance(stream, FileReader):
-        return Input(stream.label, reader=stream)
-    return Input(name or (src if isinstance(src, str) else name_of(stream)), content=stream)
+        return Input(stream.label, config, reader=stream)
+    label = name or (src if isinstance(src, str) else name_of(stream))
+    return Input(label, config, content=stream)
 
 
 def local_path(src: Any) -> str | None:
@@ -97,7 +100,7 @@ def local_path(src: Any) -> str | None:
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 
 
-def _open_path(path: str, name: str) -> Input:
+def _open_path(path: str, name: str, config: DemuxConfig) -> Input:
     try:
         # os.open, because io.FileIO makes nine system calls for a small file where four suffice.
         file = os.open(path, _READ_ONLY)
@@ -105,9 +108,10 @@ def _open_path(path: str, name: str) -> Input:
         raise path_error(name, error) from error
     status = os.fstat(file)
     if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-        return Input(name, file=_File(path, file, status.st_size))
+        return Input(name, config, file=_File(path, file, status.st_size))
     # A pipe cannot be read twice, but head() must not consume; FileReader buffers it.
-    return Input(name, reader=FileReader(io.FileIO(file), name, seekable=False, owned=True))
+    pipe = FileReader(io.FileIO(file), name, seekable=False, owned=True)
+    return Input(name, config, reader=pipe)
 
 
 # Files up to this size are read whole when their head is read. For larger files, which take milliseconds to
@@ -139,6 +143,7 @@ class Input:
 
     Attributes:
         name: Name in messages: the path, the URL, "bytes of length n", or the file object.
+        config: Options of opening it with FFmpeg.
         seekable: Whether FFmpeg can seek in the source.
         checksum_failed: Whether FFmpeg skipped damaged pages when it opened the source.
 
@@ -148,12 +153,13 @@ class Input:
     def __init__(
         self,
         name: str,
+        config: DemuxConfig,
         *,
         file: _File | None = None,
         content: bytes | memoryview | None = None,
         reader: FileReader | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.config = name, config
         self.seekable = reader is None or reader.seekable()
         self.checksum_failed = False
         self._file = file

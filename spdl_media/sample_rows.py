@@ -47,7 +47,7 @@ Format: TypeAlias = tuple[str, str, int]  # sample format, channel layout, sampl
 
 def ops_on_samples(desc: object) -> SoundOps | None:
     """Return the operations of a description; ``None``: the result may depend on where frames begin."""
-    ops = sound_ops(desc)
+    ops = desc if isinstance(desc, SoundOps) else sound_ops(desc)
     return None if ops and (ops.window or ops.num_frames or ops.filter_desc) else ops
 
 

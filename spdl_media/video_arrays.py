@@ -14,7 +14,7 @@ from spdl_media._ffmpeg import AvPacket, as_fraction, unheard_log
 from spdl_media._picture_decoder import PicturePath, Sink, decode_into
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, DecodeConfig, DemuxConfig, as_demux_config
+from spdl_media.config import DecodeConfig
 from spdl_media.convert import no_frames
 from spdl_media.errors import ConvertError, DecodeError, DemuxError, FilterError
 from spdl_media.formats import Array
@@ -51,16 +51,14 @@ def load_video_array(
         ValueError: The window is empty.
     """
     window = parse_window(timestamp)
-    given = request.demux_config
-    config = DEFAULT_DEMUX_CONFIG if given is None else as_demux_config(given)
-    with open_input(src, config, name=request.name) as input:
+    with open_input(src, request.demux_config, name=request.name) as input:
         # FFmpeg logs a line for each slice of H.264, and while one thread collects lines, PyAV takes the GIL
         # for those of all threads. So they are collected only to say why a video cannot be loaded, and where
         # the log alone tells damage, as for Ogg.
         if input.seekable and bytes(input.head(4)) != b"OggS":
             with suppress(DemuxError, DecodeError, FilterError), unheard_log():
-                return _load_input(input, window, request, stream_index, config)
-        return _load_input(input, window, request, stream_index, config)
+                return _load_input(input, window, request, stream_index)
+        return _load_input(input, window, request, stream_index)
 
 
 def _load_input(
@@ -68,10 +66,9 @@ def _load_input(
     window: Window,
     request: FrameRequest,
     stream_index: int | None,
-    config: DemuxConfig,
 ) -> CPUBuffer:
     # The container is closed with the input.
-    container, count = Container(input, config, audio=False), request.num_frames
+    container, count = Container(input, audio=False), request.num_frames
     parts = read_video(container, stream_index, window, _PART_BYTES, count)
     first = next(parts)
     if count is not None:

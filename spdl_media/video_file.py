@@ -17,7 +17,7 @@ from spdl_media._threads import ClosedByWith, fork_safe_lock, when_dropped
 from spdl_media.arguments import DeviceLike, FrameArguments, declared
 from spdl_media.batch import FrameRequest
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
-from spdl_media.config import DecodeConfig, DemuxConfig, as_demux_config, as_indexing_config
+from spdl_media.config import DecodeConfig, DemuxConfig, as_indexing_config
 from spdl_media.decode import DEFAULT_FILTER, Default, configs_by_kind, picture_filter
 from spdl_media.errors import ConvertError
 from spdl_media.frame_decoder import FrameDecoder, Route, VideoSource
@@ -108,7 +108,7 @@ class VideoFile(ClosedByWith):
         for_video, _ = configs_by_kind(config)
         self._lock = fork_safe_lock()
         self._file = file = VideoSource(
-            src, video_stream_index, index, as_demux_config(demux_config), for_video, name
+            src, video_stream_index, index, demux_config, for_video, name
         )
         # PyAV's containers are in reference cycles, which would keep the file open until garbage collection.
         self._end = when_dropped(file.close)

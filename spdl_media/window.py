@@ -41,29 +41,41 @@ _MOST_WITHOUT_KEY = 1 << 25  # bytes of a part without a key frame
 class _VideoRun:
     """Collects the packets of a video stream until those of a window are complete.
 
-    Args:
-        span: Timestamps of the window's start and end, or infinity.
-        codec: Codec of the stream.
-        restart: A key frame up to this timestamp makes earlier packets unnecessary; ``None``: none does.
+    Make it in a block of ``container.reading()``.
 
     Attributes:
+        index: Index of the stream.
+        codec: Its codec.
+        start: Timestamp at or before which a key frame is needed; ``None``: the file's start.
         complete: No later packet can belong to the window.
         goes_on: Frames follow after the window.
     """
 
-    def __init__(self, span: tuple[float, float], codec: VideoCodec, restart: int | None) -> None:
-        (self._first, self._stop), self._restart = span, restart
-        self._codec = codec
+    def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
+        self.index, codec = container.video(stream_index)
+        self.start = _video_start(container, codec, window)
+        self.codec = with_x264_build(container, self.index, codec, self.start)
+        self._first, self._stop = window.ticks(codec.time_base, container.zero)
         self._kept: list[AvPacket] = []
         self._splits = may_have_fields(codec)
         self._depth = codec.reorder_depth * (2 if self._splits else 1)
         self._inside = self._late = 0
         self._has_key = self.complete = self.goes_on = False
 
+    def begins(self, packet: AvPacket) -> bool | None:
+        """Do what :data:`Begins` describes."""
+        return self._restarts(packet) if packet.is_keyframe else None
+
+    def _restarts(self, packet: AvPacket) -> bool:
+        # From a hidden key frame, an edit list may go back in time, so frames before it may be in the window.
+        is_key = packet.is_keyframe and not packet.is_discard and _at_or_before(packet, self.start)
+        # Frames after the first one of a gradual refresh may refer to frames before it.
+        return is_key and not is_gradual(packet, self.codec)
+
     def add(self, packet: AvPacket) -> bool:
         """Add the next packet of the stream. Return whether no later packet can belong to the window."""
         pts, dts = packet.pts, packet.dts
-        if _restarts(packet, self._restart, self._codec):
+        if self._restarts(packet):
             self._kept.clear()
         # If the two timestamps of a key frame differ, decode timestamps are shifted so that no frame is shown
         # before its own. In Matroska, the decode timestamps of fields are wrong.
@@ -148,14 +160,11 @@ def read_video(
     if stream_index is None and (found := container.for_pillow()):  # Pillow does not know streams
         yield pillow_packets(VideoPackets, *found, window)
         return
-    index, codec = container.video(stream_index)
-    start = _video_start(container, codec, window)
     with container.reading():
-        codec = with_x264_build(container, index, codec, start)
-        tests, keep = {index: _key_test(start, codec)}, nbytes == math.inf
-        packets, _ = _seek_packets(container, start, tests, keep=keep)
-    run = _VideoRun(window.ticks(codec.time_base, container.zero), codec, start)
-    count = math.inf if num_frames is None else num_frames + codec.reorder_depth + 1
+        run = _VideoRun(container, stream_index, window)
+        keep = nbytes == math.inf
+        packets, _ = _seek_packets(container, run.start, {run.index: run.begins}, keep=keep)
+    count = math.inf if num_frames is None else num_frames + run.codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
         with container.reading():
@@ -165,7 +174,7 @@ def read_video(
         # truncated.
         kept = run.take(keep=not is_last)
         more = {"continues": continues, "goes_on": run.goes_on or not is_last}
-        yield our_packets(container, index, codec, kept, window, **more)
+        yield our_packets(container, run.index, run.codec, kept, window, **more)
         continues = True
 
 
@@ -314,33 +323,32 @@ def read_clip(
         SourceError: The source cannot be read.
         DemuxError: One of the streams is missing, or the container is damaged.
     """
-    index, codec = container.video(streams[0])
-    audio = _AudioWindow(container, streams[1], of_audio)
-    video_start = _video_start(container, codec, window)
-    # Seeks use the video stream, at the time where the audio begins.
-    place = None
-    if video_start is not None and audio.start is not None:
-        place = math.floor(audio.start * audio.codec.time_base / codec.time_base)
     with container.reading():
-        codec = with_x264_build(container, index, codec, video_start)
-        tests = {index: _key_test(video_start, codec), audio.index: audio.begins}
+        video = _VideoRun(container, streams[0], window)
+        audio = _AudioWindow(container, streams[1], of_audio)
+        # Seeks use the video stream, at the time where the audio begins.
+        place = None
+        if video.start is not None and audio.start is not None:
+            place = math.floor(audio.start * audio.codec.time_base / video.codec.time_base)
+        tests: dict[int, Begins] = {video.index: video.begins, audio.index: audio.begins}
         packets, is_sought = _seek_packets(container, place, tests)
-        frames = _VideoRun(window.ticks(codec.time_base, container.zero), codec, video_start)
 
         def packets_of_audio() -> Iterator[AvPacket]:
             for packet in packets:
                 if packet.stream_index == audio.index:
                     yield packet
-                elif not frames.complete:
-                    frames.add(packet)
+                elif not video.complete:
+                    video.add(packet)
 
         samples = list(audio.cut(packets_of_audio(), is_sought=is_sought))
         # The video may need packets after the last one of the audio.
-        while not frames.complete and (packet := next(packets, None)) is not None:
-            if packet.stream_index == index:
-                frames.add(packet)
+        while not video.complete and (packet := next(packets, None)) is not None:
+            if packet.stream_index == video.index:
+                video.add(packet)
     return (
-        our_packets(container, index, codec, frames.take(), window, goes_on=frames.goes_on),
+        our_packets(
+            container, video.index, video.codec, video.take(), window, goes_on=video.goes_on
+        ),
         our_packets(container, audio.index, audio.codec, samples, of_audio),
     )
 
@@ -382,18 +390,6 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     if not is_known or codec.pix_fmt == "pal8" or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
-
-
-def _key_test(start: int | None, codec: VideoCodec) -> Begins:
-    """Return a test whether decoding may begin at a video packet."""
-    return lambda packet: _restarts(packet, start, codec) if packet.is_keyframe else None
-
-
-def _restarts(packet: AvPacket, start: int | None, codec: VideoCodec) -> bool:
-    # From a hidden key frame, an edit list may go back in time, so frames before it may be in the window.
-    is_key = packet.is_keyframe and not packet.is_discard and _at_or_before(packet, start)
-    # Frames after the first one of a gradual refresh may refer to frames before it.
-    return is_key and not is_gradual(packet, codec)
 
 
 def _seek_packets(
