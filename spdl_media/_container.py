@@ -17,7 +17,7 @@ from av.stream import Discard, Disposition
 from spdl_media import _ffmpeg, parts, stills
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import completed, exact_start, seek_place, with_hidden_samples
+from spdl_media.audio_clock import completed, exact_start, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import display_matrix, open_known
 from spdl_media.coded_units import check_clear
@@ -43,9 +43,7 @@ _COMPLETE_HEADERS = frozenset({"ogg", "mov"})
 
 
 class Container:
-    """One open container, which can be read repeatedly and from any position if the source can seek.
-
-    Read packets and seek inside a :meth:`reading` block.
+    """One open container. Read packets and seek inside a :meth:`reading` block.
 
     Attributes:
         name: Name of the source in messages.
@@ -382,12 +380,17 @@ class Container:
 
     def seek(self, pts: int, index: int) -> bool:
         """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""
-        source = self._input
-        if self.av.streams[index].disposition & Disposition.attached_pic:
+        source, stream = self._input, self.av.streams[index]
+        if stream.disposition & Disposition.attached_pic:
             return False  # in an Ogg file, FFmpeg would end the process
         if not source.seekable or parts.seeks_astray(self.format, source.read_at, source.size):
             return False
-        stream, pts = seek_place(self.av.streams, index, pts, self.format)
+        if stream.type == "audio" and self.format.startswith("matroska"):
+            # Most files index only the video. In audio, FFmpeg would read all up to the timestamp.
+            video = self.av.streams.best("video")
+            if video is not None and not video.disposition & Disposition.attached_pic:
+                seconds = pts * as_fraction(stream.time_base)
+                stream, pts = video, int(seconds // as_fraction(video.time_base))
         self._select((stream.index,))
         self._fresh = False  # a seek that fails moves the position as well
         with suppress(av.FFmpegError, OverflowError):  # the latter: the timestamp exceeds 64 bits
@@ -412,10 +415,9 @@ class Container:
         Yields:
             An iterator of packets, and whether a seek found its start.
         """
-        back = 0
+        back, base = 0, as_fraction(self.av.streams[indices[0]].time_base)
         while pts is not None and self.seek(pts - back, indices[0]):
             yield self.packets(indices, keep=keep, mend=mend), True
-            base = as_fraction(self.av.streams[indices[0]].time_base)
             if (pts - back) * base < self.zero:
                 break
             back = back * 2 or max(1, round(1 / base))

@@ -15,7 +15,6 @@ from fractions import Fraction
 from typing import Any
 
 from av.container import InputContainer
-from av.stream import Disposition
 
 from spdl_media._ffmpeg import as_fraction
 from spdl_media.codec import AudioCodec
@@ -305,14 +304,3 @@ def completed(codec: AudioCodec) -> AudioCodec:
     if is_aac_lc(codec):
         return replace(codec, sample_fmt="fltp", frame_size=AAC_FRAME_SIZE)
     return codec
-
-
-def seek_place(streams: Any, index: int, pts: int, format: str) -> tuple[Any, int]:
-    """Return the stream, and the timestamp in it, by which to seek to a timestamp of a stream."""
-    stream = streams[index]
-    is_audio = stream.type == "audio" and format.startswith("matroska")
-    video = streams.best("video") if is_audio else None
-    if video is None or video.disposition & Disposition.attached_pic:
-        return stream, pts
-    # Most files index only the video. In audio, FFmpeg would read all up to the timestamp.
-    return video, int(pts * as_fraction(stream.time_base) // as_fraction(video.time_base))

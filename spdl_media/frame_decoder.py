@@ -72,7 +72,7 @@ class VideoSource:
         config: DecodeConfig,
         name: str | None,
     ) -> None:
-        self._given, self.process = (src, demux_config, name), os.getpid()
+        self._src, self.process = src, os.getpid()
         self._input = open_input(src, demux_config, name=name)
         self._config = config
         try:
@@ -126,13 +126,12 @@ class VideoSource:
         # Processes share the position in a file that was open at the fork: one would read where another one
         # has moved it.
         if self.process != os.getpid():
-            src, config, name = self._given
-            if not (self._input.is_local or isinstance(src, str | io.BytesIO)):
+            if not (self._input.is_local or isinstance(self._src, str | io.BytesIO)):
                 raise ValueError(
                     f"{self._input.name}: this VideoFile was opened before the fork of this process. Open it "
                     "in each process, or give its path, URL or content"
                 )
-            self._input = open_input(src, config, name=name)
+            self._input = open_input(self._src, self._input.config, name=self._input.name)
             if self._read_identity() != self.identity:
                 text = "it is another file now than before the fork of this process. Open it again"
                 raise SourceError(text, source=self._input.name)
