@@ -229,9 +229,10 @@ def order_of(source: object) -> dict[str, Any] | None:
     # An attribute that is not an int belongs to another class, which uses the name for something else.
     given = {name: getattr(sampler, name, None) for name in (*_ORDER, *PLACE)}
     order: dict[str, Any] = {name: value for name, value in given.items() if isinstance(value, int)}
-    if hasattr(sampler, "mixed"):
-        order["sources"] = [order_of_ranks(one) for one in sampler.mixed]
-        order["counts"] = sampler.counts.tolist()
+    mix: Any = sampler if isinstance(sampler, Ranked) else None
+    if hasattr(mix, "mixed"):
+        order["sources"] = [order_of_ranks(one) for one in mix.mixed]
+        order["counts"] = mix.counts.tolist()
     return {"sampler": type(sampler).__name__, **order} if order else None
 
 

@@ -347,3 +347,16 @@ def test_an_unused_iterator_that_ends_while_a_state_is_loaded_does_not_replace_i
     del cycle
     loader.load_state_dict(former.state_dict())
     assert loader.epoch == 4
+
+
+def test_a_source_may_use_the_names_of_samplers_for_other_things() -> None:
+    """``mixed`` of a user's source was taken for the sources of a mixture."""
+
+    class Recordings(list[int]):
+        mixed = True
+        rank, seed, made_of = "first", "none", "tape"
+
+    loader = DataLoader(Recordings(range(5)), batch_size=2)
+    first = next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert [first, *loader] == [[0, 1], [2, 3], [4]]
