@@ -113,12 +113,8 @@ class RandomResizedCrop:
 
 def _middle(width: int, height: int, ratios: tuple[float, float]) -> Box:
     """Return the largest box in the centre of an image whose aspect ratio is within the bounds."""
-    # Unchanged, the box is the whole image, if its aspect ratio is within the bounds.
-    w, h = width, height
-    if width / height < ratios[0]:
-        h = max(1, round(width / ratios[0]))
-    elif width / height > ratios[1]:
-        w = max(1, round(height * ratios[1]))
+    w = min(width, max(1, round(height * ratios[1])))
+    h = min(height, max(1, round(width / ratios[0])))
     return (width - w) // 2, (height - h) // 2, w, h
 
 
@@ -253,12 +249,13 @@ def _checked_size(size: Any) -> Size:
 
 
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
-    message = f"{name} must be (least, largest), both positive, not {bounds!r}"
+    unit = "fractions of the image's area" if name == "scale" else "both positive"
+    message = f"{name} must be (least, largest), {unit}, not {bounds!r}"
     least, largest = bounds if hasattr(bounds, "__len__") and len(bounds) == 2 else ("", "")
     if not (isinstance(least, Real) and isinstance(largest, Real)):
         raise TypeError(message)
     # `not (... < ...)`, so that NaN fails.
-    if not 0 < least <= largest < math.inf:
+    if not 0 < least <= largest < math.inf or (name == "scale" and least > 1):
         raise ValueError(message)
     return least, largest
 

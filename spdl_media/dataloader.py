@@ -46,7 +46,7 @@ _TORCH_NAMES = {
     "pin_memory": "Use transfer_fn=transfer_tensor, which pins batches and copies them to a GPU",
     "prefetch_factor": "Use buffer_size=, the finished batches that wait",
     "in_order": "Use output_order='input'",
-    "generator": "Use seed=",
+    "generator": "Use seed= of the source for its order, and here for the rng of preprocessors",
     "transform": "Use preprocessor=transform",
     "worker_init_fn": "Leave it out: threads share all that is set up before",
     "multiprocessing_context": "Leave it out: threads load, or use executor=ProcessPoolExecutorConfig(...)",

@@ -99,6 +99,8 @@ class ImageRecipe:
 
     def __post_init__(self) -> None:
         size, crop = check_int("size", self.size), self.random_crop
+        if self.flip is True:
+            raise ValueError("flip=True mirrors all images; give a probability, such as 0.5")
         if not crop:
             # The ratio of most published recipes for evaluation.
             resized = size * 256 // 224 if self.resize_size is None else self.resize_size

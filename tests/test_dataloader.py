@@ -885,6 +885,7 @@ def test_unknown_arguments_are_answered_with_ours() -> None:
         "sampler": r".*MapIterator\(dataset, sampler\)",
         "in_order": "Use output_order='input'",
         "transform": "Use preprocessor=transform",
+        "generator": "Use seed= of the source for its order",
         "pin_memory": "Use transfer_fn=transfer_tensor",
         "batchsize": "Did you mean 'batch_size'?",
         "xyz": "$",
