@@ -144,10 +144,11 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     if isinstance(fn, partial) and "rng" in fn.keywords:
         return False
     try:
-        _, *others = inspect.signature(fn).parameters
+        _, *others = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
         return False
-    return "rng" in others
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(one.name == "rng" and one.kind in by_name for one in others)
 
 
 def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
