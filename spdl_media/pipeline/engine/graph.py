@@ -22,7 +22,7 @@ from spdl_media.pipeline.engine.joints import (
     routed,
 )
 from spdl_media.pipeline.engine.nodes import FanOut, Stage
-from spdl_media.pipeline.engine.workers import LOG, TaskRunner, WorkerThreads
+from spdl_media.pipeline.engine.workers import LOG, TaskRunner, Worker, WorkerThreads
 from spdl_media.pipeline.executors import (
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
@@ -158,16 +158,15 @@ class Graph:
         for pool in self._pools:
             pool.shutdown()
 
-    def all_threads(self) -> list[threading.Thread]:
+    def all_threads(self) -> list[Worker]:
         """Return all threads of the run except the loop's."""
         return [worker for threads in self._threads for worker in threads.workers.copy()]
 
     def running_calls(self) -> Iterator[str]:
         """Describe all running calls of functions and sources. From any thread."""
-        for threads in self._threads:
-            for worker in threads.workers.copy():
-                if (slot := worker.slot) is not None:
-                    yield _describe_call(slot, f" in thread {worker.name}")
+        for worker in self.all_threads():
+            if (slot := worker.slot) is not None:
+                yield _describe_call(slot, f" in thread {worker.name}")
         for stage in [*self.sources, *self.stages]:
             if isinstance(stage, Stage) and isinstance(stage.runner, TaskRunner):
                 yield from map(_describe_call, stage.runner.running())
