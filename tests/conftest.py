@@ -24,6 +24,8 @@ from spdl_media.testing import index_planes, make_video
 os.environ.setdefault("SVT_LOG", "1")
 # JAX allocates three quarters of a device's memory at its first use, unless this is set.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# NumPy starts a thread for each core otherwise, in each of the hundreds of processes of the tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

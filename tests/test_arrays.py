@@ -157,8 +157,8 @@ def test_numba_compiles_for_it() -> None:
     assert total(sm.to_numba(buffer)) == total(np.asarray(buffer)) == 7 * 2 * 8 * 6 * 3
 
 
-@pytest.mark.parametrize("name", CONVERT)
-@pytest.mark.parametrize("wrong", [rgb(8, 6), "ab", None])
+@each("name", CONVERT)
+@each("wrong", [rgb(8, 6), "ab", None])
 def test_not_a_buffer(name: str, wrong: Any) -> None:
     library(name)
     message = (

@@ -181,7 +181,7 @@ def test_header_that_claims_too_much(name: str, tmp_path: Path) -> None:
             assert named(caught.value, source)
 
 
-@pytest.mark.parametrize("name", HUGE)
+@each("name", HUGE)
 def test_header_that_claims_too_much_read_as_video(name: str) -> None:
     with within_five_seconds(), pytest.raises((sm.DecodeError, sm.DemuxError)):
         sm.decode_packets(sm.demux_video(HUGE[name]()))
@@ -290,7 +290,7 @@ def test_window_outside_the_file_is_empty(name: str, window: tuple[float, float]
         assert frames.timestamps == () if is_video else True
 
 
-@pytest.mark.parametrize(
+@each(
     "filter_desc",
     ["skale=2:2", "scale=w=abc", "scale=nosuch=1", "scale=2:2,", "crop=9999:1", "split"],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 
@@ -112,8 +113,8 @@ def test_it_is_a_batch_sampler_of_pytorch() -> None:
     assert found == list(sm.BatchByLength(LENGTHS, batch_size=8))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "options", "match"),
+@each(
+    "lengths, options, match",
     [
         ([], {"batch_size": 1}, "at least one"),
         ([1, 0], {"batch_size": 1}, r"lengths must be finite and above 0, but lengths\[1\] is 0.0"),

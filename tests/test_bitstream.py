@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from audio_oracle import clip, samples_of
 from av.bitstream import BitStreamFilterContext
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import index_planes, make_image, make_video
@@ -125,8 +126,8 @@ def test_several_filters_and_options() -> None:
     assert sm.decode_packets(filtered, filter_desc=None).color_range == "pc"
 
 
-@pytest.mark.parametrize(
-    ("bsf", "said"),
+@each(
+    "bsf, said",
     [
         ("h264_mp4toannexx", "this FFmpeg has no bitstream filter 'h264_mp4toannexx'"),
         ("null,nothing", "no bitstream filter 'nothing'"),

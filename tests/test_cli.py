@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from rich.progress import Progress
 from still_metadata import gray_tiff
 from terminal import Terminal
@@ -630,7 +631,7 @@ def reached(rate_of: Callable[[Setting], float], cores: int) -> float:
     return rate_of(best_of(found)) / max(map(rate_of, grid))
 
 
-@pytest.mark.parametrize("cores", [1, 2, 4, 6, 8, 16, 24, 48])
+@each("cores", [1, 2, 4, 6, 8, 16, 24, 48])
 def test_settings_are_within_a_tenth_of_the_best_of_a_grid(cores: int) -> None:
     def decoding(setting: Setting) -> float:
         """Work that uses all cores; more threads disturb each other, and processes copy their results."""

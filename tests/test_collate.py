@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import sound
 
 import spdl_media as sm
@@ -123,8 +124,8 @@ def test_storage_by_field() -> None:
     np.testing.assert_array_equal(values(buffer), PICTURES)
 
 
-@pytest.mark.parametrize(
-    ("items", "storage", "error", "match"),
+@each(
+    "items, storage, error, match",
     [
         ([], None, sm.ConvertError, "no items to collate"),
         (
@@ -212,7 +213,7 @@ def test_arrays_of_no_dimension_and_of_foreign_byte_order() -> None:
     assert sm.collate([np.zeros((0, 2))] * 3).shape == (3, 0, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     "scalars",
     [
         [np.str_("cat"), np.str_("dog")],
@@ -222,7 +223,6 @@ def test_arrays_of_no_dimension_and_of_foreign_byte_order() -> None:
         ["cat", np.str_("dog")],
         [None, "cat"],
     ],
-    ids=str,
 )
 def test_scalars_that_are_no_numbers_stay_a_list(scalars: list[Any]) -> None:
     _, names = sm.collate(list(zip(FRAMES, scalars, strict=False)))
@@ -230,8 +230,8 @@ def test_scalars_that_are_no_numbers_stay_a_list(scalars: list[Any]) -> None:
     assert all(name is scalar for name, scalar in zip(names, scalars, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@each(
+    "one, other",
     [
         (1, None),
         (1, "cat"),
@@ -240,7 +240,6 @@ def test_scalars_that_are_no_numbers_stay_a_list(scalars: list[Any]) -> None:
         (np.zeros(2), None),
         (np.zeros(2), 1),
     ],
-    ids=["int-None", "int-str", "frames-None", "frames-int", "array-None", "array-int"],
 )
 def test_values_of_two_kinds_in_either_order(one: Any, other: Any) -> None:
     for values in ([one, one, other], [other, other, one]):
@@ -357,8 +356,8 @@ def test_padding_of_audio_frames_is_silence() -> None:
     assert set(values(padded.data)[1, :, 3:].ravel()) == {128}
 
 
-@pytest.mark.parametrize(
-    ("items", "pad", "error", "match"),
+@each(
+    "items, pad, error, match",
     [
         (
             [np.ones(2), np.ones(3)],

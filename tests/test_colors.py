@@ -161,8 +161,8 @@ def test_jpeg_is_what_pillow_gives(subsampling: int, size: tuple[int, int], way:
         assert np.abs(got - wanted).max() <= allowed, color
 
 
-@pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12", "yuv444p"])
-@pytest.mark.parametrize("layout", [None, "planes"])
+@each("pix_fmt", ["yuv420p", "nv12", "yuv444p"])
+@each("layout", [None, "planes"])
 def test_images_whose_numbers_mean_other_colours_do_not_mix(pix_fmt: str, layout: Any) -> None:
     """JPEG has full range, and YUV made from RGB has limited range: white is 255 and 235."""
     white = np.full((48, 64, 3), 255, np.uint8)

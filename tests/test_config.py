@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 from spdl_media.config import DecodeConfig, DemuxConfig, decode_config, demux_config
 
@@ -31,8 +32,8 @@ def test_factories_fill_every_field() -> None:
     assert (DECODE.downscale, decode_config(downscale="dct").downscale) == (None, "dct")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@each(
+    "value, text",
     [("8k", "8k"), (8000, "8000"), (0.5, "0.5"), (True, "1"), (False, "0"), (np.int64(3), "3")],
 )
 def test_option_values_become_text(value: Any, text: str) -> None:
@@ -108,8 +109,8 @@ def test_on_corrupt_must_be_one_of_three(value: Any) -> None:
         decode_config(on_corrupt=value)
 
 
-@pytest.mark.parametrize("make", ["format_options", "decoder_options"])
-@pytest.mark.parametrize("options", [{1: "a"}, {"a": None}, {"a": [1]}, {"a": b"1"}])
+@each("make", ["format_options", "decoder_options"])
+@each("options", [{1: "a"}, {"a": None}, {"a": [1]}, {"a": b"1"}])
 def test_option_names_and_values_must_be_text_or_numbers(make: str, options: Any) -> None:
     factory: Any = demux_config if make == "format_options" else decode_config
     with pytest.raises(TypeError, match=f"{make} maps str to str or numbers, not"):

@@ -13,6 +13,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from plane_oracle import ROWS, frame_of, image, rgb, sound
 
 import spdl_media as sm
@@ -230,8 +231,8 @@ def test_an_empty_sequence_is_named(nothing: Any) -> None:
         sm.convert_frames(nothing)
 
 
-@pytest.mark.parametrize(("width", "height"), [(0, 0), (0, 4), (4, 0)])
-@pytest.mark.parametrize("layout", [None, "NCHW", "planes"])
+@each("width, height", [(0, 0), (0, 4), (4, 0)])
+@each("layout", [None, "NCHW", "planes"])
 def test_frames_without_pixels(width: int, height: int, layout: Any) -> None:
     frame = sm.ImageFrames((av.VideoFrame(width, height, "rgb24"),))
     with pytest.raises(sm.ConvertError, match=f"{width}x{height} rgb24 has no pixels"):

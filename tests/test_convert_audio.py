@@ -29,8 +29,8 @@ def ramp(count: int, channels: int, dtype: Any, start: int = 0) -> np.ndarray:
     return (values % 251).astype(dtype)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-@pytest.mark.parametrize("name", MADE)
+@each("channels", [1, 2, 3])
+@each("name", MADE)
 def test_every_sample_format(name: str, channels: int) -> None:
     samples = ramp(50, channels, FORMATS[name])
     packed = sm.convert_frames(sound(samples, name, cuts=[7, 30]))
@@ -78,7 +78,7 @@ def test_lengths_that_differ_are_named() -> None:
         sm.convert_frames(many)
 
 
-@pytest.mark.parametrize("name", [*MADE, *(f"{name}p" for name in MADE)])
+@each("name", [*MADE, *(f"{name}p" for name in MADE)])
 def test_pad_fills_with_silence(name: str) -> None:
     dtype = FORMATS[name.removesuffix("p")]
     parts = [ramp(count, 2, dtype, 1) for count in (20, 30, 25)]
@@ -180,8 +180,8 @@ def test_labels_are_int64_by_themselves() -> None:
     assert sm.convert_array(range(3)).array.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype"),
+@each(
+    "values, dtype",
     [
         ([0.5, 1.0], "int64"),
         ([1.0, 2.0], np.int32),
@@ -204,8 +204,8 @@ def test_nothing_is_cut(values: Any, dtype: Any) -> None:
     assert pool.num_free == 1
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype"),
+@each(
+    "values, dtype",
     [
         ([1, 2], "float32"),
         ([0.5], "float32"),
@@ -224,8 +224,8 @@ def test_types_that_hold_the_values(values: Any, dtype: str) -> None:
     assert buffer.array.tolist() == values
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
+@each(
+    "values, message",
     [
         (["cat", "dog"], "holds numbers, not <U3 such as .*'cat'"),
         ([[1, 2], [3]], "do not make one array"),
@@ -267,7 +267,7 @@ def test_integers_that_no_type_holds_together() -> None:
     assert nearest.array.tolist() == [2.0**63, -1.0]
 
 
-@pytest.mark.parametrize("values", [[1, 2.5], [2**63, 2.5], [0.5, 2**63], [[1], [2.5]], (2.5,), []])
+@each("values", [[1, 2.5], [2**63, 2.5], [0.5, 2**63], [[1], [2.5]], (2.5,), []])
 def test_floats_among_integers_make_floats(values: Any) -> None:
     buffer = sm.convert_array(values)
     assert buffer.dtype == np.float64

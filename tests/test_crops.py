@@ -36,8 +36,8 @@ PNG = make_image(PICTURE)
 BOXES = [(0, 0, 37, 29), (1, 1, 36, 28), (3, 5, 7, 9), (36, 28, 1, 1), (2, 7, 10, 11)]
 
 
-@pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize("flip", [False, True])
+@each("box", BOXES)
+@each("flip", [False, True])
 def test_rgb_is_cut_and_mirrored(box: tuple[int, int, int, int], flip: bool) -> None:
     x, y, w, h = box
     batch = sm.load_image_batch([PNG], crops=[box], flips=[flip])
@@ -45,8 +45,8 @@ def test_rgb_is_cut_and_mirrored(box: tuple[int, int, int, int], flip: bool) -> 
     np.testing.assert_array_equal(np.asarray(batch)[0], expected[:, ::-1] if flip else expected)
 
 
-@pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize("flip", [False, True])
+@each("box", BOXES)
+@each("flip", [False, True])
 def test_planes_of_420_are_cut_at_odd_places_too(
     box: tuple[int, int, int, int], flip: bool
 ) -> None:
@@ -248,8 +248,8 @@ def test_thin_pictures_give_their_middle(
     assert sm.RandomResizedCrop(scale=(1, 1))(size, rng) == expected
 
 
-@pytest.mark.parametrize(
-    ("size", "options", "error", "match"),
+@each(
+    "size, options, error, match",
     [
         ((0, 5), {}, ValueError, "at least one pixel"),
         ((5.5, 5), {}, TypeError, "size must be"),
@@ -293,8 +293,8 @@ def test_scale_mode_is_that_of_the_cut_image(mode: Any) -> None:
     np.testing.assert_array_equal(row, expected)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("flip", [False, True])
+@each("orientation", range(1, 9))
+@each("flip", [False, True])
 def test_boxes_of_each_orientation(orientation: int, flip: bool) -> None:
     stored = png_with_exif(PNG, exif_block(orientation))
     turned = upright(PICTURE, orientation)
@@ -483,8 +483,8 @@ def test_crops_are_values() -> None:
     assert sm.RandomResizedCrop() != RANDOM
 
 
-@pytest.mark.parametrize("mode", ["pad", "crop", None])
-@pytest.mark.parametrize("flip", [False, True])
+@each("mode", ["pad", "crop", None])
+@each("flip", [False, True])
 def test_points_and_boxes_follow_the_image(mode: Any, flip: bool) -> None:
     picture = np.zeros((60, 90, 3), np.uint8)
     left, top, right, bottom = 34, 18, 40, 22

@@ -26,6 +26,7 @@ from damage import (
     pictures,
     sound,
 )
+from effort import each
 from heif_grid import make_in_idat
 
 import spdl_media as sm
@@ -115,7 +116,7 @@ def test_still_cut_short_can_be_kept(name: str) -> None:
     assert len(pixels(kept)) == len(pixels(decode_still(data)))
 
 
-@pytest.mark.parametrize("name", [name for name in STILLS if name not in PARTLY_DECODED])
+@each("name", [name for name in STILLS if name not in PARTLY_DECODED])
 def test_still_of_which_nothing_can_be_kept_is_an_error_with_its_reason(name: str) -> None:
     data = made(name)[: len(made(name)) // 2]
     with pytest.raises(sm.DecodeError) as caught:

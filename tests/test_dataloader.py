@@ -259,8 +259,8 @@ def test_none_drops_at_each_stage() -> None:
     assert list(loader) == [[1, 2], [10, 11]]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("step", ["preprocessor", "aggregator", "transfer_fn"])
+@each("is_async", [False, True])
+@each("step", ["preprocessor", "aggregator", "transfer_fn"])
 def test_an_epoch_of_which_all_is_dropped_says_so(step: str, is_async: bool) -> None:
     """A forgotten ``return`` gave an empty loop without a word."""
     loader = DataLoader(range(6), **{step: lambda _: None})

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -459,8 +459,8 @@ async def cancels_in_generator(item: int) -> AsyncIterator[int]:
     yield await cancels(item)
 
 
-@pytest.mark.parametrize(
-    ("place", "fn"),
+@each(
+    "place, fn",
     [
         *itertools.product(["preprocessor", "aggregator"], [exits, cancels]),
         *itertools.product(["preprocessor"], [exits_in_generator, cancels_in_generator]),

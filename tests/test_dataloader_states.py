@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,8 +135,8 @@ def test_a_state_may_be_taken_while_a_batch_is_settled() -> None:
 GOOD = state_of([0, 1])
 
 
-@pytest.mark.parametrize(
-    ("state", "error", "message"),
+@each(
+    "state, error, message",
     [
         ([1], TypeError, "must be a mapping, as state_dict.. returns, not int"),
         ({}, ValueError, "has version None, and this release reads version 1"),

@@ -13,6 +13,7 @@ from typing import Any
 import effort
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.packets import av_packets
@@ -163,8 +164,8 @@ def test_a_photograph_serves_many_reads(media_dir: Path) -> None:
             assert READS[name](demuxer) == data
 
 
-@pytest.mark.parametrize("load", [sm.probe, sm.load_image, sm.load_video, sm.load_audio])
-@pytest.mark.parametrize("format", [None, "sunrast_pipe"])
+@each("load", [sm.probe, sm.load_image, sm.load_video, sm.load_audio])
+@each("format", [None, "sunrast_pipe"])
 def test_a_sun_raster_at_which_ffmpeg_ends_the_process_is_refused(
     load: Callable[..., object], format: str | None
 ) -> None:

@@ -118,12 +118,12 @@ def test_pickles_with_all_fields(kind: type[MediaError], protocol: int) -> None:
     assert _same(pickle.loads(pickle.dumps(error, protocol)), error)
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
+@each("kind", SAMPLES)
 def test_copies_with_all_fields(kind: type[MediaError]) -> None:
     assert _same(copy.deepcopy(SAMPLES[kind]), SAMPLES[kind])
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
+@each("kind", SAMPLES)
 def test_pickles_fields_that_users_add(kind: type[MediaError]) -> None:
     error = kind("damaged")
     error.clip_number = 3  # type: ignore[attr-defined]  # as a user's code may
@@ -133,21 +133,21 @@ def test_pickles_fields_that_users_add(kind: type[MediaError]) -> None:
     assert back.__notes__ == ["while reading clip 3"]
 
 
-@pytest.mark.parametrize(("kind", "builtin"), BUILTINS.items(), ids=lambda kind: kind.__name__)
+@each("kind, builtin", BUILTINS.items())
 def test_is_the_builtin_as_well(kind: type[MediaError], builtin: type[Exception]) -> None:
     assert issubclass(kind, MediaError)
     with pytest.raises(builtin, match="damaged"):
         raise kind("damaged")
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
+@each("kind", SAMPLES)
 def test_str_names_the_source_first(kind: type[MediaError]) -> None:
     assert str(kind("damaged", source="clip.mp4")) == "clip.mp4: damaged"
     assert str(kind("damaged")) == "damaged"
     assert str(kind()) == ""
 
 
-@pytest.mark.parametrize("kind", SAMPLES, ids=lambda kind: kind.__name__)
+@each("kind", SAMPLES)
 def test_repr_names_the_class_the_source_and_the_message(kind: type[MediaError]) -> None:
     assert repr(kind("damaged")) == f"{kind.__name__}('damaged')"
     assert repr(kind("damaged", source="a.mp4")) == f"{kind.__name__}('a.mp4: damaged')"

@@ -303,7 +303,7 @@ def test_conversion_without_a_graph(source: str, target: str) -> None:
         assert_same(desc, frame)
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"frame_rate": 5},

@@ -12,6 +12,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media import AudioFrames, FilterError, FilterGraph, ImageFrames, VideoFrames, filters
@@ -166,8 +167,8 @@ def test_audio_runs_through() -> None:
     assert [*sizes, *(out.samples for out in filter.flush())] == [300, 300, 300, 300]
 
 
-@pytest.mark.parametrize(
-    ("desc", "kind", "match"),
+@each(
+    "desc, kind, match",
     [
         ("scael=8:8", "video", "this FFmpeg has no filter 'scael'. Did you mean 'scale'"),
         (

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import av
 import pytest
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,8 +95,8 @@ def test_chains_labels_ids_and_space() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("desc", "args"),
+@each(
+    "desc, args",
     [
         (r"x=a\,b", "a,b"),
         ("x='a,b;[c]'", "a,b;[c]"),
@@ -114,8 +115,8 @@ def test_quotes_and_escapes(desc: str, args: str | None) -> None:
     assert parse_graph(desc) == ((Node("x", args=args),),)
 
 
-@pytest.mark.parametrize(
-    ("desc", "match"),
+@each(
+    "desc, match",
     [
         ("", "a filter is missing, at the end"),
         ("a,,b", r"a filter is missing, at position 2 \(',b'\)"),

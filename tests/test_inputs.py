@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import av
 import numpy as np
 import pytest
+from effort import each
 from left_behind import descriptors
 
 import spdl_media as sm
@@ -227,8 +228,8 @@ class _Upload:
         pass
 
 
-@pytest.mark.parametrize(
-    ("src", "error", "message"),
+@each(
+    "src, error, message",
     [
         (
             np.zeros(4, np.int16),
@@ -387,8 +388,8 @@ def test_a_file_that_its_owner_has_closed_can_be_closed(clip: bytes) -> None:
     assert repr(source) == "<Input BytesIO object>"
 
 
-@pytest.mark.parametrize("limit", [1 << 30, 100, 7])
-@pytest.mark.parametrize("format", ["matroska", "mpegts", "nut"])
+@each("limit", [1 << 30, 100, 7])
+@each("format", ["matroska", "mpegts", "nut"])
 def test_stream(format: str, limit: int) -> None:
     data = encoded(format, "mpeg4" if format == "mpegts" else "ffv1")
     with open_input(Stream(data, limit)) as source:
@@ -508,8 +509,8 @@ def test_mp4_with_its_index_at_the_end(mp4: bytes, faststart_mp4: bytes) -> None
         source.open(DEFAULT)
 
 
-@pytest.mark.parametrize(
-    ("head", "is_last"),
+@each(
+    "head, is_last",
     [
         (b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x08mdat", True),
         (b"\0\0\0\x08wide\0\0\0\0mdat", True),

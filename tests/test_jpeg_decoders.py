@@ -116,8 +116,8 @@ def test_an_image_that_failed_leaves_no_decoder() -> None:
     assert_as_fresh(decoded(PICTURES[3]), wanted)
 
 
-@pytest.mark.parametrize(
-    ("marker", "body"),
+@each(
+    "marker, body",
     [
         (0xE0, b"AVI1\1\0\0\0\0\0\0\0\0\0"),
         (0xE0, b"LJIF\0\0\0\0\0\0\0\0\2\0"),
@@ -220,8 +220,8 @@ def test_only_the_first_exif_counts() -> None:
     assert head.orientation == exif_orientation(data) == 6
 
 
-@pytest.mark.parametrize(
-    ("marker", "body", "is_ycc"),
+@each(
+    "marker, body, is_ycc",
     [
         (0xEE, b"Adobe\0\x64\0\0\0\0\1", True),
         (0xEE, b"Adobe\0\x64\0\0\0\0\0", False),  # RGB

@@ -172,7 +172,7 @@ def test_package_imports_neither_testing_nor_cli() -> None:
     assert not names & {"testing", "cli", "__main__"}
 
 
-@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+@each("package", sorted(MAY_IMPORT))
 def test_outside_packages_come_in_by_their_own_door(package: str) -> None:
     importers = {
         module

@@ -11,6 +11,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.frames import AudioChunk, new_frame, silent_frame
@@ -300,8 +301,8 @@ def test_a_gap_of_hours_is_not_filled_with_copies_of_a_frame_until_the_memory_is
     assert len(sm.load_video(data, frame_rate="1/60")) == 121
 
 
-@pytest.mark.parametrize("layout", ["mono", "7.1"])
-@pytest.mark.parametrize("fmt", ["u8", "u8p", "s16", "s32p", "fltp", "dbl"])
+@each("layout", ["mono", "7.1"])
+@each("fmt", ["u8", "u8p", "s16", "s32p", "fltp", "dbl"])
 def test_silence_of_any_format(fmt: str, layout: str) -> None:
     like = av.AudioFrame(fmt, layout, 10)
     like.sample_rate, like.pts = RATE, 123

@@ -15,7 +15,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from effort import examples
+from effort import each, examples
 from left_behind import descriptors
 
 import spdl_media as sm
@@ -378,7 +378,7 @@ FAILING: dict[str, tuple[Callable[[], bytes], Callable[[Any], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAILING)
+@each("name", FAILING)
 def test_a_failed_call_keeps_nothing_until_a_garbage_collection(name: str) -> None:
     """A cycle of the error and a frame keeps what the frames hold: the source, decoded frames, leases."""
     make, load, text = FAILING[name]

@@ -16,6 +16,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from still_metadata import exif_block, png_with_exif
 
 import spdl_media as sm
@@ -119,7 +120,7 @@ def test_all_bad() -> None:
         sm.load_image_batch(srcs, width=8, height=8, on_error="skip")
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {},
@@ -260,7 +261,7 @@ def test_none_given() -> None:
         sm.load_image_batch([])
 
 
-@pytest.mark.parametrize(
+@each(
     "one",
     [
         "a.png",
@@ -273,7 +274,6 @@ def test_none_given() -> None:
         None,
         3,
     ],
-    ids=lambda one: type(one).__name__,
 )
 def test_one_source_is_no_sequence(one: Any) -> None:
     with pytest.raises(

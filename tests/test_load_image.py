@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_image
@@ -19,8 +20,8 @@ def test_a_lossless_image_comes_back() -> None:
     np.testing.assert_array_equal(np.asarray(buffer), PICTURE)
 
 
-@pytest.mark.parametrize("mode", ["pad", "crop", None])
-@pytest.mark.parametrize("quality", ["accurate", "fast"])
+@each("mode", ["pad", "crop", None])
+@each("quality", ["accurate", "fast"])
 def test_it_is_demux_decode_and_convert(mode: str | None, quality: str) -> None:
     options = {"scale_mode": mode, "scale_algo": "area", "quality": quality}
     desc = sm.get_video_filter_desc(scale_width=32, scale_height=24, **options)
@@ -119,8 +120,8 @@ def test_storage_is_filled() -> None:
         sm.load_image(PNG, storage=small)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
+@each(
+    "options, error, match",
     [
         ({"widht": 8}, TypeError, "widht.*Did you mean 'width'"),
         ({"size": 8}, TypeError, "'size'. Did you mean 'width'"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 
@@ -102,7 +103,7 @@ def test_arrays_are_those_of_ffmpeg(kind: tuple[int, int, int, int | None], tmp_
     assert not wrong
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda data: data[:-1],
@@ -113,9 +114,8 @@ def test_arrays_are_those_of_ffmpeg(kind: tuple[int, int, int, int | None], tmp_
         lambda data: data[:30],
         lambda data: data.replace(struct.pack("<I", 11025), struct.pack("<I", 1 << 31)),
     ],
-    ids=["a byte short", "500 bytes short", "no size", "size 0", "no format", "head cut", "rate"],
 )
-@pytest.mark.parametrize("on_corrupt", ["raise", "keep"])
+@each("on_corrupt", ["raise", "keep"])
 def test_errors_are_those_of_ffmpeg(change: Callable[[bytes], bytes], on_corrupt: str) -> None:
     data, config = change(make_wav(1, 16, 2)), sm.decode_config(on_corrupt=on_corrupt)  # type: ignore[arg-type]
 

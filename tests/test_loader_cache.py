@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.pipeline import PipelineFailure
@@ -113,8 +114,8 @@ def test_an_image_that_is_cut_the_same_in_each_epoch_is_kept() -> None:
         assert [image.shape for image in loader] == [(8, 8, 3)]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
+@each(
+    "options, error, message",
     [
         ({"preprocessor": drawn}, ValueError, "drawn draws another in each"),
         ({"preprocessor": sm.ImageRecipe(8, flip=0.5)}, ValueError, "ImageRecipe draws another"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.source import (
@@ -168,8 +169,8 @@ def test_a_loader_reads_datasets_in_threads_and_resumes_by_index() -> None:
     assert len(read) == sum(isinstance(item, str) for batch in rest for item in batch)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda: sm.Mix([]), "sources must hold at least one source"),
         (lambda: sm.Mix([[1], iter([2])]), r"sources\[1\], a list_iterator, cannot be read by pos"),

@@ -28,9 +28,9 @@ def planes_of(data: bytes) -> tuple[Any, ...]:
     return sm.decode_packets(sm.demux_image(data), None).planes
 
 
-@pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p"])
-@pytest.mark.parametrize("size", [(127, 64), (128, 63), (127, 63)])
-@pytest.mark.parametrize("orientation", [1, 6])
+@each("pix_fmt", ["yuvj420p", "yuvj422p"])
+@each("size", [(127, 64), (128, 63), (127, 63)])
+@each("orientation", [1, 6])
 def test_stills(pix_fmt: str, size: tuple[int, int], orientation: int) -> None:
     """The expected image: chroma upsampled by a triangle filter, as in the image with even sides."""
     width, height = size
@@ -122,8 +122,8 @@ def test_what_is_cut_and_mirrored_is_part_of_the_whole(
     np.testing.assert_array_equal(np.asarray(flipped)[0], whole[..., ::-1])
 
 
-@pytest.mark.parametrize("box", [None, *BOXES])
-@pytest.mark.parametrize("flip", [False, True])
+@each("box", [None, *BOXES])
+@each("flip", [False, True])
 def test_cuts_of_turned_images(box: tuple[int, int, int, int] | None, flip: bool) -> None:
     data = make_image(smooth(95, 127), codec="mjpeg", pix_fmt="yuvj420p")
     data = with_exif_orientation(data, 6)
@@ -166,8 +166,8 @@ def test_cuts_without_a_graph_are_those_of_one(
         np.testing.assert_array_equal(plain, graph)
 
 
-@pytest.mark.parametrize("size", [(127, 64), (128, 63), (127, 63)])
-@pytest.mark.parametrize("pix_fmt", ["yuvj420p", "yuvj422p"])
+@each("size", [(127, 64), (128, 63), (127, 63)])
+@each("pix_fmt", ["yuvj420p", "yuvj422p"])
 def test_chroma_in_full(pix_fmt: str, size: tuple[int, int]) -> None:
     width, height = size
     options = {"qmin": "2", "qmax": "2"}

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import struct
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -41,14 +42,14 @@ def pages(data: bytes) -> Iterator[bytearray]:
         data = data[size:]
 
 
+# zlib computes the same CRC from bytes whose bits are in reverse order.
+REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
 def checksum(page: bytes) -> int:
     """Compute the checksum of a page whose own is zero: RFC 3533, section 6."""
-    value = 0
-    for byte in page:
-        value ^= byte << 24
-        for _ in range(8):
-            value = (value << 1 ^ 0x04C11DB7 * (value >> 31)) & 0xFFFFFFFF
-    return value
+    value = ~zlib.crc32(page.translate(REVERSED), 0xFFFFFFFF) & 0xFFFFFFFF
+    return int(f"{value:032b}"[::-1], 2)
 
 
 def sealed(page: bytearray) -> bytes:

@@ -89,14 +89,14 @@ def filtered(gray: np.ndarray, chain: str) -> np.ndarray:
     return graph.pull().to_ndarray()
 
 
-@pytest.mark.parametrize("orientation", ALL)
+@each("orientation", ALL)
 def test_filters_turn_upright(orientation: int) -> None:
     np.testing.assert_array_equal(
         filtered(GRAY, UPRIGHT_FILTERS[orientation]), UPRIGHT[orientation](GRAY)
     )
 
 
-@pytest.mark.parametrize("orientation", ALL)
+@each("orientation", ALL)
 def test_rotation_after_mirroring_turns_upright(orientation: int) -> None:
     mirrored = GRAY[:, ::-1] if is_mirrored(orientation) else GRAY
     turned = np.rot90(mirrored, -rotation(orientation) // 90)
@@ -104,8 +104,8 @@ def test_rotation_after_mirroring_turns_upright(orientation: int) -> None:
     assert swaps_sides(orientation) == (turned.shape != GRAY.shape)
 
 
-@pytest.mark.parametrize("function", [rotation, is_mirrored, swaps_sides])
-@pytest.mark.parametrize("value", [0, 9, -1])
+@each("function", [rotation, is_mirrored, swaps_sides])
+@each("value", [0, 9, -1])
 def test_other_numbers_are_refused(function: Callable[[int], object], value: int) -> None:
     with pytest.raises(ValueError, match=f"one of 1 to 8, as in Exif, not {value}"):
         function(value)
@@ -117,7 +117,7 @@ def test_filters_are_read_only() -> None:
         UPRIGHT_FILTERS[1] = "hflip"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("orientation", ALL)
+@each("orientation", ALL)
 def test_matrix(orientation: int) -> None:
     matrix = MATRICES[orientation]
     a, b, _, c, d, _, x, y, _ = (value >> 16 for value in matrix)
@@ -130,7 +130,7 @@ def test_matrix(orientation: int) -> None:
     assert matrix_orientation(matrix) == orientation
 
 
-@pytest.mark.parametrize("orientation", ALL)
+@each("orientation", ALL)
 def test_matrix_with_scale(orientation: int) -> None:
     scaled = [
         value * 3 if index < 3 else value // 2 for index, value in enumerate(MATRICES[orientation])
@@ -144,8 +144,8 @@ def rotated(degrees: float) -> list[int]:
     return [round(v * ONE) for v in (cos, sin, 0, -sin, cos, 0, 0, 0, 1 << 14)]
 
 
-@pytest.mark.parametrize(
-    ("degrees", "orientation"),
+@each(
+    "degrees, orientation",
     [
         (0.9, 1),
         (-0.9, 1),
@@ -167,8 +167,8 @@ def test_matrix_without_an_orientation(matrix: tuple[int, ...]) -> None:
     assert matrix_orientation(matrix) == 1
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("orientation", ALL)
+@each("order", ["<", ">"])
+@each("orientation", ALL)
 def test_files(orientation: int, order: str) -> None:
     exif = exif_block(orientation, order)
     files = {
@@ -186,7 +186,7 @@ def test_files(orientation: int, order: str) -> None:
     )
 
 
-@pytest.mark.parametrize("orientation", ALL)
+@each("orientation", ALL)
 def test_made_files_decode(orientation: int) -> None:
     """Images with hand-written metadata can still be decoded."""
     exif = exif_block(orientation)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from oriented import oriented_clip, remux, upright
 from still_metadata import (
     box,
@@ -99,8 +100,8 @@ REFUSED_EXIF = {
 }
 
 
-@pytest.mark.parametrize("after_pixels", [False, True])
-@pytest.mark.parametrize(("exif", "turn"), REFUSED_EXIF.values(), ids=REFUSED_EXIF)
+@each("after_pixels", [False, True])
+@each("exif, turn", REFUSED_EXIF.values())
 def test_exif_that_ffmpeg_cannot_read_is_no_reason_to_refuse_a_png(
     exif: bytes, turn: int, after_pixels: bool
 ) -> None:

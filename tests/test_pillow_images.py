@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from effort import each
 from heif_grid import make_in_idat
 from still_metadata import png_chunk
 
@@ -225,7 +226,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FILES)
+@each("kind", FILES)
 def test_images_that_ffmpeg_reads_wrongly_equal_pillows(kind: str) -> None:
     data = FILES[kind]()
     pixels = sm.load_image(data, pix_fmt="rgba").array

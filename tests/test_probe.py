@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from oriented import oriented_clip
 
 import spdl_media as sm
@@ -83,7 +84,7 @@ def test_values_are_frozen_hashable_and_picklable(movie: bytes) -> None:
         info.duration = 3.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("format", ["mov", "matroska", "mpegts", "avi", "nut", "flv"])
+@each("format", ["mov", "matroska", "mpegts", "avi", "nut", "flv"])
 def test_containers(format: str) -> None:
     data = make_video(index_planes(20, 64, 48), codec="libx264", format=format)
     info = sm.probe(data)
@@ -124,8 +125,8 @@ def test_streams_of_matroska_say_how_long_they_are(format: str) -> None:
     assert sm.probe(alone).audio.duration == pytest.approx(1, abs=0.002)
 
 
-@pytest.mark.parametrize(
-    ("codec", "name", "pix_fmt"),
+@each(
+    "codec, name, pix_fmt",
     [
         ("png", "png", "rgb24"),
         ("bmp", "bmp", "bgr24"),
@@ -227,8 +228,8 @@ def test_colour_is_reported() -> None:
     assert (plain.colorspace, plain.color_primaries, plain.color_trc) == (None, None, None)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("codec", "format"), [("libx264", "mp4"), ("libvpx-vp9", "matroska")])
+@each("orientation", range(1, 9))
+@each("codec, format", [("libx264", "mp4"), ("libvpx-vp9", "matroska")])
 def test_size_is_that_of_the_upright_image(codec: str, format: str, orientation: int) -> None:
     info = sm.probe(oriented_clip(orientation, codec=codec, format=format)).video
     assert info is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.ray import DecodeAudio, DecodeImages, DecodeVideo
@@ -127,8 +128,8 @@ def test_a_batch_without_rows_has_the_columns() -> None:
     assert result["image"].shape == (0, 8, 8, 3)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
+@each(
+    "make, error, message",
     [
         (lambda: DecodeImages(filter_desc="hflip", width=8), ValueError, "width=8 would have no"),
         (lambda: DecodeImages(widht=3), TypeError, "widht.*width"),

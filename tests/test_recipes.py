@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.dataloader import sample_rng
@@ -204,8 +205,8 @@ def test_torch_takes_single_images(photo: bytes) -> None:
     assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.float32, 3)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda: sm.ImageRecipe(0), "size must be at least 1, not 0"),
         (lambda: sm.ImageRecipe(9, flip=True), "flip=True mirrors all images; .* such as 0.5"),

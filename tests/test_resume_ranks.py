@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,8 +174,8 @@ def test_what_padding_gives_again_after_the_change_has_other_random_numbers() ->
     assert len({number for _, number in given}) == 6
 
 
-@pytest.mark.parametrize(
-    ("states", "error", "message"),
+@each(
+    "states, error, message",
     [
         (list, ValueError, r"pass one state of each former rank.*of epochs \[\]"),
         (

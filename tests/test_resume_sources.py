@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from effort import each
 from resumable_sources import Anew, Cards, Counting, CountingAsync, Deals, Growing, TorchSampler
 
 from spdl_media.dataloader import DataLoader
@@ -298,7 +299,7 @@ def test_epochs_may_differ_in_length(stop: int, on_error: Any) -> None:
         assert first + list(resumed) == list(range(12))
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [range, sampler, Counting, lambda n: Anew(Counting(n)), Deals, TorchSampler, Growing],
 )

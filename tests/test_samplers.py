@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -319,8 +320,8 @@ class TestWhereTheRankComesFrom:
 ONE: dict[str, Any] = {"rank": 0, "world_size": 1}
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
+@each(
+    "make, error, message",
     [
         (lambda: DistributedRandomSampler(0, **ONE), ValueError, "n must be at least 1, not 0"),
         (lambda: DistributedRandomSampler(2.5, **ONE), TypeError, "n must be an int"),

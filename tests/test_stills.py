@@ -148,8 +148,8 @@ def test_no_cut_goes_unnoticed(name: str) -> None:
     assert silent_cuts(codec, make()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "length", "message"),
+@each(
+    "name, length, message",
     [
         ("jpeg", -1, "before the end-of-image marker"),
         ("jpeg", 60, "but a segment with marker 0xFFDB should end at byte"),
@@ -183,7 +183,7 @@ def test_codecs_without_a_check_pass() -> None:
     assert check_complete("h264", b"") is None
 
 
-@pytest.mark.parametrize("codec", ["mjpeg", "png", "webp", "bmp", "gif", "avif", "qoi"])
+@each("codec", ["mjpeg", "png", "webp", "bmp", "gif", "avif", "qoi"])
 def test_no_bytes_at_all(codec: str) -> None:
     assert str(check_complete(codec, b"")).startswith("the data ends after 0 bytes")
 
@@ -325,7 +325,7 @@ def test_animation_behind_a_colour_profile() -> None:
     assert still_codec(animated[:1000]) == "png"  # Too little data to recognize the format.
 
 
-@pytest.mark.parametrize(
+@each(
     "head",
     [
         b"",

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from fake_cuda import HISTORY
 from plane_oracle import ROWS, image, rgb
 
@@ -48,7 +49,7 @@ def test_a_storage_is_filled_again_and_again() -> None:
     assert len(places) == 1
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 1 << 20])
+@each("size", [1, 63, 64, 65, 1000, 1 << 20])
 def test_every_block_starts_on_64_bytes(size: int) -> None:
     pool = sm.StoragePool(size, 4, pin_memory=False)
     for storage in (pool, sm.cpu_storage(size, pin_memory=False), None):
@@ -111,8 +112,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("release", [False, True], ids=["dropped", "released"])
+@each("view", VIEWS.values())
+@each("release", [False, True])
 def test_a_view_keeps_the_block(view: Any, release: bool) -> None:
     pool = pool_of(1, on_exhausted="raise")
     buffer = sm.convert_frames(rgb(8, 6, 7), pool)

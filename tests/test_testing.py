@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,8 +86,8 @@ def test_frames_read_back(width: int, height: int) -> None:
     assert [frame_index(frame[..., 1]) for frame in frames] == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("pix_fmt", "shapes"),
+@each(
+    "pix_fmt, shapes",
     [
         ("gray", [(17, 33)]),
         ("yuv420p", [(17, 33), (9, 17), (9, 17)]),
@@ -292,8 +293,8 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("orientation", MATRICES)
-@pytest.mark.parametrize("format", ["mp4", "mov"])
+@each("orientation", MATRICES)
+@each("format", ["mp4", "mov"])
 def test_orientation_is_written_as_a_display_matrix(orientation: int, format: str) -> None:
     track = VideoTrack(frames=index_planes(2, W, H), codec="libx264", orientation=orientation)
     frame = _decode(make_media([track], format=format))[0]
@@ -367,9 +368,7 @@ def test_audio_may_start_later() -> None:
 # Stills
 
 
-@pytest.mark.parametrize(
-    "codec", ["png", "bmp", "tiff", "ppm", "qoi", "jpeg2000", "libwebp", "apng"]
-)
+@each("codec", ["png", "bmp", "tiff", "ppm", "qoi", "jpeg2000", "libwebp", "apng"])
 def test_rgb_stills_come_back_bit_for_bit(codec: str) -> None:
     picture = index_frames(8, 33, 17)[7]
     (frame,) = _decode(make_image(picture, codec=codec))
@@ -451,8 +450,8 @@ def test_deterministic(make: Callable[[], bytes]) -> None:
 # Wrong arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@each(
+    "arguments, message",
     [
         ({"codec": "nope"}, "this FFmpeg has no encoder 'nope'"),
         ({"codec": "libdav1"}, "no encoder 'libdav1'. (?!.*'libdav1d')"),  # which decodes
@@ -498,8 +497,8 @@ def test_frames_of_two_sizes() -> None:
         make_video(frames)
 
 
-@pytest.mark.parametrize(
-    ("samples", "arguments", "message"),
+@each(
+    "samples, arguments, message",
     [
         (np.zeros((5, 9), np.int16), {}, "with 1 to 8 channels, not of shape"),
         (np.zeros(5, np.int16), {}, "with 1 to 8 channels, not of shape"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 import spdl_media as sm
 from spdl_media.testing import index_frames, make_video
@@ -28,8 +29,8 @@ def buffer_of(array: np.ndarray) -> sm.CPUBuffer:
     return sm.CPUBuffer(array)
 
 
-@pytest.mark.parametrize(
-    ("array", "images"),
+@each(
+    "array, images",
     [
         (pixels(20, 30, 3), [pixels(20, 30, 3)]),
         (pixels(2, 20, 30, 3), list(pixels(2, 20, 30, 3))),
@@ -41,7 +42,6 @@ def buffer_of(array: np.ndarray) -> sm.CPUBuffer:
         (pixels(20, 30, 1), [pixels(20, 30, 1).repeat(3, axis=-1)]),
         (pixels(20, 30, 3, dtype=np.uint16) * 257, [pixels(20, 30, 3)]),
     ],
-    ids=lambda one: "x".join(map(str, one.shape)) if isinstance(one, np.ndarray) else "",
 )
 def test_a_buffer_shows_its_first_images(array: np.ndarray, images: list[np.ndarray]) -> None:
     np.testing.assert_array_equal(shown(buffer_of(array)), images)
@@ -56,7 +56,7 @@ def test_floats_are_shown_from_their_least_to_their_greatest() -> None:
     assert np.abs(image[1:] - expected).max() <= 1
 
 
-@pytest.mark.parametrize(
+@each(
     "array",
     [
         pixels(2, 48000),
@@ -67,7 +67,6 @@ def test_floats_are_shown_from_their_least_to_their_greatest() -> None:
         pixels(7),
         np.zeros((20, 30, 3), np.bool_),
     ],
-    ids=lambda one: f"{one.dtype}{one.shape}",
 )
 def test_what_holds_no_images_shows_its_description_alone(array: np.ndarray) -> None:
     buffer = buffer_of(array)

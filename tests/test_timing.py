@@ -101,7 +101,7 @@ def test_a_window_passes_through() -> None:
     assert parse_window(window) is window
 
 
-@pytest.mark.parametrize("timestamp", [1.5, "15", "1,2", (1,), (1, 2, 3), object()])
+@each("timestamp", [1.5, "15", "1,2", (1,), (1, 2, 3), object()])
 def test_not_a_pair_is_a_type_error(timestamp: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a pair \(start, end\) in seconds"):
         parse_window(timestamp)
@@ -117,7 +117,7 @@ def test_a_side_that_is_no_number_is_a_type_error(side: Any, name: str) -> None:
         parse_window((side, None))
 
 
-@pytest.mark.parametrize(
+@each(
     "side",
     ["one", "", "1:30", "nan", math.nan, Decimal("nan"), "1/0", "infantry", np.float32("nan")],
 )
@@ -126,7 +126,7 @@ def test_text_and_nan_that_are_no_number_are_value_errors(side: Any) -> None:
         parse_window((None, side))
 
 
-@pytest.mark.parametrize(
+@each(
     "timestamp",
     [
         (2, 1),

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import fake_cuda
 import numpy as np
 import pytest
+from effort import each
 from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process, values_of
 
 import spdl_media as sm
@@ -533,8 +534,8 @@ def test_looking_for_devices_in_vain_is_not_using_cuda(card: Card, library: Any)
     assert not HISTORY.lost
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
+@each(
+    "call, error, message",
     [
         (lambda: sm.transfer_buffer([1], cuda_config=0), TypeError, "takes a CPUBuffer, not list"),
         (

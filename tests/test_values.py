@@ -77,9 +77,9 @@ def test_numbers_are_those_of_torch() -> None:
         assert (torch.from_dlpack(got) - expected).abs().max() <= most
 
 
-@pytest.mark.parametrize("quality", ["accurate", "auto", "fast"])
-@pytest.mark.parametrize("scale_mode", ["pad", "crop", None])
-@pytest.mark.parametrize("source", [JPEG, PNG])
+@each("quality", ["accurate", "auto", "fast"])
+@each("scale_mode", ["pad", "crop", None])
+@each("source", [JPEG, PNG])
 def test_planes_are_those_of_packed_pixels(source: bytes, scale_mode: Any, quality: Any) -> None:
     """Planar RGB of the scaler is used without a copy."""
     options = {"width": 33, "height": 18, "scale_mode": scale_mode, "quality": quality}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from left_behind import descriptors
 
 import spdl_media as sm
@@ -220,8 +221,8 @@ def test_clips_are_cut_each_at_a_place_of_its_own() -> None:
         np.testing.assert_array_equal(clip, np.asarray(alone))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
+@each(
+    "options, error, match",
     [
         ({"sampler": "first"}, ValueError, "sampler must be"),
         ({"stride": 3}, ValueError, "stride= is for sampler='regular', not 'random'"),

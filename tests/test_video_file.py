@@ -24,7 +24,7 @@ import av
 import effort
 import numpy as np
 import pytest
-from effort import examples
+from effort import each, examples
 from field_coded import field_coded_file
 from http_server import serve
 from hypothesis import given, settings
@@ -818,7 +818,7 @@ def test_the_index_of_an_mp4_reads_no_coded_data() -> None:
             assert size == 16 or not inside.any(), (kind, start, size)
 
 
-@pytest.mark.parametrize("kind", ["open", "negative", "fragments", "dash", "two tracks", "a gap"])
+@each("kind", ["open", "negative", "fragments", "dash", "two tracks", "a gap"])
 def test_the_tables_of_an_mp4_say_what_its_packets_do(kind: str) -> None:
     """A table that is read wrongly is often not used, so that all packets are read instead."""
     if kind == "two tracks":  # places are counted from the start of the file here
@@ -1149,9 +1149,9 @@ def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
 def test_a_fork_does_not_read_a_file_that_was_replaced(tmp_path: Path) -> None:
     """With the index of the old file, it gave other frames, or an error about a missing one."""
     path, other = tmp_path / "a.avi", tmp_path / "b.avi"
-    for each, value in ((path, 10), (other, 20)):
+    for file, value in ((path, 10), (other, 20)):
         images = np.full((3, 48, 64, 3), value, np.uint8)
-        each.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", format="avi"))
+        file.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", format="avi"))
     with sm.VideoFile(path) as video:
         other.replace(path)
         assert video.load([0]).array[0, 0, 0, 0] == 10

@@ -17,7 +17,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from effort import LONG, examples
+from effort import LONG, each, examples
 from field_coded import field_coded_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,9 +189,9 @@ def test_adjacent_windows_lose_and_double_nothing(format: str) -> None:
             assert got == list(range(NUM_FRAMES)), step
 
 
-@pytest.mark.parametrize("kind", ["mp4/libx265/2/open", "mpegts/libx264/3/open"])
-@pytest.mark.parametrize(
-    ("window", "want"),
+@each("kind", ["mp4/libx265/2/open", "mpegts/libx264/3/open"])
+@each(
+    "window, want",
     [
         ((None, None), 30),
         ((-math.inf, math.inf), 30),

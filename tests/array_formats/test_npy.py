@@ -108,9 +108,7 @@ def test_whatever_numpy_writes_comes_back(array: np.ndarray[Any, Any], fortran: 
     same(sm.load_npy(data), expected)
 
 
-@pytest.mark.parametrize(
-    "kind", [bytes, bytearray, memoryview, "mutable view", "array", "array.array"]
-)
+@each("kind", [bytes, bytearray, memoryview, "mutable view", "array", "array.array"])
 def test_views_share_the_memory_and_its_mutability(kind: Any) -> None:
     original = np.arange(1000, dtype=np.int32)
     data = npy(original)
@@ -243,7 +241,7 @@ def test_heads_of_old_versions_of_numpy() -> None:
     np.testing.assert_array_equal(sm.load_npy(data), [0, 1, 2])
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "{'shape': (2, 3), 'descr': '<i2', 'fortran_order': False}",
@@ -384,8 +382,8 @@ def test_an_array_of_objects_is_never_unpickled() -> None:
         sm.load_npy(data)
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
+@each(
+    "data, match",
     [
         (b"RIFF" + bytes(200), "it begins with b'RIFF"),
         (b"\x93NUMPY\x04\x00" + bytes(200), "has version 4.0 of the format"),

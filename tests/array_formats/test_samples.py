@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from array_formats.made_files import tar
+from effort import each
 
 import spdl_media as sm
 from spdl_media import shards as shards_module
@@ -55,8 +56,8 @@ def test_members_that_share_a_key_make_a_sample() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "ending"),
+@each(
+    "name, key, ending",
     [
         ("a.jpg", "a", "jpg"),
         ("a.b.jpg", "a", "b.jpg"),
@@ -138,8 +139,8 @@ def mmap_of(data: bytes) -> mmap.mmap:
     return memory
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
+@each(
+    "pattern, expected",
     [
         ("a", ["a"]),
         ("{0..3}", ["0", "1", "2", "3"]),
@@ -157,8 +158,8 @@ def test_expansion(pattern: str, expected: list[str]) -> None:
     assert shards_module._expanded(pattern) == expected
 
 
-@pytest.mark.parametrize(
-    ("pattern", "match"),
+@each(
+    "pattern, match",
     [
         ("{3..1}", r"the range \{3..1\} in .* runs backwards"),
         ("{0..99999999999}", "is too long"),
@@ -205,8 +206,8 @@ def test_each_shard_goes_to_one_worker(shards: Path, world_size: int, num_worker
     assert max(map(len, parts)) - min(map(len, parts)) <= 2
 
 
-@pytest.mark.parametrize(
-    ("place", "match"),
+@each(
+    "place, match",
     [
         ({"rank": 1}, "rank must be from 0 to below world_size, not rank=1 of 1"),
         ({"rank": -1}, "not rank=-1 of 1"),

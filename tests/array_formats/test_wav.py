@@ -77,8 +77,8 @@ def test_as_scipy_reads(code: int, bits: int, extensible: bool) -> None:
     assert sm.parse_wav(file).sample_rate == rate
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_channels", [1, 2])
+@each("width", [1, 2, 3, 4])
+@each("num_channels", [1, 2])
 def test_what_the_wave_module_writes(width: int, num_channels: int) -> None:
     frames = bytes(range(256)) * 3 * num_channels
     file = io.BytesIO()
@@ -100,7 +100,7 @@ def test_what_the_wave_module_writes(width: int, num_channels: int) -> None:
         assert header.block_align == width * num_channels
 
 
-@pytest.mark.parametrize(
+@each(
     "codec",
     [
         "pcm_u8",
@@ -113,7 +113,7 @@ def test_what_the_wave_module_writes(width: int, num_channels: int) -> None:
         "pcm_mulaw",
     ],
 )
-@pytest.mark.parametrize("num_channels", [1, 6])
+@each("num_channels", [1, 6])
 def test_as_ffmpeg_writes_and_decodes(codec: str, num_channels: int) -> None:
     data = make_audio(samples("i2", num_channels=num_channels), RATE, codec=codec)
     expected = np.asarray(sm.load_audio(data, filter_desc=None))
@@ -131,7 +131,7 @@ def test_every_code_of_a_law_and_mu_law_as_ffmpeg_decodes_it(code: int) -> None:
     np.testing.assert_array_equal(loaded, expected)
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 2, 7, 524_288, 524_289, 600_001])
+@each("num_samples", [0, 1, 2, 7, 524_288, 524_289, 600_001])
 def test_codes_are_looked_up_in_pairs_piece_by_piece(num_samples: int) -> None:
     codes = samples("u1", num_samples, 1)
     table = sm.load_wav(wav(wav_format(MU_LAW, 1, 8), bytes(range(256))))
@@ -154,10 +154,8 @@ def test_fewer_bits_in_wider_samples() -> None:
     np.testing.assert_array_equal(sm.load_wav(wav(format, values.tobytes()))[:, 0], values)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "code"), [("u1", 1), ("<i2", 1), ("<i4", 1), ("<f4", 3), ("<f8", 3)]
-)
-@pytest.mark.parametrize("kind", [bytes, bytearray])
+@each("dtype, code", [("u1", 1), ("<i2", 1), ("<i4", 1), ("<f4", 3), ("<f8", 3)])
+@each("kind", [bytes, bytearray])
 def test_views_share_the_memory_and_its_mutability(dtype: str, code: int, kind: Any) -> None:
     bits = 8 * np.dtype(dtype).itemsize
     source = kind(wav(wav_format(code, 2, bits), samples(dtype).tobytes()))
@@ -183,8 +181,8 @@ def test_room_for_more_bits(bits: int, size: int, dtype: str | None) -> None:
         sm.load_wav(data)
 
 
-@pytest.mark.parametrize(
-    ("code", "bits", "block_align"),
+@each(
+    "code, bits, block_align",
     [
         *(
             (FLOAT, 0, 4),
@@ -224,8 +222,8 @@ def test_formats_in_packets_are_named(codec: str, code: int) -> None:
 STEREO = wav(wav_format(PCM, 2, 16), samples("<i2", RATE).tobytes())
 
 
-@pytest.mark.parametrize(
-    ("offset", "duration", "first", "stop"),
+@each(
+    "offset, duration, first, stop",
     [
         (None, None, 0, RATE),
         (0, None, 0, RATE),
@@ -283,8 +281,8 @@ def test_windows_computed_in_floats_share_no_sample(rate: int, count: int) -> No
         added += duration
 
 
-@pytest.mark.parametrize(
-    ("offset", "duration", "match"),
+@each(
+    "offset, duration, match",
     [
         (-0.1, None, "time_offset_seconds must be a number of seconds, 0 or more, not -0.1"),
         (float("-inf"), None, "time_offset_seconds must be .* 0 or more, not -inf"),

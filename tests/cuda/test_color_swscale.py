@@ -87,10 +87,8 @@ def assert_within_one(
     assert difference.sum() <= max(1, 0.03 * difference.size)
 
 
-@pytest.mark.parametrize("color_range", ["tv", "pc"])
-@pytest.mark.parametrize(
-    "matrix", ["bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "bt2020nc"]
-)
+@each("color_range", ["tv", "pc"])
+@each("matrix", ["bt709", "fcc", "bt470bg", "smpte170m", "smpte240m", "bt2020nc"])
 def test_matrices_and_ranges(matrix: str, color_range: str) -> None:
     for pix_fmt in ("nv12", "p010le"):
         assert_within_one(

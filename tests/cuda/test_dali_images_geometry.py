@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pytest
-from effort import examples
+from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,8 +47,8 @@ def test_covering_size_is_the_one_of_ffmpeg(iw: int, ih: int, width: int, height
     assert found.canvas == (width, height)
 
 
-@pytest.mark.parametrize("inner", range(10, 26))
-@pytest.mark.parametrize("outer", [9, 10])
+@each("inner", range(10, 26))
+@each("outer", [9, 10])
 def test_window_lies_where_ffmpeg_cuts(inner: int, outer: int) -> None:
     """Without scaling, the values of each column show its original position."""
     columns = np.repeat(np.arange(inner, dtype=np.uint8)[None, :, None], 8, 0).repeat(3, 2)

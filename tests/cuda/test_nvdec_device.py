@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from effort import each
 from fake_cuda import HISTORY, Card, FakeTorch
 from nvdec_stand_in import HardwareDecoder, HardwareFrame, StandIn, Surface
 
@@ -93,8 +94,8 @@ def superframe(*frames: bytes) -> bytes:
     return b"".join(frames) + mark + lengths + mark
 
 
-@pytest.mark.parametrize(
-    ("data", "is_shown"),
+@each(
+    "data, is_shown",
     [
         (HIDDEN, False),
         (SHOWN, True),
@@ -116,10 +117,8 @@ def frame(stored: str, *planes: np.ndarray, width: int) -> HardwareFrame:
     return HardwareFrame(av.VideoFrame(width, height, "gray"), Surface(list(planes)), stored)
 
 
-@pytest.mark.parametrize(
-    ("stored", "dtype"), [("nv12", np.uint8), ("p010le", np.uint16), ("p012le", np.uint16)]
-)
-@pytest.mark.parametrize("width", [8, 7])
+@each("stored, dtype", [("nv12", np.uint8), ("p010le", np.uint16), ("p012le", np.uint16)])
+@each("width", [8, 7])
 def test_planes_are_views_of_padded_rows(stored: str, dtype: Any, width: int) -> None:
     luma = np.arange(48, dtype=dtype).reshape(6, 8)
     chroma = np.arange(24, dtype=dtype).reshape(3, 4, 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from nvdec_stand_in import HardwareFrame, StandIn, clip_of, load_video_nvdec
 from oriented import FRAMES, oriented_clip, upright
 
@@ -208,7 +209,7 @@ def test_orientation_can_be_left_alone() -> None:
     assert np.array_equal(got, [tiled(*frame) for frame in FRAMES])
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@each("orientation", range(1, 9))
 def test_crop_is_of_the_upright_image(orientation: int) -> None:
     packets = sm.demux_video(oriented_clip(orientation))
     sides = {"crop_left": 2, "crop_top": 4, "crop_right": 6, "crop_bottom": 8}

@@ -195,8 +195,8 @@ def test_paths_are_builders_stages_or_functions() -> None:
     assert stage.paths == ((PipeConfig(str),), (PipeConfig(int),), (PipeConfig(float),))
 
 
-@pytest.mark.parametrize(
-    ("fn", "kind"),
+@each(
+    "fn, kind",
     [
         (double, "function"),
         (double_async, "async"),
@@ -286,8 +286,8 @@ def test_bad_chains_are_refused_with_the_remedy(build: Callable[[], Any], messag
         build()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
+@each(
+    "options, error, message",
     [
         (
             {"concurrency": 0},
@@ -328,7 +328,7 @@ def test_bad_options_of_a_stage(
         builder().pipe(double, **options)
 
 
-@pytest.mark.parametrize("limit", [0, 5, 0.0, 0.05, 1.0, math.inf])
+@each("limit", [0, 5, 0.0, 0.05, 1.0, math.inf])
 def test_limits_of_failures_that_are_allowed(limit: float) -> None:
     assert PipeConfig(double, max_failures=limit).max_failures == limit
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import each
 
 import spdl_media.pipeline
 from spdl_media.pipeline import (
@@ -134,8 +135,8 @@ def test_definitions_are_equal_after_pickling() -> None:
     assert again.sink == config.sink
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (
             lambda b: b.pipe(lambda item: item),

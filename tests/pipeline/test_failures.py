@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 from left_behind import wait_until
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
@@ -116,8 +117,8 @@ def test_the_default_lets_half_of_the_items_fail() -> None:
             assert len(list(pipeline)) == 50
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 3, 100_000])
+@each("kind", KINDS)
+@each("count", [1, 3, 100_000])
 def test_a_pipeline_in_which_everything_fails_is_an_error(kind: str, count: int) -> None:
     fn = fail_when(lambda _: True, kind)
     builder = PipelineBuilder().add_source(range(count)).pipe(lambda i: i).pipe(fn, name="check")
@@ -362,10 +363,8 @@ def test_a_run_that_failed_says_so_each_time_it_is_asked() -> None:
         list(pipeline)
 
 
-@pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), GeneratorExit()]
-)
-@pytest.mark.parametrize("kind", ["function", "async"])
+@each("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), GeneratorExit()])
+@each("kind", ["function", "async"])
 def test_no_exception_of_a_stage_ends_a_thread_or_the_program(
     error: BaseException, kind: str
 ) -> None:
@@ -418,9 +417,9 @@ def stop_the_loop() -> Any:
     return stop
 
 
-@pytest.mark.parametrize("where", ["stage", "source"])
-@pytest.mark.parametrize(
-    ("make", "reason"),
+@each("where", ["stage", "source"])
+@each(
+    "make, reason",
     [
         (exit_in_a_task_of_its_own, "SystemExit: bye"),
         (exit_in_a_callback, "SystemExit: bye"),

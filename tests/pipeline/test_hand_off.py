@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from effort import several_tries
+from effort import each, several_tries
 
 from spdl_media.pipeline import PipelineBuilder, ThreadPoolExecutorConfig
 from spdl_media.pipeline.engine.hub import Node
@@ -41,9 +41,9 @@ class Meter:
             self.inside -= 1
 
 
-@pytest.mark.parametrize("where", ["shared", "own", "callers"])
-@pytest.mark.parametrize("order", ["completion", "input"])
-@pytest.mark.parametrize("concurrency", [1, 3, 8])
+@each("where", ["shared", "own", "callers"])
+@each("order", ["completion", "input"])
+@each("concurrency", [1, 3, 8])
 def test_as_many_calls_run_at_once_as_were_asked_for(
     where: str, order: Any, concurrency: int
 ) -> None:
@@ -322,8 +322,8 @@ class InSixteens:
         return self.group
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("where", ["stages", "paths", "merged"])
+@each("own", [False, True])
+@each("where", ["stages", "paths", "merged"])
 def test_of_groups_all_items_count(own: bool, where: str) -> None:
     """Beyond buffers and concurrencies, 64 items may be under way, not 64 groups."""
     source = Counted()

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from effort import each
 from left_behind import wait_until
 
 from spdl_media.pipeline import PipelineBuilder, ProcessPoolExecutorConfig
@@ -264,9 +265,9 @@ async def pass_on_async(item: int) -> int:
     return item
 
 
-@pytest.mark.parametrize("fn", [pass_on, pass_on_async, "pool"])
-@pytest.mark.parametrize("method", ["task_start", "task_end"])
-@pytest.mark.parametrize("error", [LookupError, SystemExit])
+@each("fn", [pass_on, pass_on_async, "pool"])
+@each("method", ["task_start", "task_end"])
+@each("error", [LookupError, SystemExit])
 def test_a_hook_that_raises_fails_the_item(fn: Any, method: str, error: Any) -> None:
     def refuse(item: Any, *_: object) -> None:
         if item == 1:

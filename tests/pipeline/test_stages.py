@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import each
 
 from spdl_media.pipeline import (
     PipelineBuilder,
@@ -302,7 +303,7 @@ def test_a_router_may_return_any_kind_of_integer(kind: Any) -> None:
     assert sorted(result) == [0, 2, 2, 4, 6, 10]
 
 
-@pytest.mark.parametrize("index", [2, -1, "0", None, 1.0, np.int64(2)])
+@each("index", [2, -1, "0", None, 1.0, np.int64(2)])
 def test_a_router_must_name_a_path(index: Any) -> None:
     paths = [PipelineBuilder(), PipelineBuilder()]
     pipeline = (

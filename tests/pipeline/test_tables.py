@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import several_tries
+from effort import each, several_tries
 
 from spdl_media.pipeline import (
     PipelineBuilder,
@@ -35,8 +35,8 @@ def made_up(*stages: StageStatistics, waited: float = 9.0, number: int = 97) -> 
     return PipelineStatistics(10.0, 100, stages, SinkStatistics(number, 9.7, 0.0, waited))
 
 
-@pytest.mark.parametrize(
-    ("statistics", "bottleneck"),
+@each(
+    "statistics, bottleneck",
     [
         (made_up(stage("one", 0.6), stage("two", 0.9)), "two"),
         (made_up(stage("one", 0.9), stage("two", 0.6, waiting=3)), "one"),
