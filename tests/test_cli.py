@@ -31,7 +31,7 @@ from spdl_media.cli import check, main
 from spdl_media.cli.bench import Measured, Setting, best_of, search
 from spdl_media.cli.check import check_file
 from spdl_media.cli.files import open_state
-from spdl_media.testing import index_frames, make_tone, make_video
+from spdl_media.testing import index_frames, make_image, make_tone, make_video
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MEDIA = CHECKOUT / "samples" / "media"
@@ -93,9 +93,9 @@ def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "notes.txt").write_text("no media")
     (folder / "subtitles.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n")
     (folder / ".hidden.jpg").write_text("left out")
-    (folder / "sound.mp4").write_bytes((MEDIA / "nasa_13013.mp4").read_bytes())
     sm.save_audio(folder / "tone.mp4", make_tone(8000, 8000).T, 8000)
     frames = index_frames(9, 64, 48)
+    (folder / "sound.mp4").write_bytes(make_video(frames, codec="libx264", format="mp4"))
     for name, drop in (("whole.mkv", 0), ("short.mkv", 400)):
         content = make_video(frames, codec="ffv1", format="matroska", pix_fmt="bgr0")
         (folder / name).write_bytes(content[: len(content) - drop])
@@ -239,8 +239,9 @@ def test_without_permission_a_file_is_a_row_and_a_folder_a_sentence(tmp_path: Pa
     if os.geteuid() == 0 and "nobody" not in {user.pw_name for user in pwd.getpwall()}:
         pytest.skip("root may read everything, and there is no user called nobody")
     (tmp_path / "data" / "folder").mkdir(parents=True)
-    for name in ("good.jpg", "locked.jpg", "folder/any.jpg"):
-        shutil.copy(MEDIA / "technician.jpg", tmp_path / "data" / name)
+    (tmp_path / "first").mkdir()
+    for name in ("data/good.jpg", "data/locked.jpg", "data/folder/any.jpg", "first/good.jpg"):
+        shutil.copy(MEDIA / "technician.jpg", tmp_path / name)
     (tmp_path / "old.state").touch()
     # Whatever the umask: nobody may read the folders and the good image.
     for name, mode in {".": 0o555, "data": 0o755, "data/good.jpg": 0o644}.items():
@@ -256,7 +257,7 @@ def test_without_permission_a_file_is_a_row_and_a_folder_a_sentence(tmp_path: Pa
         ["probe", "data/locked.jpg"],
         ["bench", "data", "--chart", "chart.svg"],
     ]
-    arguments = json.dumps([str(MEDIA), *commands])
+    arguments = json.dumps([str(tmp_path / "first"), *commands])
     try:
         done = subprocess.run(
             [sys.executable, "-c", AS_NOBODY, arguments],
@@ -381,20 +382,26 @@ def test_without_its_libraries_the_command_says_how_to_get_them(
     assert re.search(r'needs rich, .*Install it: pip install "\.\[cli\]"', refusal(capfd, "doctor"))
 
 
-def test_two_checks_do_not_share_a_state(odd_folder: Path, tmp_path: Path) -> None:
+def test_two_checks_do_not_share_a_state(
+    odd_folder: Path,
+    tmp_path: Path,
+    run_here: Callable[..., tuple[bytes, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state = tmp_path / "a.state"
     arguments = ["check", "data", "--state", state]
     with open_state(state, odd_folder / "data"):
         _, errors = run(*arguments, cwd=odd_folder, status=2)
         assert re.fullmatch(r"spdl-media: .*a\.state is in use by another check\. Wait.*\n", errors)
-    run(*arguments, cwd=odd_folder, status=1)
+    monkeypatch.chdir(odd_folder)
+    run_here(*arguments, status=1)
 
 
 def test_check_continues_after_ctrl_c_and_decodes_only_what_is_new(tmp_path: Path) -> None:
     folder, state = tmp_path / "data", tmp_path / "a.state"
     folder.mkdir()
     count = 1500
-    photo = (MEDIA / "technician.jpg").read_bytes()
+    photo = make_image(index_frames(1, 64, 48)[0], codec="mjpeg")
     for number in range(count):
         # Files of one size, but all different: data after the end of a JPEG is ignored.
         (folder / f"{number}.jpg").write_bytes(photo + number.to_bytes(4, "big"))

@@ -30,7 +30,7 @@ READ_ALL = (
     "for path in files:\n"
     "    read_everything(path); read_everything(path.read_bytes())\n"
     "with ThreadPoolExecutor(4) as threads:\n"
-    "    list(threads.map(read_everything, files * 2))\n"
+    "    list(threads.map(read_everything, files))\n"
     "print('done')\n"
 )
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import av
@@ -300,6 +301,12 @@ SAMPLES = {
 }
 
 
+@cache
+def bright(width: int, height: int) -> np.ndarray:
+    pattern = np.arange(width * height * 3).reshape(height, width, 3) ** 2 % 97 + 150
+    return pattern.astype(np.uint8)
+
+
 @each("asked", [True, False])
 @each("size", [(640, 427), (427, 640), (101, 33), (500, 375), (61, 61)])
 @each("to", [(224, 224), (64, 64), (65, 63)])
@@ -308,8 +315,7 @@ def test_the_whole_image_is_inside_the_border(
     pix_fmt: str, to: tuple[int, int], size: tuple[int, int], asked: bool
 ) -> None:
     """The inside equals the image scaled to that size bit for bit, and is not a crop of a larger one."""
-    pattern = np.arange(size[0] * size[1] * 3).reshape(size[1], size[0], 3) ** 2 % 97 + 150
-    frame = av.VideoFrame.from_ndarray(pattern.astype(np.uint8), "rgb24")
+    frame = av.VideoFrame.from_ndarray(bright(*size), "rgb24")
     if not asked:
         (frame,) = run(f"scale=flags={FLAGS[6:]},format={pix_fmt}", frame)
     format = pix_fmt if asked else None

@@ -216,18 +216,22 @@ def line(width: int, height: int, kind: int | str = 1) -> bytes:
     return png_with_exif(make_image(pixels), exif_block(kind))
 
 
-@pytest.mark.parametrize(
-    ("options", "size"),
+# Without a graph (1), with one (6), and with a rate.
+@each(
+    "options, size, kind",
     [
-        ({"width": 224, "height": 224, "scale_mode": "crop"}, (2, 16000)),
-        ({"width": 224, "height": 224, "scale_mode": "crop", "quality": "fast"}, (2, 16000)),
-        ({"width": 2000}, (2, 16000)),
-        ({"height": 2000}, (16000, 2)),
-        ({"filter_desc": "scale=-1:2000,format=rgb24"}, (16000, 2)),
-        ({"filter_desc": "crop=20:20,format=rgb24"}, (16000, 2)),
+        ({"width": 224, "height": 224, "scale_mode": "crop"}, (2, 16000), 1),
+        ({"width": 224, "height": 224, "scale_mode": "crop"}, (2, 16000), 6),
+        ({"width": 224, "height": 224, "scale_mode": "crop", "quality": "fast"}, (2, 16000), 1),
+        ({"width": 224, "height": 224, "scale_mode": "crop", "quality": "fast"}, (2, 16000), "gif"),
+        ({"width": 2000}, (2, 16000), 1),
+        ({"width": 2000}, (2, 16000), "gif"),
+        ({"height": 2000}, (16000, 2), 1),
+        ({"height": 2000}, (16000, 2), 6),
+        ({"filter_desc": "scale=-1:2000,format=rgb24"}, (16000, 2), 6),
+        ({"filter_desc": "crop=20:20,format=rgb24"}, (16000, 2), "gif"),
     ],
 )
-@pytest.mark.parametrize("kind", [1, 6, "gif"], ids=["without a graph", "with one", "with a rate"])
 def test_an_image_too_thin_is_a_failure_of_its_own(
     options: dict[str, Any], size: tuple[int, int], kind: int | str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import effort
 import numpy as np
 import pytest
 from effort import each
@@ -112,7 +113,9 @@ def test_what_is_cut_and_mirrored_is_part_of_the_whole(
     data = noise_image(made, size)
     options: dict[str, Any] = {"pix_fmt": pix_fmt, "layout": "NCHW"}
     whole = np.asarray(sm.load_image(data, **options))
-    for x, y, w, h in BOXES if pix_fmt in ("rgb24", "yuv444p") else BOXES[1:4]:
+    # All boxes meet each sampling, and each format.
+    boxes = BOXES if pix_fmt == "rgb24" or effort.LONG else BOXES[SAMPLINGS.index(made) % 3 :: 3]
+    for x, y, w, h in boxes:
         part = whole[:, y : y + h, x : x + w]
         got = sm.load_image_batch(
             [data, data], crops=[(x, y, w, h)] * 2, flips=[False, True], **options

@@ -116,7 +116,8 @@ def test_exif_that_ffmpeg_cannot_read_is_no_reason_to_refuse_a_png(
 @pytest.mark.parametrize("suffix", MAKERS)
 def test_every_way_is_upright(suffix: str, by: str, tmp_path: Path) -> None:
     failed = []
-    for orientation in ALL:
+    # Of the others, one that is turned, and one that is mirrored as well.
+    for orientation in ALL if by == "bytes" else (6, 7):
         try:
             check_orientation(orientation, suffix, by, tmp_path)
         except AssertionError as error:

@@ -125,7 +125,7 @@ def test_windows_of_opus_for_speech_are_within_a_step_of_16_bits(duration: str) 
 
 @pytest.mark.parametrize("codec", ["ac3", "eac3", "mp2"])
 @pytest.mark.parametrize("format", ["mp4", "matroska", "mpegts", "raw"])
-@pytest.mark.parametrize("rate", [48000, 44100])
+@pytest.mark.parametrize("rate", [48000, 44100] if effort.LONG else [44100])
 def test_counts_are_exact_where_decoders_add_dither(codec: str, format: str, rate: int) -> None:
     data = clip(codec, codec if format == "raw" else format, rate)
     for start in (0, 0.2, 0.7, 1.234, 3.9):
@@ -171,9 +171,10 @@ def _wavering(codec: str, format: str, missing: int | None = None) -> bytes:
 
 WAVERING = [
     (codec, format)
-    for codec in ("aac", "libmp3lame", "mp2", "ac3")
+    for codec in ("aac", "libmp3lame")
     for format in ("mp4", "matroska", "mpegts", "nut")
 ]
+WAVERING += [("mp2", "mp4"), ("mp2", "nut"), ("ac3", "matroska"), ("ac3", "mpegts")]
 
 
 @pytest.mark.parametrize(("codec", "format"), WAVERING)
@@ -232,7 +233,7 @@ def test_windows_of_packets_copied_from_matroska_are_parts_of_the_whole(case: An
     whole = _decode(data, None)
     before, samples = whole.first_sample, samples_of(whole)
     assert len(whole) > 3.9 * rate
-    for start in np.arange(0.013, (before + len(whole)) / rate - 0.1, 0.3137):
+    for start in np.arange(0.013, (before + len(whole)) / rate - 0.1, 0.5137):
         frames = _decode(data, (start, start + 0.09))
         loaded = sm.load_audio(data, (start, start + 0.09), filter_desc=None).array
         first, stop = sm.timing.parse_window((start, start + 0.09)).samples(rate)
@@ -253,7 +254,7 @@ def test_windows_that_begin_shortly_before_a_packet() -> None:
 def _laced(codec: str, format: str) -> bytes:
     """Write Matroska with a tick of nearly a sample, and the timestamps of eight packets in each block."""
     ticks, written = Fraction(10**9, 20832 * 48000), io.BytesIO()
-    made = io.BytesIO(clip(codec, format, 48000, 8))
+    made = io.BytesIO(clip(codec, format, 48000, 8 if effort.LONG else 4))
     with av.open(made) as source, av.open(written, "w", format="matroska") as target:
         copy = target.add_stream_from_template(source.streams.audio[0])
         for number, packet in enumerate(source.demux(source.streams.audio[0])):
@@ -585,7 +586,7 @@ def test_a_last_page_of_ogg_beside_another_stream(codec: str, rate: int, seconds
         data = make_media(tracks, format="ogg", options={"page_duration": "20000000"})
         with sm.Demuxer(data) as demuxer:
             # Twice, because FFmpeg knows more of a file once it has read its end.
-            for tenth in (*range(3, 10 * seconds, 4), *range(4, 10 * seconds, 5)):
+            for tenth in (*range(3, 10 * seconds, 7), *range(4, 10 * seconds, 8)):
                 whole = demuxer.demux_audio(stream_index=index)
                 part = demuxer.demux_audio((tenth / 10, None), stream_index=index)
                 wanted = expected(samples_of(sm.decode_packets(whole, None)), part.window, rate)
@@ -636,8 +637,8 @@ def test_frames_that_pes_packets_cut(make: Callable[[], bytes], rng: np.random.G
      ("pcm_s16be", "mov"), ("pcm_s24be", "aiff"), ("aac", "adts"), ("vorbis", "ogg")],
 )  # fmt: skip
 def test_long_files_are_not_read_from_their_start(codec: str, format: str) -> None:
-    data = clip(codec, format, 44100, 8)
-    part = sm.demux_audio(data, timestamp=(7, 7.1))
+    data = clip(codec, format, 44100, 4)
+    part = sm.demux_audio(data, timestamp=(3.5, 3.6))
     assert part.nbytes < sm.demux_audio(data).nbytes / 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from array_formats import fuzz, made_files
-from effort import examples
+from effort import LONG, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ import spdl_media as sm
 SCRIPT = Path(fuzz.__file__)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if LONG else 2))
 def test_damaged_files(seed: int) -> None:
     good = fuzz.run(1000, seed=1000 + seed)
     # If all files were rejected, the test would show nothing about the code after the first check.
