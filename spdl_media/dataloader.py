@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from spdl_media._checks import check_int, outer_frame, warn_caller, with_argument_hints
 from spdl_media._resume import Ledger, State, Tag, loaded_state
-from spdl_media.epochs import compare_ranks, iterator_in, order_of
+from spdl_media.epochs import compare_ranks, iterator_in, order_of, warn_of_draws
 from spdl_media.loader_ends import AsyncEpoch, Epoch, SharedSource, checked_source
 from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
 from spdl_media.loader_stages import LoaderStages, OnError, check_arguments
@@ -197,9 +197,7 @@ class DataLoader:
     def __repr__(self) -> str:
         batches = None if self.batch_size is None else f"batches of {self.batch_size}"
         steps = [self.preprocessor, batches, self.aggregator, self.transfer_fn, self.to]
-        names = [
-            step if isinstance(step, str) else name_of(step) for step in steps if step is not None
-        ]
+        names = [one if isinstance(one, str) else name_of(one) for one in steps if one is not None]
         source = SourceConfig(self._source.source).name
         return f"<{type(self).__name__}: {' -> '.join([source, *names])}>"
 
@@ -266,10 +264,8 @@ class DataLoader:
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments and the state of the epoch, so that a pickled copy continues from there."""
         # Without the pipeline, which has threads, and the ledger, which belongs to it.
-        state = {**self.__dict__, "_ledger": None, "_pipeline": None, "_tags": ()}
-        if self._ledger is not None:
-            state["_pinned"] = self._ledger.state()
-        return state
+        start = self._pinned if self._ledger is None else self._ledger.state()
+        return {**self.__dict__, "_pinned": start, "_ledger": None, "_pipeline": None, "_tags": ()}
 
     @property
     def epoch(self) -> int:
@@ -337,6 +333,7 @@ class DataLoader:
                 of different epochs.
         """
         source = self._source
+        warn_of_draws(source.source)
         state = loaded_state(state_dict, self._fresh(0), source.source, source.length_in)
         # The remaining samples must draw from the same seed as those that are done.
         vars(self)["seed"] = state.seed
@@ -400,18 +397,15 @@ class DataLoader:
         source = self._source.source
         iterator, is_rewindable = iterator_in(source), self._source.is_rewindable
         if iterator is not None and not is_rewindable and self._pipeline is not None:
-            name = type(source).__name__
-            if iterator is not source:
-                name += f" over a {type(iterator).__name__}"
+            inner = "" if iterator is source else f" over a {type(iterator).__name__}"
+            once = f"the source, a {type(source).__name__}{inner}, can be read only once"
             if not start.is_fresh:
                 raise ValueError(
-                    f"the source, a {name}, can be read only once, and was read already; make it and the "
-                    "loader again to resume from a state"
+                    f"{once}, and was read already; make it and the loader again to resume from a state"
                 )
             warn_caller(
-                f"the source, a {name}, can be read only once: another iteration gives the rest of it, "
-                "without the items in progress when the last one stopped. Pass a list, or an object whose "
-                "__iter__ starts again",
+                f"{once}: another iteration gives the rest of it, without the items in progress when the "
+                "last one stopped. Pass a list, or an object whose __iter__ starts again",
                 UserWarning,
             )
         # After the checks, because from here on earlier iterations cannot read the source.

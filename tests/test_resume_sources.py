@@ -361,3 +361,17 @@ def test_a_source_may_use_the_names_of_samplers_for_other_things() -> None:
     first = next(iter(loader))
     loader.load_state_dict(loader.state_dict())
     assert [first, *loader] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_sampler_that_draws_anew_is_warned_of() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    for kind in (data.RandomSampler, data.SequentialSampler):
+        loader = DataLoader(MapIterator(range(9), kind(range(9))), batch_size=2)
+        next(iter(loader))
+        if kind is data.RandomSampler:
+            with pytest.warns(
+                UserWarning, match="RandomSampler draws another order, .* Distributed"
+            ):
+                loader.load_state_dict(loader.state_dict())
+        else:
+            loader.load_state_dict(loader.state_dict())
