@@ -285,12 +285,8 @@ def make_decoder(codec: Codec, config: DecodeConfig, source: str) -> CodecContex
     options = {"pkt_timebase": f"{codec.time_base.numerator}/{codec.time_base.denominator}"}
     if name in _ERR_DETECT:
         options["err_detect"] = _ERR_DETECT[name]
-    if name == "mjpeg" and isinstance(codec, VideoCodec) and codec.frame_rate is None:
-        options |= _STILL_JPEG_OPTIONS
     if isinstance(codec, VideoCodec):
-        _set_video(context, codec)
-        if name == "h264" and codec.x264_build:
-            options["x264_build"] = str(codec.x264_build)
+        options |= _set_video(context, codec)
     else:
         options |= _set_audio(context, codec)
     context.options = {**options, **config.decoder_options}
@@ -410,8 +406,8 @@ def _decoder_name(codec: Codec, config: DecodeConfig) -> str:
     return config.decoder
 
 
-def _set_video(context: Any, codec: VideoCodec) -> None:
-    """Set what the container states of a stream on a decoder that is not open yet."""
+def _set_video(context: Any, codec: VideoCodec) -> dict[str, str]:
+    """Set what the container states of a stream on a decoder that is not open yet, and return options."""
     # Without reorder_depth, the H.264 decoder guesses it, and gives the first frames out of order.
     for name in ("extradata", "width", "height", "reorder_depth"):
         setattr(context, name, getattr(codec, name))
@@ -424,9 +420,14 @@ def _set_video(context: Any, codec: VideoCodec) -> None:
     # For frames that state no colours.
     for name, number in zip(COLOR_TABLES, codec.color, strict=True):
         setattr(context, name, number)
+    if context.name == "mjpeg" and codec.frame_rate is None:
+        return _STILL_JPEG_OPTIONS
+    has_build = context.name == "h264" and codec.x264_build
+    return {"x264_build": str(codec.x264_build)} if has_build else {}
 
 
 def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:
+    """Do what :func:`_set_video` does."""
     context.extradata = header = codec.extradata
     if codec.name == "opus" and codec.delay and not codec.codec_tag and header:
         context.extradata = header[:10] + bytes(2) + header[12:]  # packets state what to drop

@@ -88,10 +88,10 @@ def read_image(input: Input) -> ImagePackets:
     decoder = still_decoder(input)
     if decoder is not None:
         return _whole_file(input, decoder)
-    is_open = input.config.format is None
-    if is_open and (reason := stills.pillow_reason(input.image_head())):
+    any_format = input.config.format is None
+    if any_format and (reason := stills.pillow_reason(input.image_head())):
         return pillow_packets(ImagePackets, input.read_all(), input.name, reason)
-    kind = stills.container_still(input.head(stills.HEAD_SIZE)) if is_open else None
+    kind = stills.container_still(input.head(stills.HEAD_SIZE)) if any_format else None
     if kind is not None and not input.seekable:
         # The file is read twice: by FFmpeg, and to check whether it is complete.
         with open_input(input.read_all(), input.config, name=input.name) as whole:

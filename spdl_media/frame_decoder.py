@@ -143,16 +143,15 @@ class VideoSource:
         return {"size": self._input.size(), "checksum of header": head, "stream": self._stream}
 
     def _check_input(self) -> None:
-        what = None
-        if not self._input.seekable:
-            what = (
-                "the source cannot seek, which frames in any order need. Read it into bytes, or write it to "
-                "a file first"
-            )
-        elif pillow_video_reason(self._input.image_head()):
+        what = (
+            "the source cannot seek, which frames in any order need. Read it into bytes, or write it to a "
+            "file first"
+        )
+        if self._input.seekable:
+            if not pillow_video_reason(self._input.image_head()):
+                return
             what = "Pillow reads this image, so its frames have no index. load_video loads them"
-        if what is not None:
-            raise DemuxError(what, source=self._input.name)
+        raise DemuxError(what, source=self._input.name)
 
     def _make_index(self, container: Container) -> FrameIndex:
         codec, last = self.codec, deque[AvPacket](maxlen=1)

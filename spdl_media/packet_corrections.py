@@ -18,8 +18,6 @@ from spdl_media.audio_clock import vorbis_blocks
 from spdl_media.coded_units import STATE_PICTURE_TYPE, is_intra
 from spdl_media.packets import set_side_data, with_data
 
-_Change: TypeAlias = Callable[[AvPacket], None]
-
 
 def corrected(
     packets: Iterator[AvPacket], format: str, streams: Sequence[Any]
@@ -38,21 +36,19 @@ def corrected(
     def of(name: str) -> list[int]:
         return [index for index, codec in codecs.items() if codec.name == name]
 
-    changes: list[_Change] = []
     # AVI and raw MPEG have no presentation timestamps. FFmpeg derives them from the decoding order. They are
     # right for MPEG-4, but not for codecs that reorder freely, nor if a packet has two frames.
-    if format in ("avi", "mpegvideo"):
-        changes += [partial(_clear_pts, [*reordered, *of("mpeg1video")])]
+    if format in ("avi", "mpegvideo") and (moved := [*reordered, *of("mpeg1video")]):
+        packets = _changed(packets, partial(_clear_pts, moved))
     # FLV states no durations; after a seek, FFmpeg guesses them from the next packets.
     if of("flv") or format in ("h264", "hevc", "vvc"):
-        changes += [partial(_clear_false_duration, of("flv"))]
+        packets = _changed(packets, partial(_clear_false_duration, of("flv")))
     if tested := {i: codec for i, codec in codecs.items() if codec.name in STATE_PICTURE_TYPE}:
-        changes += [partial(_clear_false_key, tested)]
+        packets = _changed(packets, partial(_clear_false_key, tested))
     if CUTS_LAST_FRAME and format.startswith("mov") and (ends := _late_ends(streams)):
-        changes += [partial(_correct_end, ends)]
+        packets = _changed(packets, partial(_correct_end, ends))
     if format == "caf" and of("alac"):
-        changes += [_clear_repeated_padding]
-    packets = _changed(packets, changes) if changes else packets
+        packets = _changed(packets, _clear_repeated_padding)
     if format != "asf":  # there FFmpeg delays H.264 by a frame even if nothing is reordered
         reordered = [index for index in reordered if codecs[index].has_b_frames]
     if reordered and format.startswith(("mov", "mxf", "asf")):
@@ -64,10 +60,9 @@ def corrected(
     return packets
 
 
-def _changed(packets: Iterator[AvPacket], changes: list[_Change]) -> Iterator[AvPacket]:
+def _changed(packets: Iterator[AvPacket], change: Callable[[AvPacket], None]) -> Iterator[AvPacket]:
     for packet in packets:
-        for change in changes:
-            change(packet)
+        change(packet)
         yield packet
 
 
@@ -165,12 +160,12 @@ def _without_unset_pts(
         count += 1
         if is_set or count == _ENOUGH_TO_REORDER:
             break
-    found = chain(first, packets)
+    found: Iterator[AvPacket] = chain(first, packets)
     if is_set:
         return found
-    # FFmpeg guesses the dts of MXF from these pts.
-    copied = [_set_dts_to_pts] if format == "mxf" else []
-    return _changed(found, [*copied, partial(_clear_pts, indices)])
+    if format == "mxf":  # FFmpeg guesses the dts from these pts
+        found = _changed(found, _set_dts_to_pts)
+    return _changed(found, partial(_clear_pts, indices))
 
 
 def _set_dts_to_pts(packet: AvPacket) -> None:
