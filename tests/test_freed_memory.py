@@ -39,8 +39,8 @@ def faults(batches):
 
 faults(1)
 held = fill()
-faults(4)
-print(faults(4) / 64)
+faults(2)
+print(faults(2) / 32)
 """
 
 
