@@ -95,8 +95,7 @@ def _open_url(
         if type(filesystem).__name__ == "HTTPFileSystem":
             sync = require("fsspec", url).asyn.sync
             session, spans = sync(filesystem.loop, _first_part, filesystem, path, at)
-            if spans:
-                options["size"] = session.size
+            options["size"] = session.size
         file = filesystem.open(path, "rb", **options)
         if type(file).__name__ == "HTTPFile":
             file.session = session or _CheckedSession(file.session)
@@ -192,9 +191,8 @@ async def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSessi
         The session, and the bytes, if the answer tells the size.
     """
     session, options = _CheckedSession(await filesystem.set_session()), dict(filesystem.kwargs)
-    part = {"Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
-    options["headers"] = {**options.get("headers", {}), **part}
-    async with await session.get(filesystem.encode_url(url), **options) as answer:
+    headers = {**options.pop("headers", {}), "Range": f"bytes={at}-{at + _MIN_FETCH - 1}"}
+    async with await session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
         if answer.status == 404:
             raise FileNotFoundError(url)
         if answer.status == 429:  # further requests would get the same answer
@@ -209,10 +207,10 @@ async def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSessi
         most = min(int(size), _MIN_FETCH)
         data = await (answer.read() if is_part else answer.content.readexactly(most))
     span = _Span(at * is_part, data, _MIN_FETCH)
-    if not 0 < len(data) <= int(size) - span.start:
-        return session, []
-    session.size = int(size)
-    return session, [span]
+    if 0 < len(data) <= int(size) - span.start:
+        session.size = int(size)
+        return session, [span]
+    return session, []
 
 
 @contextmanager

@@ -7,6 +7,7 @@ cannot reach the disk or the network.
 
 from __future__ import annotations
 
+import collections.abc
 import io
 import os
 import re
@@ -15,7 +16,7 @@ import struct
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import av
 import av.container
@@ -33,10 +34,17 @@ from spdl_media.parts import (
     missing_end,
     refusal,
 )
-from spdl_media.readers import Buffer, FileReader, Readable, ViewReader, name_of, path_error
+from spdl_media.readers import FileReader, Readable, ViewReader, name_of, path_error
 from spdl_media.stills import HEAD_SIZE, container_still, unread_kind
 
 __all__ = ("Input", "Source", "open_input")
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    Buffer: TypeAlias = typing_extensions.Buffer
+else:  # CPython 3.11 has no such class
+    Buffer = getattr(collections.abc, "Buffer", bytes | bytearray | memoryview)
 
 
 class SupportsArray(Protocol):

@@ -6,7 +6,6 @@ buffer without checking the length.
 
 from __future__ import annotations
 
-import collections.abc
 import errno
 import inspect
 import io
@@ -14,20 +13,13 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from spdl_media.errors import SourceError
 
 __all__ = ()
-
-if TYPE_CHECKING:
-    import typing_extensions
-
-    Buffer: TypeAlias = typing_extensions.Buffer
-else:  # CPython 3.11 has no such class
-    Buffer = getattr(collections.abc, "Buffer", bytes | bytearray | memoryview)
 
 T = TypeVar("T")
 

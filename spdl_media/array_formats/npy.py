@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Buffer, Content, content_of, name_of
+from spdl_media.inputs import Buffer
+from spdl_media.readers import Content, content_of, name_of
 
 __all__ = ("load_npy",)
 

@@ -22,7 +22,8 @@ import numpy as np
 from spdl_media._checks import check_int
 from spdl_media.array_formats.npy import array_at, text_of
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Buffer, Content, ViewReader, content_of, name_of
+from spdl_media.inputs import Buffer
+from spdl_media.readers import Content, ViewReader, content_of, name_of
 
 __all__ = ("NpzFile", "load_npz")
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from spdl_media._checks import counted
 from spdl_media.errors import ArrayFormatError
-from spdl_media.readers import Buffer, Content, content_of, name_of
+from spdl_media.inputs import Buffer
+from spdl_media.readers import Content, content_of, name_of
 from spdl_media.timing import Seconds, Window, parse_window
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
