@@ -24,8 +24,8 @@ from spdl_media.image_frames import av_frames
 
 __all__ = ("AudioTrack", "VideoTrack", "make_audio", "make_image", "make_media", "make_video")
 
-# Options that make an encoder lossless, as good as possible, or work at all. The caller's options override
-# them.
+# Options that make an encoder lossless, as good as possible or fast, or work at all. The caller's options
+# override them.
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "libx264": {"qp": "0", "preset": "ultrafast"},
     "libx264rgb": {"qp": "0", "preset": "ultrafast"},
@@ -37,6 +37,8 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "mjpeg": {"qmin": "1", "qmax": "1"},
     "mpeg4": {"qmin": "1", "qmax": "1"},
     "mpeg2video": {"qmin": "1", "qmax": "1"},
+    "aac": {"aac_coder": "fast"},
+    "libmp3lame": {"compression_level": "9"},
     "vorbis": {"strict": "experimental"},
 }
 
