@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from spdl_media._checks import warn_caller
 from spdl_media.epochs import PLACE, HasEpochs, Pairs, Stateful, sampler_of
 
 # Version of the state's dictionary. New fields get a default value, so they do not change the version.
@@ -189,6 +190,16 @@ def loaded_state(
     if state.snapshot is not None and not isinstance(source, Stateful):
         raise ValueError(
             f"the state holds that of a source with load_state_dict(), which {type(source).__name__} lacks"
+        )
+    sampler = sampler_of(source)
+    # By the module, because the attribute may stand for something else.
+    method = getattr(type(sampler), "__iter__", None) if hasattr(sampler, "generator") else None
+    draws = str(getattr(method, "__module__", "")).startswith(("torch.", "torchdata."))
+    if draws and not state.is_fresh and not isinstance(sampler, HasEpochs | Stateful):
+        warn_caller(
+            f"{type(sampler).__name__} draws its order from a generator, which the state does not hold: if "
+            "it gives another order now, samples repeat and are left out; use DistributedRandomSampler",
+            UserWarning,
         )
     return state
 

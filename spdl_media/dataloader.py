@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from spdl_media._checks import check_int, outer_frame, warn_caller, with_argument_hints
 from spdl_media._resume import Ledger, State, Tag, loaded_state
-from spdl_media.epochs import compare_ranks, iterator_in, order_of, warn_of_draws
+from spdl_media.epochs import compare_ranks, iterator_in, order_of
 from spdl_media.loader_ends import AsyncEpoch, Epoch, SharedSource, checked_source
 from spdl_media.loader_items import Replaced, SampleCache, StandInTag, sample_rng
 from spdl_media.loader_stages import LoaderStages, OnError, check_arguments
@@ -333,7 +333,6 @@ class DataLoader:
                 of different epochs.
         """
         source = self._source
-        warn_of_draws(source.source)
         state = loaded_state(state_dict, self._fresh(0), source.source, source.length_in)
         # The remaining samples must draw from the same seed as those that are done.
         vars(self)["seed"] = state.seed

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.random  # here, because a Ctrl-C in an import of compiled modules may get lost
 import numpy.typing as npt
 
-from spdl_media._checks import check_int, warn_caller
+from spdl_media._checks import check_int
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -195,16 +195,6 @@ def sampler_of(source: object) -> Any:
     """Return the sampler of a source, which decides the order; the source itself if it has none."""
     sampler = getattr(source, "sampler", None)
     return source if sampler is None else sampler
-
-
-def warn_of_draws(source: object) -> None:
-    """Warn before a resume if the sampler draws another order each time, as PyTorch's RandomSampler."""
-    sampler = sampler_of(source)
-    if hasattr(sampler, "generator") and not isinstance(sampler, HasEpochs | Stateful):
-        text = (
-            "draws another order, so samples repeat and are left out; use DistributedRandomSampler"
-        )
-        warn_caller(f"after a resume, {type(sampler).__name__} {text}", UserWarning)
 
 
 def place_of(source: object) -> tuple[int, int]:

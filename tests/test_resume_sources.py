@@ -6,7 +6,8 @@ import gc
 import itertools
 import pickle
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -363,15 +364,37 @@ def test_a_source_may_use_the_names_of_samplers_for_other_things() -> None:
     assert [first, *loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_a_sampler_that_draws_anew_is_warned_of() -> None:
+@pytest.mark.parametrize("is_in_the_middle", [True, False])
+def test_a_sampler_that_draws_anew_is_warned_of(is_in_the_middle: bool) -> None:
     data = pytest.importorskip("torch.utils.data")
-    for kind in (data.RandomSampler, data.SequentialSampler):
-        loader = DataLoader(MapIterator(range(9), kind(range(9))), batch_size=2)
-        next(iter(loader))
-        if kind is data.RandomSampler:
-            with pytest.warns(
-                UserWarning, match="RandomSampler draws another order, .* Distributed"
-            ):
-                loader.load_state_dict(loader.state_dict())
-        else:
-            loader.load_state_dict(loader.state_dict())
+
+    class Reversed(data.RandomSampler):
+        """Has the attributes of its base, and an order of its own."""
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8, -1, -1))
+
+    class Named:
+        generator = "This name may stand for anything."
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(9))
+
+    def load(source: Any) -> None:
+        loader = DataLoader(source, batch_size=2)
+        for _ in loader:
+            if is_in_the_middle:
+                break
+        loader.load_state_dict(loader.state_dict())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for sampler in (data.SequentialSampler(range(9)), Reversed(range(9)), Named()):
+            load(MapIterator(range(9), sampler))
+        load(Named())
+        # Between two epochs, no order has begun.
+        if not is_in_the_middle:
+            load(data.RandomSampler(range(9)))
+    if is_in_the_middle:
+        with pytest.warns(UserWarning, match="^RandomSampler draws .* use DistributedRandomS"):
+            load(MapIterator(range(9), data.RandomSampler(range(9))))
