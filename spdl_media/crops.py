@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import as_int, check_int
+from spdl_media._checks import as_int, as_numpy, check_int
 from spdl_media.errors import ConvertError
 from spdl_media.geometry import Box, ScaleMode, Size, fits, place
 from spdl_media.inputs import SupportsArray
@@ -407,7 +407,7 @@ def _entries(name: str, values: Any, wanted: str) -> list[Any]:
     """Return the entries of a sequence or an array."""
     # Not list() of an array: the entries of a tensor would be tensors.
     if hasattr(values, "__array__"):
-        return list(np.atleast_1d(values).tolist())
+        return list(np.atleast_1d(as_numpy(values)).tolist())
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be {wanted}, not {values!r}")
     return list(values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds, warn_caller
@@ -138,15 +139,19 @@ def executor_of(loader: Any) -> Any:
     return ProcessPoolExecutorConfig(loader.num_processes, num_threads=threads)
 
 
+def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # no signature, as some functions of C
+        return {}
+
+
 def takes_rng(fn: Callable[..., Any]) -> bool:
     """Whether a function has a parameter ``rng`` that is not bound; the first one is the item."""
     # A bound keyword of a partial is still in its signature.
     if isinstance(fn, partial) and "rng" in fn.keywords:
         return False
-    try:
-        _, *others = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # no signature, as some functions of C; or no parameters
-        return False
+    others = [*_parameters(fn).values()][1:]
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any(one.name == "rng" and one.kind in by_name for one in others)
 
@@ -167,7 +172,8 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         if (fn := getattr(loader, name)) is not None:
             _check_function(name, fn)
     fn = loader.preprocessor
-    if isinstance(fn, partial) and (rng := fn.keywords.get("rng")) is not None:
+    rng = fn.keywords.get("rng") if isinstance(fn, partial) else None
+    if rng is not None and _draws(fn):
         warn_caller(
             f"preprocessor binds rng={rng!r}, which all items share: a seed gives them equal random numbers, "
             "a generator some that depend on threads. Leave rng= out, for one per item and epoch",
@@ -243,21 +249,24 @@ def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         PipeConfig(int if called is fetch else called, executor=executor)
     if cache is not None and fetch is preprocessor is None:
         raise ValueError("cache= is for a preprocessor or a dataset; there is neither")
-    if cache is not None and preprocessor is not None and _may_draw(preprocessor):
+    draws = preprocessor is not None and takes_rng(preprocessor) and _draws(preprocessor)
+    if cache is not None and draws:
         raise ValueError(
             f"cache= keeps one sample of an item for all epochs, and {name_of(preprocessor)} draws "
             "another in each; leave one of them out, or draw in the aggregator"
         )
 
 
-def _may_draw(preprocessor: Callable[..., Any]) -> bool:
-    if not takes_rng(preprocessor):
-        return False
-    options = inspect.signature(preprocessor).parameters
-    if {"crops", "flips"} <= options.keys():
-        # load_image and the like draw for these alone. A partial binds them as defaults.
-        return is_random_cut(options["crops"].default, options["flips"].default)
-    return getattr(preprocessor, "is_random", True)
+def _draws(fn: Callable[..., Any]) -> bool:
+    """Whether a function with a parameter ``rng`` may draw from it."""
+    options = _parameters(fn)
+    if not {"crops", "flips"} <= options.keys():
+        return getattr(fn, "is_random", True)
+    # load_image and the like draw for these alone. A partial binds them as defaults.
+    crops, flips = options["crops"].default, options["flips"].default
+    flip = float(flips) if isinstance(flips, Real) else None
+    each = crops if isinstance(crops, list | tuple) else [crops]
+    return any(is_random_cut(crop, flip) for crop in each)
 
 
 class LoaderStages:

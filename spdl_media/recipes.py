@@ -99,7 +99,7 @@ class ImageRecipe:
 
     def __post_init__(self) -> None:
         size, crop = check_int("size", self.size), self.random_crop
-        if self.flip is True:
+        if isinstance(self.flip, bool | np.bool_) and self.flip:
             raise ValueError("flip=True mirrors all images; give a probability, such as 0.5")
         if not crop:
             # The ratio of most published recipes for evaluation.

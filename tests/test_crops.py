@@ -124,6 +124,8 @@ def test_crops_and_flips_may_be_any_array() -> None:
     torch = pytest.importorskip("torch")
     for boxes in (torch.tensor([2, 7, 10, 11]), torch.tensor([[2, 7, 10, 11]] * 2)):
         assert sm.load_image_batch([PNG] * 2, crops=boxes).boxes == ((2, 7, 10, 11),) * 2
+    with pytest.raises(TypeError, match=r"NumPy cannot view this Tensor: .* Convert"):
+        sm.load_image(PNG, crops=torch.ones(4, requires_grad=True))
     wanted = np.asarray(sm.load_image_batch([PNG] * 2, flips=[True, False]))
     np.testing.assert_array_equal(wanted[0], PICTURE[:, ::-1])
     given = [

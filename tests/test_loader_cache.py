@@ -109,6 +109,7 @@ def test_an_image_that_is_cut_the_same_in_each_epoch_is_kept() -> None:
         {},
         {"crops": (0, 0, 8, 8)},
         {"crops": sm.ResizeCenterCrop(8, 8), "flips": True},
+        {"crops": [(0, 0, 8, 8)], "flips": np.float32(1), "rng": 3},
     ):
         loader = sm.DataLoader([png], cache=9**9, preprocessor=load(**options))
         assert [image.shape for image in loader] == [(8, 8, 3)]
@@ -122,7 +123,9 @@ def test_an_image_that_is_cut_the_same_in_each_epoch_is_kept() -> None:
         ({"preprocessor": sm.ImageRecipe(8, random_crop=True)}, ValueError, "ImageRecipe draws"),
         ({"preprocessor": drawn_at_will}, ValueError, "drawn_at_will draws another"),
         ({"preprocessor": load(crops=sm.RandomResizedCrop())}, ValueError, "load_image draws"),
+        ({"preprocessor": load(crops=[sm.RandomResizedCrop()])}, ValueError, "load_image draws"),
         ({"preprocessor": load(flips=0.5)}, ValueError, "load_image draws"),
+        ({"preprocessor": load(flips=np.float32(0.5))}, ValueError, "load_image draws"),
         ({"preprocessor": generate}, ValueError, "generate is a generator"),
         ({}, ValueError, "there is neither"),
         ({"preprocessor": abs, "cache": 0}, ValueError, "cache must be at least 1, not 0"),
