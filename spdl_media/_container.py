@@ -172,10 +172,8 @@ class Container:
         found = self.best_index(kind) if index is None else index
         stream: Any = next((each for each in streams if each.index == found), None)
         if stream is None or stream.type != kind:
-            missing = (
-                f"there is no {kind} stream" if index is None else f"there is no stream {index}"
-            )
-            problem = missing if stream is None else f"stream {index} is {stream.type}, not {kind}"
+            what = f"{kind} stream" if index is None else f"stream {index}"
+            problem = f"{what} is {stream.type}, not {kind}" if stream else f"there is no {what}"
             kinds = ", ".join(f"{each.index}: {each.type}" for each in streams)
             listed = f"the streams are {kinds}" if kinds else "it has no streams"
             raise self.error(f"{problem}; {listed}")
@@ -363,7 +361,8 @@ class Container:
     @cached_property
     def _seeks_to_start(self) -> bool:
         """Whether a seek finds the first packet, which costs less than opening again."""
-        formats = [getattr(each.codec_context, "pix_fmt", None) for each in self.av.streams]
+        indexed = [each.codec_context for each in self.av.streams if each.index_entries]  # no cover
+        formats = [getattr(codec, "pix_fmt", None) for codec in indexed]
         # FFmpeg states a palette only with the first packet after opening, not after a seek.
         is_usual = self.format.startswith(_SEEKS_TO_START) and "pal8" not in formats
         return is_usual and self.av.start_time is not None and not edits_go_back(self.av.streams)

@@ -170,7 +170,7 @@ class ResizeCenterCrop:
 def is_random_cut(crops: Crops | None, flips: Flips | None) -> bool:
     """Whether the cut of an image may differ from call to call."""
     draws = callable(crops) and not isinstance(crops, ResizeCenterCrop)
-    return draws or (isinstance(flips, float) and 0 < flips < 1)
+    return draws or (isinstance(flips, Real) and 0 < flips < 1)
 
 
 def apply_crop(
