@@ -168,9 +168,9 @@ class ResizeCenterCrop:
 
 
 def is_random_cut(crops: Crops | None, flips: Flips | None) -> bool:
-    """Whether the cut of an image may differ from call to call."""
+    """Whether the cut of an image, whose flip is a bool or a float, may differ from call to call."""
     draws = callable(crops) and not isinstance(crops, ResizeCenterCrop)
-    return draws or (isinstance(flips, Real) and 0 < flips < 1)
+    return draws or (isinstance(flips, float) and 0 < flips < 1)
 
 
 def apply_crop(
@@ -255,7 +255,7 @@ def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, floa
     if not (isinstance(least, Real) and isinstance(largest, Real)):
         raise TypeError(message)
     # `not (... < ...)`, so that NaN fails.
-    if not 0 < least <= largest < math.inf or (name == "scale" and least > 1):
+    if not 0 < least <= largest < math.inf or (name == "scale" and least >= 1 and largest > 1):
         raise ValueError(message)
     return least, largest
 

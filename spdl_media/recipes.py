@@ -100,7 +100,7 @@ class ImageRecipe:
     def __post_init__(self) -> None:
         size, crop = check_int("size", self.size), self.random_crop
         if isinstance(self.flip, bool | np.bool_) and self.flip:
-            raise ValueError("flip=True mirrors all images; give a probability, such as 0.5")
+            raise ValueError("flip must be a probability, such as 0.5 (1.0 mirrors all), not True")
         if not crop:
             # The ratio of most published recipes for evaluation.
             resized = size * 256 // 224 if self.resize_size is None else self.resize_size

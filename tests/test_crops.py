@@ -257,6 +257,7 @@ def test_thin_pictures_give_their_middle(
         ((5.5, 5), {}, TypeError, "size must be"),
         ((5, 5), {"scale": (0, 1)}, ValueError, r"scale must be \(least, largest\)"),
         ((5, 5), {"scale": (8, 100)}, ValueError, r"fractions of the image's area, not \(8, 100\)"),
+        ((5, 5), {"scale": (1, 100)}, ValueError, r"fractions of the image's area, not \(1, 100\)"),
         ((5, 5), {"ratio": (2, 1)}, ValueError, r"ratio must be \(least, largest\)"),
         (500, {}, TypeError, r"size must be \(width, height\), not 500"),
         ((5, 5, 3), {}, TypeError, r"size must be \(width, height\), not \(5, 5, 3\)"),
