@@ -209,7 +209,7 @@ def test_torch_takes_single_images(photo: bytes) -> None:
     "make, message",
     [
         (lambda: sm.ImageRecipe(0), "size must be at least 1, not 0"),
-        (lambda: sm.ImageRecipe(9, flip=True), r"flip must be a probability.* 1\.0 .* not True"),
+        (lambda: sm.ImageRecipe(9, flip=True), r"flip must be a probability.*\(1\.0 .*not True"),
         (lambda: sm.ImageRecipe(9, flip=np.True_), "flip must be a probability"),  # type: ignore[arg-type]
         (lambda: sm.ImageRecipe(9, flip=2), "flips must be a probability from 0 to 1, not 2"),
         (lambda: sm.ImageRecipe(9, mean=0.5), "mean= and std= are for floats: give dtype"),
