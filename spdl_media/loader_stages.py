@@ -217,9 +217,11 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
     # One result per batch, because the tags of its samples are attached to it.
     kinds = {"preprocessor": [*_KINDS], "aggregator": ["function", "async"]}.get(name, ["function"])
     if (kind := kind_of(fn)) not in kinds:
+        wanted = "plain or coroutine" if "async" in kinds else "plain"
+        given = "generator" if "generator" in kind else "coroutine function"
         raise TypeError(
-            f"{name} must be of kind {' or '.join(kinds)}, and {name_of(fn)} is of kind {kind}; the "
-            "preprocessor may be of any"
+            f"{name} must be a {wanted} function, and {name_of(fn)} is a {given}; only the preprocessor may "
+            "be of any kind"
         )
 
 

@@ -851,17 +851,17 @@ async def transfer_async(batch: Any) -> Any:
         (
             {"aggregator": twice},
             TypeError,
-            "function or async, and twice is of kind generator; the prep",
+            "plain or coroutine function, and twice is a generator; only the prep",
         ),
         (
             {"transfer_fn": twice},
             TypeError,
-            "transfer_fn must be of kind function, and twice is of",
+            "transfer_fn must be a plain function, and twice is a gen",
         ),
         (
             {"transfer_fn": transfer_async},
             TypeError,
-            "must be of kind function, .* is of kind async",
+            "must be a plain function, .* is a coroutine function",
         ),
         ({"buffer_size": 0}, ValueError, "buffer_size must be at least 1"),
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1"),

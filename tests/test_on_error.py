@@ -386,7 +386,7 @@ async def later(item: int, error: BaseException) -> int:
             range(3),
             {"on_error": later},
             TypeError,
-            "on_error must be of kind function, and later is of kind async",
+            "on_error must be a plain function, and later is a coroutine function",
         ),
         (range(3), {"on_error": "raise", "max_failures": 3}, ValueError, "leave one of them out"),
         (range(3), {"preprocessor": generate}, ValueError, "generate is a generator"),
