@@ -74,8 +74,8 @@ class DataLoader:
             map-style dataset with a length. An object that is iterable in both ways is iterated
             asynchronously. A dataset, also that of a :class:`~spdl_media.source.MapIterator`, is read in the
             loader's threads, so it must not seek and read a file that all calls share. A ``None`` in it is
-            dropped. If the source has ``set_epoch``, as the
-            samplers of :mod:`spdl_media.source` do, it is called with the epoch.
+            dropped. If the source has ``set_epoch``, as the samplers of :mod:`spdl_media.source` do, it is
+            called with the epoch.
         preprocessor: A function, coroutine function, generator function or async generator function
             that turns an item into one sample, or into several. If it has a parameter named ``rng``, it
             receives :func:`~spdl_media.dataloader.sample_rng` of the item. Without a preprocessor, the items
