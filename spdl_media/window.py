@@ -334,6 +334,7 @@ def read_clip(
         packets, is_sought = _seek_packets(container, place, tests)
 
         def packets_of_audio() -> Iterator[AvPacket]:
+            """Yield the packets of the audio, and add those of the video to its run."""
             for packet in packets:
                 if packet.stream_index == audio.index:
                     yield packet

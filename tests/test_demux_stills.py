@@ -122,7 +122,7 @@ KINDS = ["path", "bytes", "file object"]
 # Neither bytes nor file objects have a name, so that half of the codecs tell enough of each.
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    itertools.product(STILLS, KINDS)
+    [*itertools.product(STILLS, KINDS)]
     if effort.LONG
     else [*zip(STILLS, itertools.cycle(KINDS[1:])), *((codec, "path") for codec in STILLS)],
 )
