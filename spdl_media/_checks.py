@@ -195,9 +195,9 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
         return np.asarray(values)
     # PyTorch raises TypeError for a tensor on a GPU, RuntimeError for one that requires gradients.
     except (TypeError, RuntimeError) as error:
-        way = ". Convert a tensor first, such as by tensor.detach().cpu().float()"
-        kind, remedy = type(values).__name__, way if hasattr(values, "detach") else ""
-        raise TypeError(f"NumPy cannot view this {kind}: {error}{remedy}") from error
+        remedy = ". Convert a tensor first, such as by tensor.detach().cpu().float()"
+        reason = f"{error}{remedy}" if hasattr(values, "detach") else error
+        raise TypeError(f"NumPy cannot view this {type(values).__name__}: {reason}") from error
 
 
 def did_you_mean(name: str, names: Iterable[str], *, likely: str | None = None) -> str:

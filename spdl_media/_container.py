@@ -69,8 +69,8 @@ class Container:
         if self._input.config.format is not None:
             return
         found, head = self.named_still(), self._input.head(stills.HEAD_SIZE)
-        is_named = found not in (None, *stills.WITHOUT_SIGNATURE)
-        if is_named and stills.still_codec(head) != found:
+        has_signature = found not in (None, *stills.WITHOUT_SIGNATURE)
+        if has_signature and stills.still_codec(head) != found:
             # FFmpeg detects these images by the file name alone, so a .jpg may hold text.
             text = f"the name says {found}, but the content is not"
         elif self.format == "mjpeg" and head[:2] != b"\xff\xd8":
@@ -300,7 +300,7 @@ class Container:
     def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
         """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
 
-        The end is examined only if reading reached it. The last one of these packets of a stream is, too.
+        The end is examined only if reading reached it, and then also the last of these packets of a stream.
 
         Raises:
             DemuxError: The source is an image in which FFmpeg finds no packet.

@@ -198,7 +198,8 @@ def loaded_state(
     if draws and not state.is_fresh and not isinstance(sampler, HasEpochs | Stateful):
         warn_caller(
             f"{type(sampler).__name__} draws its order from a generator, which the state does not hold: if "
-            "it gives another order now, samples repeat and are left out; use DistributedRandomSampler",
+            "it gives another order now, some samples repeat and others are missing; use "
+            "DistributedRandomSampler",
             UserWarning,
         )
     return state

@@ -427,7 +427,7 @@ def _set_video(context: Any, codec: VideoCodec) -> dict[str, str]:
 
 
 def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:
-    """Do what :func:`_set_video` does."""
+    """Set what the container states of a stream on a decoder that is not open yet, and return options."""
     context.extradata = header = codec.extradata
     if codec.name == "opus" and codec.delay and not codec.codec_tag and header:
         context.extradata = header[:10] + bytes(2) + header[12:]  # packets state what to drop

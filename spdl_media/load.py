@@ -433,8 +433,7 @@ def awaitable(load: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
             # Cancellation ends only the await, so the thread checks this before its next image.
             stopped.set()
 
-    # Copies the annotations; name and docstring are replaced below.
-    functools.update_wrapper(call, load)
+    functools.update_wrapper(call, load)  # copies the annotations; the rest is replaced below
     call.__name__ = call.__qualname__ = f"async_{load.__name__}"
     call.__doc__ = _DOC.format(load.__name__)
     executor = inspect.Parameter(

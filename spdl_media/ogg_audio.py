@@ -190,7 +190,7 @@ def _read_page(read: Read, place: int) -> _Page:
 
 
 def page_times(_stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | None:
-    """Return that windows are read from the start if pages of Vorbis state wrong positions, else ``None``.
+    """Tell that windows need all packets from the start; ``None``: no page of Vorbis states a wrong position.
 
     FFmpeg copies the times of a Matroska file, which are in milliseconds, and those before second 0 of a part
     of a file. It ignores the latter when it reads from the start, but not after a seek.

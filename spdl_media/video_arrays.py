@@ -62,10 +62,7 @@ def load_video_array(
 
 
 def _load_input(
-    input: Input,
-    window: Window,
-    request: FrameRequest,
-    stream_index: int | None,
+    input: Input, window: Window, request: FrameRequest, stream_index: int | None
 ) -> CPUBuffer:
     # The container is closed with the input.
     container, count = Container(input, audio=False), request.num_frames

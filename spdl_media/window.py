@@ -63,7 +63,7 @@ class _VideoRun:
         self._has_key = self.complete = self.goes_on = False
 
     def begins(self, packet: AvPacket) -> bool | None:
-        """Do what :data:`Begins` describes."""
+        """Whether decoding may begin at a packet; ``None``: it is no key frame."""
         return self._restarts(packet) if packet.is_keyframe else None
 
     def _restarts(self, packet: AvPacket) -> bool:
