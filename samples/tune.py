@@ -72,7 +72,7 @@ def main(folder: Path, out: str | None) -> None:
     config = builder(paths, 1).get_config()
     profile = profile_pipeline(config, num_iterations=16, concurrencies=(1, 2, 8), show=False)
     print(f"bottleneck by profile: {profile.bottleneck!r}")
-    rates = {stage.concurrency: stage.rate for stage in profile.of("annotate")}
+    rates = {stage.concurrency: stage.calls.rate for stage in profile.of("annotate")}
     print(f"'annotate' is faster at concurrency 8 than at 1: {rates[8] > rates[1]}")
     after = run(paths, 8)
     faster = after.stages[1].calls.rate > before.stages[1].calls.rate

@@ -7,28 +7,25 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from spdl_media._checks import check_int
 from spdl_media._optional import require
-from spdl_media.pipeline.engine.joints import routed
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (
     AggregateConfig,
     MergeConfig,
     OwnSource,
-    PathVariantsConfig,
     PipeConfig,
     PipelineConfig,
     SinkConfig,
     SourceConfig,
-    StageConfig,
     with_unique_names,
 )
-from spdl_media.pipeline.stats import PipelineStatistics, Shown, Table, Timing, timing
+from spdl_media.pipeline.stats import Shown, Table, Timing, timing
 
 __all__ = ("PipelineProfile", "StageProfile", "profile_pipeline")
 
@@ -42,16 +39,16 @@ _COLUMNS: dict[str, Callable[[StageProfile], str]] = {
     "stage": lambda stage: stage.name,
     "concurrency": lambda stage: f"{stage.concurrency} {'*' if stage.is_configured else ' '}",
     "items/s": lambda stage: f"{stage.items_per_second:.1f}",
-    "calls/s": lambda stage: f"{stage.rate:.1f}",
-    "mean ms": lambda stage: f"{stage.average * 1e3:.3f}",
-    "p90 ms": lambda stage: f"{stage.p90 * 1e3:.3f}",
-    "p99 ms": lambda stage: f"{stage.p99 * 1e3:.3f}",
-    "busy": lambda stage: f"{stage.occupancy:.0%}",
+    "calls/s": lambda stage: f"{stage.calls.rate:.1f}",
+    "mean ms": lambda stage: f"{stage.calls.average * 1e3:.3f}",
+    "p90 ms": lambda stage: f"{stage.calls.p90 * 1e3:.3f}",
+    "p99 ms": lambda stage: f"{stage.calls.p99 * 1e3:.3f}",
+    "busy": lambda stage: f"{stage.calls.occupancy:.0%}",
     "failed": lambda stage: str(stage.failures),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StageProfile:
     """A stage, measured by itself at one concurrency.
 
@@ -61,47 +58,34 @@ class StageProfile:
         is_configured: Whether that is the concurrency in the definition.
         inputs_per_item: Number of inputs of the stage per item of the source: 1 / 32 after ``aggregate(32)``,
             more than 1 after a generator.
-        calls: Number of calls that were timed.
+        calls: The calls. A low occupancy means that they were too short to keep so many workers busy.
         failures: Number of calls that failed.
-        rate: Calls per second.
-        average: Mean duration of a call, in seconds.
-        p90: 90% quantile of the durations, in seconds.
-        p99: 99% quantile of the durations, in seconds.
-        occupancy: The part of the concurrency that was in use, from 0.0 to 1.0. Low values mean that the
-            calls were too short to keep so many workers busy.
     """
 
     name: str
     concurrency: int
     is_configured: bool
     inputs_per_item: float
-    calls: int
-    failures: int
-    rate: float
-    average: float
-    p90: float
-    p99: float
-    occupancy: float
+    calls: Timing
+    failures: int = 0
 
     @property
     def items_per_second(self) -> float:
         """Number of items of the source per second that the stage can process."""
-        return self.rate / self.inputs_per_item
+        return self.calls.rate / self.inputs_per_item
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineProfile(Shown):
-    """A pipeline, measured stage by stage and as a whole.
+    """A pipeline, measured stage by stage.
 
     ``print`` and notebooks show a table in which the bottleneck is marked, and :meth:`plot` draws the rates.
 
     Attributes:
         stages: One profile for each source, and for each stage and concurrency, in the order of the pipeline.
-        overall: Statistics of a run of the whole pipeline over the items that were taken from its sources.
     """
 
     stages: tuple[StageProfile, ...]
-    overall: PipelineStatistics
 
     @property
     def bottleneck(self) -> str:
@@ -153,13 +137,9 @@ class PipelineProfile(Shown):
             figure.savefig(path)
         return figure
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _table(self) -> Table:
         after = ("* as configured", "", *self._verdict())
-        stages = Table(_COLUMNS, self.stages, self.stages.index(self._slowest()), after=after)
-        (overall,) = self.overall._tables()
-        # Show only the bottleneck that was measured, not the estimated one of the statistics.
-        before = (f"The whole pipeline: {overall.before[0]}",)
-        return stages, replace(overall, before=before, marked=None, after=())
+        return Table(_COLUMNS, self.stages, self.stages.index(self._slowest()), after=after)
 
     def _slowest(self) -> StageProfile:
         configured = (stage for stage in self.stages if stage.is_configured)
@@ -172,7 +152,7 @@ class PipelineProfile(Shown):
             f"Bottleneck: {slowest.name}, which keeps up with {slowest.items_per_second:.1f} items "
             f"of the source a second at concurrency={slowest.concurrency}."
         )
-        best = max(self.of(slowest.name), key=lambda stage: stage.rate)
+        best = max(self.of(slowest.name), key=lambda stage: stage.calls.rate)
         if best.concurrency != slowest.concurrency:
             yield (
                 f"It was fastest at concurrency={best.concurrency}: {best.items_per_second:.1f} "
@@ -185,25 +165,24 @@ def profile_pipeline(
     num_iterations: int = 100,
     *,
     concurrencies: Sequence[int] = CONCURRENCIES,
-    num_threads: int = 8,
     show: bool = True,
 ) -> PipelineProfile:
-    """Measure each stage of a pipeline by itself, then the whole pipeline, and find the bottleneck.
+    """Measure each stage of a pipeline by itself, and find the bottleneck.
 
     Each stage is run at each concurrency with outputs of the stage before it, which are repeated if there are
-    too few. So stages must not modify their inputs. A source that can be iterated only once is used up. Paths
-    and merged pipelines are measured stage by stage as well.
+    too few. So stages must not modify their inputs. A source that can be iterated only once is used up.
+    Merged pipelines are measured stage by stage; all paths of ``path_variants`` together, by the name of the
+    router.
 
     Args:
         config: The definition, from :meth:`PipelineBuilder.get_config`.
         num_iterations: Number of items to take from the source, and number of calls of each stage to time at
             each concurrency.
         concurrencies: Concurrencies to measure, in addition to the configured one of each stage.
-        num_threads: Number of threads for the run of the whole pipeline.
         show: Whether to print the table.
 
     Returns:
-        Profiles of each stage and concurrency, and the statistics of the whole pipeline.
+        Profiles of each stage and concurrency.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -212,9 +191,8 @@ def profile_pipeline(
         PipelineFailure: The source failed.
     """
     check_int("num_iterations", num_iterations)
-    check_int("num_threads", num_threads)
     wanted = {check_int("Each of concurrencies", concurrency) for concurrency in concurrencies}
-    result = _Profiler(num_iterations, wanted).profile(config, num_threads)
+    result = _Profiler(num_iterations, wanted).profile(config)
     if show:
         print(result)  # noqa: T201  # show=True asks for it
     return result
@@ -231,13 +209,6 @@ class _Inputs(NamedTuple):
     items: list[Any]
     number: float
 
-    @classmethod
-    def joined(cls, parts: Sequence[_Inputs]) -> _Inputs:
-        """Return the inputs of a stage after a merge or after paths."""
-        return cls(
-            [item for part in parts for item in part.items], sum(part.number for part in parts)
-        )
-
 
 class _Profiler:
     """Measures a pipeline stage by stage, from source to sink."""
@@ -248,35 +219,37 @@ class _Profiler:
         self._source_sizes: list[int] = []
         self._profiles: list[StageProfile] = []
 
-    def profile(self, config: PipelineConfig, num_threads: int) -> PipelineProfile:
-        """Measure all stages, then the whole pipeline with the items that were taken from its sources.
+    def profile(self, config: PipelineConfig) -> PipelineProfile:
+        """Measure all stages.
 
         Raises:
             PipelineError: A source or a stage gave nothing, or all inputs of a stage failed.
             PipelineFailure: A source failed.
         """
         # Profiles are looked up by name, so names must be unique.
-        config, _ = self._pipeline(with_unique_names(config))
+        self._pipeline(with_unique_names(config))
         total = sum(self._source_sizes)
-        stages = tuple(
-            replace(one, inputs_per_item=one.inputs_per_item / total) for one in self._profiles
+        return PipelineProfile(
+            tuple(
+                replace(one, inputs_per_item=one.inputs_per_item / total) for one in self._profiles
+            )
         )
-        pipeline: Pipeline[Any] = Pipeline(config, num_threads=num_threads, max_failures=math.inf)
-        with pipeline.auto_stop():
-            for _ in pipeline:
-                pass
-            return PipelineProfile(stages, pipeline.statistics())
 
-    def _pipeline(self, config: PipelineConfig) -> tuple[PipelineConfig, _Inputs]:
-        source: SourceConfig | MergeConfig
+    def _pipeline(self, config: PipelineConfig) -> _Inputs:
         if isinstance(config.src, MergeConfig):
             parts = [self._pipeline(one) for one in config.src.pipeline_configs]
-            source = MergeConfig(tuple(part for part, _ in parts))
-            inputs = _Inputs.joined([outputs for _, outputs in parts])
+            items = [item for part in parts for item in part.items]
+            inputs = _Inputs(items, sum(part.number for part in parts))
         else:
             inputs = self._source(config.src)
-            source = SourceConfig(inputs.items)
-        return replace(config, src=source), self._stages(config.pipes, inputs)
+        for position, stage in enumerate(config.pipes):
+            inputs = self._stage(stage, inputs)
+            if not inputs.items and position + 1 < len(config.pipes):
+                raise PipelineError(
+                    f"Stage {stage.name!r} gave nothing for {self._num_iterations} inputs, so the "
+                    "stages behind it cannot be measured. Is num_iterations large enough?"
+                )
+        return inputs
 
     def _source(self, source: SourceConfig) -> _Inputs:
         durations: list[float] = []
@@ -303,42 +276,9 @@ class _Profiler:
         # The time may be below the resolution of the clock, and the rate divides by it.
         total = max(sum(durations), 1e-9)
         calls = timing(len(durations), total, deque(durations), total, total)
-        self._add(
-            name, calls, concurrency=1, is_configured=True, failures=0, inputs_per_item=len(items)
-        )
+        profile = StageProfile(name, 1, is_configured=True, inputs_per_item=len(items), calls=calls)
+        self._profiles.append(profile)
         return _Inputs(items, len(items))
-
-    def _stages(self, stages: Sequence[StageConfig], inputs: _Inputs) -> _Inputs:
-        for position, stage in enumerate(stages):
-            measure = self._paths if isinstance(stage, PathVariantsConfig) else self._stage
-            inputs = measure(stage, inputs)
-            if not inputs.items and position + 1 < len(stages):
-                raise PipelineError(
-                    f"Stage {stage.name!r} gave nothing for {self._num_iterations} inputs, so the "
-                    "stages behind it cannot be measured. Is num_iterations large enough?"
-                )
-        return inputs
-
-    def _paths(self, stage: Any, inputs: _Inputs) -> _Inputs:
-        taken: list[list[Any]] = [[] for _ in stage.paths]
-        path_of = routed(stage.router, len(stage.paths))
-        first_failure: Exception | None = None
-        for item in inputs.items:
-            try:
-                index, _ = path_of(item)
-            except Exception as error:  # noqa: BLE001  # the item fails, as in a run
-                first_failure = first_failure or error
-            else:
-                taken[index].append(item)
-        if first_failure is not None and not any(taken):
-            raise _all_failed(stage, first_failure) from first_failure
-        # A path without items cannot be measured.
-        parts = [
-            self._stages(path, _Inputs(items, inputs.number * len(items) / len(inputs.items)))
-            for path, items in zip(stage.paths, taken, strict=True)
-            if items
-        ]
-        return _Inputs.joined(parts)
 
     def _stage(self, stage: Any, inputs: _Inputs) -> _Inputs:
         if not isinstance(stage, PipeConfig):
@@ -370,7 +310,8 @@ class _Profiler:
         pipeline: Pipeline[Any] = Pipeline(
             # A larger buffer, so that the loop below does not slow the stage down.
             PipelineConfig(SourceConfig(source), (stage,), SinkConfig(8)),
-            num_threads=concurrency,
+            # More than the concurrency serve the stages of paths alone.
+            num_threads=max(8, concurrency),
             max_failures=math.inf,
         )
         with pipeline.auto_stop():
@@ -378,40 +319,32 @@ class _Profiler:
             counters = pipeline._running().graph.stages[0].counters
             for _ in sizes:
                 outputs: list[Any] = []
+                num_outputs, num_failed = 0, sum(pipeline.failure_counts.values())
                 before, start = counters.copy(), time.perf_counter()
                 for output in pipeline:
-                    if len(outputs) < _MAX_KEPT:
+                    num_outputs += 1
+                    if num_outputs <= _MAX_KEPT:
                         outputs.append(output)
                 elapsed = time.perf_counter() - start
         if is_configured and pipeline.failures and not outputs:
             first_failure = pipeline.failures[0].exception
-            raise _all_failed(stage, first_failure) from first_failure
-        found = counters.statistics(stage.name, elapsed, before)
+            raise PipelineError(
+                f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first failure: "
+                f"{first_failure!r}"
+            ) from first_failure
         # Calls of other stages are not timed one by one, so the mean is used for all.
-        mean = timing(number, elapsed, deque([elapsed / number]), elapsed, elapsed)
-        self._add(
-            stage.name,
-            found.calls if is_pipe else mean,
-            concurrency=concurrency,
-            is_configured=is_configured,
-            failures=found.failures,
-            inputs_per_item=inputs.number,
+        calls = (
+            counters.statistics(stage.name, elapsed, before).calls
+            if is_pipe
+            else timing(number, elapsed, deque([elapsed / number]), elapsed, elapsed)
         )
-        outputs_per_input = found.outputs / number
+        num_failed = sum(pipeline.failure_counts.values()) - num_failed
+        self._profiles.append(
+            StageProfile(stage.name, concurrency, is_configured, inputs.number, calls, num_failed)
+        )
         # Keep as many as one pass over the inputs gives, so that merged samples keep their proportions.
-        kept = outputs[: max(1, round(outputs_per_input * len(inputs.items)))]
-        return _Inputs(kept, inputs.number * outputs_per_input)
-
-    def _add(self, name: str, calls: Timing, **others: Any) -> None:
-        timed = asdict(calls)
-        self._profiles.append(StageProfile(name=name, calls=timed.pop("number"), **timed, **others))
-
-
-def _all_failed(stage: StageConfig, first_failure: BaseException) -> PipelineError:
-    return PipelineError(
-        f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first failure: "
-        f"{first_failure!r}"
-    )
+        kept = outputs[: max(1, round(num_outputs / number * len(inputs.items)))]
+        return _Inputs(kept, inputs.number * num_outputs / number)
 
 
 def _timed(items: Iterable[Any], durations: list[float]) -> Iterator[Any]:

@@ -97,13 +97,13 @@ def _html_row(tag: str, cells: Iterable[str], style: str = "") -> str:
 
 
 class Shown:
-    """Base of classes that are displayed as tables, in a log, a terminal or a notebook."""
+    """Base of classes that are displayed as a table, in a log, a terminal or a notebook."""
 
     __slots__ = ()
-    _tables: Callable[[], tuple[Table, ...]]
+    _table: Callable[[], Table]
 
     def show(self) -> None:
-        """Print the tables: in colour if rich is installed and stdout is a terminal, else as plain text.
+        """Print the table: in colour if rich is installed and stdout is a terminal, else as plain text.
 
         Raises:
             OSError: stdout cannot be written.
@@ -115,13 +115,13 @@ class Shown:
         printed(self)
 
     def __str__(self) -> str:
-        return "\n".join(table.text() for table in self._tables())
+        return self._table().text()
 
     def __rich_console__(self, console: object, options: object) -> Iterator[Any]:
-        return map(Table.rich, self._tables())
+        yield self._table().rich()
 
     def _repr_html_(self) -> str:
-        return "".join(table.html() for table in self._tables())
+        return self._table().html()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class PipelineStatistics(Shown):
             return "source"
         return max(loaded, key=lambda index: _load(self.stages[index]))
 
-    def _tables(self) -> tuple[Table, ...]:
+    def _table(self) -> Table:
         sink, found = self.sink, self._find_bottleneck()
         first = (
             f"{self.elapsed:.1f} s, {self.source_items} items from the source, "
@@ -260,7 +260,7 @@ class PipelineStatistics(Shown):
         )
         marked = found if isinstance(found, int) else None
         after = (f"Bottleneck: the {found}",) if isinstance(found, str) else ()
-        return (Table(_COLUMNS, self.stages, marked, (first,), after),)
+        return Table(_COLUMNS, self.stages, marked, (first,), after)
 
 
 def _load(stage: StageStatistics) -> tuple[bool, float]:
