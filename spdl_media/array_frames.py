@@ -205,6 +205,7 @@ def _planes(
         return _given_planes([_numpy(plane) for plane in array], pix_fmt)
     values = _numpy(array)
     if pix_fmt is None:
+        layout = layout or "NHWC"  # also for gray16, whose own layout is "NCHW"
         channels = 1 if values.ndim < 3 else values.shape[-3 if layout == "NCHW" else -1]
         if values.dtype.name not in ("uint8", "uint16"):
             raise TypeError(
@@ -333,12 +334,10 @@ def _audio(array: Any, sample_fmt: str | None, sample_rate: int, pts: int) -> Au
     check_choice("sample_fmt", sample_fmt, [*SAMPLE_DTYPES, *(f"{one}p" for one in SAMPLE_DTYPES)])
     planar = sample_fmt.endswith("p")
     _check_dtype(values, np.dtype(SAMPLE_DTYPES[sample_fmt.removesuffix("p")]), sample_fmt)
-    if values.ndim == 1:
-        values = values[None] if planar else values[:, None]
+    samples = values[:, None] if values.ndim == 1 else values.T if planar else values
     order = "(C, N)" if planar else "(N, C)"
-    if values.ndim != 2 or 0 in values.shape:
+    if samples.ndim != 2 or 0 in samples.shape:
         raise ValueError(f"{sample_fmt} audio has the shape {order} or (N,), not {values.shape}")
-    samples = values.T if planar else values
     count, channels = samples.shape
     if channels > _MAX_CHANNELS:
         raise ValueError(

@@ -71,6 +71,13 @@ def test_format_and_missing_axes_follow_from_the_array() -> None:
         ((48, 64, 4), "uint8", {}, "<ImageFrames: 64x48 rgba>"),
         ((3, 48, 64), "uint8", {"layout": "NCHW"}, "<ImageFrames: 64x48 rgb24>"),
         ((48, 64), "uint16", {}, "<ImageFrames: 64x48 gray16le>"),
+        ((48, 64, 1), "uint16", {}, "<ImageFrames: 64x48 gray16le>"),
+        (
+            (2, 48, 64, 1),
+            "uint16",
+            {},
+            "<VideoFrames: 2 of 64x48 gray16le, 0.000 s to 0.033 s>",
+        ),
         ((72, 64), "uint8", {"pix_fmt": "yuv420p"}, "<ImageFrames: 64x48 yuv420p>"),
         (
             (2, 48, 64),
