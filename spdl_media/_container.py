@@ -17,11 +17,11 @@ from av.stream import Discard, Disposition
 from spdl_media import _ffmpeg, parts, stills
 from spdl_media._checks import check_int
 from spdl_media._ffmpeg import AvPacket, as_fraction
-from spdl_media.audio_clock import completed, exact_start, with_hidden_samples
+from spdl_media.audio_clock import exact_start, with_hidden_samples
 from spdl_media.codec import AudioCodec, VideoCodec, read_audio_codec, read_video_codec
 from spdl_media.coded_headers import display_matrix, open_known
 from spdl_media.coded_units import check_clear
-from spdl_media.config import DEFAULT_DEMUX_CONFIG, NO_DECODERS, format_config
+from spdl_media.config import DEFAULT_DEMUX_CONFIG, format_config
 from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
@@ -38,9 +38,6 @@ Kind: TypeAlias = Literal["video", "audio"]
 # to skip only after opening. In other formats, timestamps after a seek differ, or it ends after the start.
 _SEEKS_TO_START = ("mov,mp4", "avi")
 
-# Their headers state all parameters. For others FFmpeg opens decoders, half of the time of opening audio.
-_COMPLETE_HEADERS = frozenset({"ogg", "mov"})
-
 
 class Container:
     """One open container. Read packets and seek inside a :meth:`reading` block.
@@ -50,11 +47,10 @@ class Container:
         av: PyAV's container. Replaced by a new one if a rewind has to open the source again.
         format: FFmpeg's name of the format.
         turn: Number of reads begun, so that a reader notices when another one has moved the position.
-        tried: Names of decoders, joined by commas, by which FFmpeg may find parameters; ``None``: all.
     """
 
-    def __init__(self, input: Input, *, tries: str | None = None, audio: bool = True) -> None:
-        self.name, self.tried, self.turn, self._log_start = input.name, tries, 0, 0
+    def __init__(self, input: Input, *, audio: bool = True) -> None:
+        self.name, self.turn, self._log_start = input.name, 0, 0
         self._input, self._needs_audio = input, audio
         self._orientations: dict[int, int] = {}
         self._times: dict[int, ExactTimes | None] = {}
@@ -95,13 +91,11 @@ class Container:
             # Only an ISO file may hold a movie or an image, which its box meta describes.
             is_image = bytes(head[8:12]) in stills.AVIF_BRANDS or b"meta" in parts.box_kinds(head)
             self._may_be_still = name == "mov" and is_image
-            self.tried = self.tried if name in _COMPLETE_HEADERS else None
             # A damaged file gets its error from opening it below. Damage of Ogg is told by the log alone.
             log = _ffmpeg.ffmpeg_log() if name == "ogg" else _ffmpeg.unheard_log()
             with suppress(DemuxError), log:
-                file = self.tried is None and open_known(self._input, audio=self._needs_audio)
-                return file or self._input.open(format_config(name, self.tried)), names
-        self.tried = None
+                file = open_known(self._input, audio=self._needs_audio)
+                return file or self._input.open(format_config(name)), names
         file = self._input.open(self._input.config)
         return file, file.format.name
 
@@ -145,8 +139,7 @@ class Container:
         """
         stream = self._stream("audio", index)
         if stream.index not in self._audio:
-            codec = with_hidden_samples(read_audio_codec(stream), stream)
-            self._audio[stream.index] = completed(codec) if self.tried == NO_DECODERS else codec
+            self._audio[stream.index] = with_hidden_samples(read_audio_codec(stream), stream)
         return stream.index, self._audio[stream.index]
 
     def best_index(self, kind: Kind) -> int | None:

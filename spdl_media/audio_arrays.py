@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from spdl_media._container import Container
-from spdl_media._ffmpeg import LogState, ffmpeg_log, keep_freed_memory, unheard_log
+from spdl_media._ffmpeg import ffmpeg_log, keep_freed_memory, unheard_log
 from spdl_media._sample_decoder import READ_FIRST, SampleDecoder, decode_frames
 from spdl_media.array_formats.wav import KINDS, NO_SIZE, PCM, SURE_BELOW, WAVHeader, parse_file
 from spdl_media.buffer import CPUBuffer
-from spdl_media.codec import AudioCodec, stream_rank
-from spdl_media.config import NO_DECODERS, DecodeConfig, DemuxConfig
+from spdl_media.codec import AudioCodec
+from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.convert import convert_frames, no_samples
 from spdl_media.decode import decode_audio_into, decode_packets
 from spdl_media.errors import ArrayFormatError, DecodeError, DemuxError, FilterError
@@ -31,7 +31,6 @@ from spdl_media.mp4_audio import find_aac
 from spdl_media.ogg_audio import OggAudio, decode_ogg, find_ogg
 from spdl_media.operations import SoundOps
 from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
-from spdl_media.parts import has_equal_audio
 from spdl_media.rows import OnShort, check_enough, fill_up
 from spdl_media.sample_rows import SampleRows, ops_on_samples
 from spdl_media.storage import Storage, lease_memory, new_array
@@ -149,37 +148,6 @@ def load_audio_array(
     return decode_audio_array(packets, request)
 
 
-def _open_container(input: Input) -> Container:
-    """Open a container; FFmpeg opens no decoder, or only that of the best audio stream."""
-    # FFmpeg logs an error for each decoder that it may not open, which the user must not see.
-    needs_all = LogState.forwarded or (
-        bytes(input.head(8)[4:]) == b"ftyp"
-        and input.is_local
-        and has_equal_audio(input.read_at, input.size())
-    )
-    tries = None if needs_all else NO_DECODERS
-    while True:
-        container = Container(input, tries=tries)
-        codec = container.audio()[1] if container.tried and _is_certain(container) else None
-        if container.tried is None or (codec and codec.sample_fmt):
-            return container
-        # Without the right decoder, FFmpeg may know only later that MPEG audio in an MP4 is of layer 2.
-        tries = codec.decoder if codec and tries == NO_DECODERS else None
-        container.close()
-
-
-def _is_certain(container: Container) -> bool:
-    """Whether FFmpeg can choose the best audio stream by the headers alone."""
-    streams = container.av.streams
-    # Without decoders, FFmpeg cannot tell where other streams of an Ogg file begin.
-    if len(streams) > 1 and not container.format.startswith("mov"):
-        return False
-    # best_index ignores an audio stream whose sample rate is unknown.
-    ranks = {stream.index: stream_rank(stream) for stream in streams.audio}
-    highest = [index for index, rank in ranks.items() if rank == max(ranks.values())]
-    return highest == [container.best_index("audio")]
-
-
 def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:
     """Decode packets to one array, equal to that of ``convert_frames(decode_packets(...))``.
 
@@ -219,7 +187,7 @@ def _decode_while_reading(
     try:
         with (
             ffmpeg_log() if is_ogg else unheard_log(),
-            closing(_open_container(input)) as container,
+            closing(Container(input)) as container,
         ):
             if (container.format == "ogg") != is_ogg:
                 return None

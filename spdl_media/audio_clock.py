@@ -294,13 +294,3 @@ def preroll(codec: AudioCodec) -> Fraction:
         block = AAC_FRAME_SIZE
     # Each block overlaps with the previous one, and depends on no other.
     return min(AUDIO_PREROLL, Fraction(3 * block, codec.sample_rate)) if block else AUDIO_PREROLL
-
-
-def completed(codec: AudioCodec) -> AudioCodec:
-    """Add parameters that FFmpeg learns only by opening the decoder, if they follow from the header."""
-    # Only in Ogg, which has no codec tags. In MP4, Opus may state the sample rate of the encoder's input.
-    if codec.name in ("opus", "vorbis") and not codec.codec_tag:
-        return replace(codec, sample_fmt="fltp")
-    if is_aac_lc(codec):
-        return replace(codec, sample_fmt="fltp", frame_size=AAC_FRAME_SIZE)
-    return codec

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import av
 from av.codec.context import CodecContext
-from av.stream import Disposition
 
 from spdl_media._ffmpeg import TranslatedErrors, as_fraction, check_codec_options, is_native_layout
 from spdl_media._threads import never_freed_in_forks, when_dropped
@@ -137,14 +136,6 @@ def _common(stream: Any, alike: Iterable[str]) -> dict[str, Any]:
         "time_base": as_fraction(stream.time_base),
         "codec_tag": _tag_number(context),
     }
-
-
-_IMPAIRED = Disposition.hearing_impaired | Disposition.visual_impaired
-
-
-def stream_rank(stream: Any) -> int:
-    """Return FFmpeg's rank of a stream by its header. Between streams of one rank, packets decide."""
-    return (not stream.disposition & _IMPAIRED) + bool(stream.disposition & Disposition.default)
 
 
 STILL_CODECS = frozenset({"png", "webp", "bmp", "tiff", "jpeg2000", "gif", "targa"})

@@ -21,11 +21,11 @@ from av.container import InputContainer
 from spdl_media._ffmpeg import LogState
 from spdl_media.codec import VideoCodec, muxed_header
 from spdl_media.coded_units import length_units
-from spdl_media.config import NO_DECODERS, format_config
+from spdl_media.config import format_config
 from spdl_media.formats import COLOR_TABLES
 from spdl_media.inputs import Input
 from spdl_media.packet_table import boxes_at
-from spdl_media.parts import LONGEST_INDEX, MATROSKA, boxes, ebml_size, read_moov
+from spdl_media.parts import MATROSKA, boxes, ebml_size, read_moov
 from spdl_media.stills import HEAD_SIZE
 
 __all__ = ()
@@ -51,7 +51,7 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
         return None
     header: _H264 | _VP9 | None = None
     if input.is_local and input.head(8)[4:] == b"ftyp":
-        _, moov = read_moov(input.read_at, input.size(), LONGEST_INDEX, 8)
+        _, moov = read_moov(input.read_at, input.size(), _LONGEST_INDEX, 8)
         moov = moov if len(moov) < _LONG else _without_tables(moov)
         if _COVER not in moov and _ENCRYPTION not in moov:
             header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
@@ -60,15 +60,19 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
         header = _VP9.of_webm(input)
     if header is None or (audio and header.audio is None):
         return None
-    tries = (audio and header.audio) or NO_DECODERS
+    tries = (audio and header.audio) or _NO_DECODERS
     container = input.open(format_config(header.format, tries))
     codecs = [stream.codec_context for stream in container.streams.audio]
-    is_heard = tries == NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
+    is_heard = tries == _NO_DECODERS or all(getattr(codec, "format", None) for codec in codecs)
     video = container.streams.video
     is_one = len(video) == 1 and video[0].codec_context is not None
     return container if is_heard and is_one and header.complete(video[0], input) else None
 
 
+_NO_DECODERS = "none"  # FFmpeg has no decoder of this name, so it opens none
+
+# Reading a longer index takes more time than is saved. A damaged header may state any size.
+_LONGEST_INDEX = 1 << 20
 # From here on, all searches together take longer than to walk the boxes of some tracks.
 _LONG = 1 << 15
 

@@ -210,11 +210,8 @@ DEFAULT_DEMUX_CONFIG = DemuxConfig()
 DEFAULT_DECODE_CONFIG = DecodeConfig()
 
 
-NO_DECODERS = "none"  # FFmpeg has no decoder of this name, so it opens none
-
-
 @lru_cache
-def format_config(format: str, decoders: str | None) -> DemuxConfig:
+def format_config(format: str, decoders: str | None = None) -> DemuxConfig:
     """Return the configuration that opens a known format, and may try these decoders only; ``None``: any."""
     options = {} if decoders is None else {"codec_whitelist": decoders}
     return DemuxConfig(format=format, format_options=options)

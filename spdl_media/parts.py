@@ -212,25 +212,6 @@ def index_is_last(head: Bytes) -> bool:
     return next((kind for kind in box_kinds(head) if kind not in _BEFORE_INDEX), None) == b"mdat"
 
 
-# Reading a longer one takes more time than the hint saves. A damaged header may state any size.
-LONGEST_INDEX = 1 << 20
-
-
-def has_equal_audio(read: Read, size: int) -> bool:
-    """Whether an MP4 probably has several audio tracks, and not exactly one of them is enabled.
-
-    It is a hint: ``False`` as well if the index is too long to be read for it.
-
-    Raises:
-        SourceError: ``read`` cannot read the file.
-    """
-    _, moov = read_moov(read, size, LONGEST_INDEX)
-    tracks = [track for track in moov.split(b"trak") if b"soun" in track]
-    # The type tkhd is followed by a version byte and three bytes of flags, whose lowest bit means "enabled".
-    flags = [track[track.find(b"tkhd") + 7 :][:1] for track in tracks]
-    return len(tracks) > 1 and sum(flag > b"" and flag[0] & 1 for flag in flags) != 1
-
-
 # Truncated files, by the sizes that they state.
 
 _Check: TypeAlias = Callable[[Read, int], str | None]
