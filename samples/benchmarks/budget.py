@@ -28,10 +28,7 @@ SPDL's.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
-import json
-import os
 import statistics
 import sys
 import threading
@@ -44,6 +41,8 @@ from typing import Any
 import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
+from clocks import Beside, hash_block, rate
+from figures import add_output_options, alternating, write_json
 
 import spdl_media as sm
 
@@ -200,22 +199,13 @@ def cpu_time(case: Case, seconds: float) -> float:
 
 def gaps_beside(case: Case, seconds: float) -> tuple[float, float]:
     """Return the microseconds that a counting thread loses for each unit, and the number of gaps."""
-    done, cores = 0, usable_cores()
 
-    def load() -> None:
-        nonlocal done
-        pin(cores[-1:])
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            case.work()
-            done += case.units
+    def work() -> int:
+        case.work()
+        return case.units
 
-    loading = threading.Thread(target=load)
     lost, gaps = 0.0, 0
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    pin(cores[:1])
-    try:
+    with Beside(work, seconds, SWITCH_INTERVAL) as loading:
         loading.start()
         last = time.perf_counter()
         while loading.is_alive():
@@ -223,38 +213,12 @@ def gaps_beside(case: Case, seconds: float) -> tuple[float, float]:
             if now - last > GAP:
                 lost, gaps = lost + now - last, gaps + 1
             last = now
-    finally:
-        loading.join()
-        sys.setswitchinterval(interval)
-        pin(cores)
-    return lost / done * 1e6, gaps / done
-
-
-def rate(work: Work, threads: int, seconds: float) -> float:
-    """Return how often per second all threads together do the work."""
-    rates = [0.0] * threads
-    start = threading.Barrier(threads)
-
-    def repeat(index: int) -> None:
-        work()  # creates the objects that the thread keeps
-        start.wait()
-        begin, count = time.perf_counter(), 0
-        while (now := time.perf_counter()) - begin < seconds:
-            work()
-            count += 1
-        rates[index] = count / (now - begin)
-
-    running = [threading.Thread(target=repeat, args=(index,)) for index in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return sum(rates)
+    return lost / loading.done * 1e6, gaps / loading.done
 
 
 def two_over_one(work: Work, seconds: float, *, backwards: bool) -> float:
     """Return the work of two threads over that of one."""
-    rates = {n: rate(work, n, seconds) for n in ((2, 1) if backwards else (1, 2))}
+    rates = {n: rate([work] * n, seconds) for n in ((2, 1) if backwards else (1, 2))}
     return rates[2] / rates[1]
 
 
@@ -266,19 +230,8 @@ def batch_ratio(images: Sequence[bytes], seconds: float, *, backwards: bool) -> 
             images, width=SIZE, height=SIZE, scale_mode=None, num_threads=num_threads
         )
 
-    rates = {n: rate(load(n), 1, seconds) for n in ((2, 1) if backwards else (1, 2))}
+    rates = {n: rate([load(n)], seconds) for n in ((2, 1) if backwards else (1, 2))}
     return rates[2] / rates[1]
-
-
-def usable_cores() -> list[int]:
-    """Return the cores that this thread may use, or none if the system does not report them."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def pin(cores: Sequence[int]) -> None:
-    """Restrict this thread to these cores, if the system allows it."""
-    if cores:
-        os.sched_setaffinity(threading.get_native_id(), cores)
 
 
 def measure(
@@ -287,9 +240,9 @@ def measure(
     """Run the rounds. Return the ratio of batches in two threads."""
     ratios: list[float] = []
     every = [case for libraries in cases.values() for case in libraries.values()]
-    for number in range(rounds):
-        backwards = number % 2 == 1
-        for case in every[::-1] if backwards else every:
+    for order in alternating(every, rounds):
+        backwards = order[0] is not every[0]
+        for case in order:
             case.cpu.append(cpu_time(case, seconds))
             lost, gaps = gaps_beside(case, seconds)
             case.lost.append(lost)
@@ -341,19 +294,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="time of each measurement")
-    parser.add_argument("--json", type=Path)
+    add_output_options(parser, chart=False, markdown=False)
     options = parser.parse_args()
     files = sorted(options.images.glob("*.jpg"))[:BATCH]
     images = [data for data in map(Path.read_bytes, files) if _is_plain(data)]
     if not images:
         parser.error(f"{options.images} holds no upright JPEG of planar YUV")
     cases = make_cases(images, options.video, options.audio)
-    block = bytes(1 << 20)
-    cases[NOTHING] = {"": Case(lambda: hashlib.sha256(block).digest(), 1)}
+    cases[NOTHING] = {"": Case(hash_block, 1)}
     ratios = measure(cases, images, options.rounds, options.seconds)
-    result = report(cases, ratios)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(report(cases, ratios), options.json)
 
 
 def _is_plain(data: bytes) -> bool:

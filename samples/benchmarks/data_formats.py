@@ -20,29 +20,26 @@ at four to seven times the rate of tarfile.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import io
 import itertools
-import json
 import os
-import platform
 import statistics
 import struct
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import wave
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from clocks import two_over_one
+from figures import add_output_options, alternating, machine, make_figure, write_json
 
 import spdl_media as sm
 from spdl_media.pipeline import FailureRecord, PipelineBuilder
@@ -54,7 +51,6 @@ Table = dict[str, dict[str, float]]
 OURS, PLAIN, SPDL = "spdl_media", "NumPy", "SPDL"
 PHOTO = Path(__file__).resolve().parent.parent / "media" / "technician.jpg"
 NUM_MEMBERS, MEMBER_SIZE = 1000, 10_000
-BLOCK = bytes(1 << 20)
 
 
 # Files, in memory.
@@ -256,37 +252,14 @@ def measure_calls(rows: dict[str, dict[str, Call]], rounds: int, seconds: float)
     table: Table = {}
     for row, ways in rows.items():
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for number in range(rounds):
-            for way in list(ways)[:: 1 if number % 2 == 0 else -1]:
+        for order in alternating(ways, rounds):
+            for way in order:
                 times[way].append(microseconds(ways[way], seconds))
         table[row] = {way: statistics.median(values) for way, values in times.items()}
         for way in set(ways) - {OURS}:
             ratios = [other / own for other, own in zip(times[way], times[OURS], strict=True)]
             table[row][f"{way} / {OURS}"] = statistics.median(ratios)
     return table
-
-
-def calls_a_second(call: Call, num_threads: int, seconds: float) -> float:
-    """Return the rate of all threads together."""
-    rates = [0.0] * num_threads
-    start = threading.Barrier(num_threads)
-
-    def work(index: int) -> None:
-        start.wait()
-        rates[index] = 1e6 / microseconds(call, seconds)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(rates)
-
-
-def cores_are_free(seconds: float) -> bool:
-    """Return whether two threads of C code get two cores."""
-    call: Call = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
-    return calls_a_second(call, 2, seconds) >= 1.9 * calls_a_second(call, 1, seconds)
 
 
 def touching(size: int) -> dict[str, Call]:
@@ -311,19 +284,8 @@ def measure_threads(size: int, rounds: int, seconds: float) -> Table:
     """Return the work of two threads over that of one."""
     table: Table = {}
     for row, call in touching(size).items():
-        ratios: list[float] = []
-        disturbed: list[float] = []
-        free = cores_are_free(seconds / 4)
-        for _ in range(4 * rounds):
-            ratio = calls_a_second(call, 2, seconds) / calls_a_second(call, 1, seconds)
-            before, free = free, cores_are_free(seconds / 4)
-            (ratios if before and free else disturbed).append(ratio)
-            if len(ratios) == rounds:
-                break
-        table[row] = {
-            "two / one": statistics.median(ratios or disturbed),
-            "rounds that counted": len(ratios),
-        }
+        figures, counted = two_over_one(call, rounds, seconds)
+        table[row] = {"two / one": figures["ratio"]["median"], "rounds that counted": counted}
     return table
 
 
@@ -408,12 +370,9 @@ def as_text(title: str, table: Table) -> str:
 
 def draw(table: Table, counts: Sequence[int], path: str) -> None:
     """Plot items per second over workers, threads next to processes."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no chart: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+    figure = make_figure(10, 5)
+    if figure is None:
         return
-    figure = Figure(figsize=(10, 5), layout="constrained")
     for axes, mode in zip(
         figure.subplots(1, 2, sharey=True), ("threads", "processes"), strict=True
     ):
@@ -438,18 +397,6 @@ def find_peers(wanted: Sequence[str]) -> set[str]:
     return found
 
 
-def versions() -> dict[str, str | int | None]:
-    """Return the versions that affect the figures."""
-    found: dict[str, str | int | None] = {"cores": os.cpu_count()}
-    found["python"] = platform.python_version()
-    for package in ("numpy", "isal", "spdl-io", "torch"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
 def main() -> None:
     """Measure, print the tables, and write the JSON and the chart."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -463,12 +410,10 @@ def main() -> None:
         "--repeat", type=int, default=1000, help="items through the workers; 0: none"
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE.png", help="draw the workers' table")
+    add_output_options(parser, chart=True, markdown=False)
     options = parser.parse_args()
     peers = find_peers(options.peers)
-    document: dict[str, Any] = {"versions": versions()}
-    print(" ".join(f"{name} {value or 'is not installed'}," for name, value in versions().items()))
+    document: dict[str, Any] = {"machine": machine("numpy", "isal", "spdl-io", "torch")}
     with tempfile.TemporaryDirectory() as folder:
         rows = calls(folder, peers)
         document["calls"] = measure_calls(rows, options.rounds, options.seconds)
@@ -480,11 +425,7 @@ def main() -> None:
         print(as_text("items a second", document["workers"]))
     if options.chart and options.repeat:
         draw(document["workers"], options.workers, options.chart)
-    text = json.dumps(document, indent=1)
-    if options.json == "-":
-        print(text)
-    elif options.json:
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    write_json(document, options.json)
 
 
 if __name__ == "__main__":

@@ -22,18 +22,14 @@ free-threaded CPython, they reach 1.9, too. The column "rounds" is the number of
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
-import platform
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable
 
-import av
 import numpy as np
+from clocks import rate, two_over_one
+from figures import add_output_options, machine, write_json
 
 import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, make_image, make_media
@@ -80,64 +76,6 @@ def moving_pictures(count: int, width: int, height: int) -> list[np.ndarray]:
     return [np.roll(picture, (3 * k, 5 * k), axis=(0, 1)) for k in range(count)]
 
 
-def speed(case: Case, num_threads: int, seconds: float) -> float:
-    """Return the calls per second of all threads together."""
-    counts = [0.0] * num_threads
-    start = threading.Barrier(num_threads)
-
-    def work(index: int) -> None:
-        start.wait()
-        begin = time.perf_counter()
-        calls = 0
-        while (now := time.perf_counter()) - begin < seconds:
-            case()
-            calls += 1
-        counts[index] = calls / (now - begin)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts)
-
-
-BLOCK = bytes(1 << 20)
-
-
-def cores_are_free(seconds: float) -> bool:
-    """Return whether two threads of C code get two cores."""
-    case: Case = lambda: hashlib.sha256(BLOCK).digest()  # noqa: E731
-    seconds = min(seconds, 0.08)
-    return speed(case, 2, seconds) >= 1.93 * speed(case, 1, seconds)
-
-
-def measure(case: Case, rounds: int, seconds: float) -> dict[str, float]:
-    """Return medians over rounds in which the cores were free, trying up to four times as many rounds."""
-    case()
-    pairs: list[tuple[float, float]] = []
-    disturbed: list[tuple[float, float]] = []
-    free = cores_are_free(seconds)
-    for number in range(4 * rounds):
-        order = (1, 2) if number % 2 == 0 else (2, 1)
-        result = {threads: speed(case, threads, seconds) for threads in order}
-        before, free = free, cores_are_free(seconds)
-        (pairs if before and free else disturbed).append((result[1], result[2]))
-        if len(pairs) == rounds:
-            break
-    counted = len(pairs)
-    pairs = pairs or disturbed
-    ratios = [two / one for one, two in pairs]
-    return {
-        "one": statistics.median(one for one, _ in pairs),
-        "two": statistics.median(two for _, two in pairs),
-        "ratio": statistics.median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-        "rounds": counted,
-    }
-
-
 def beside_python(case: Case, seconds: float, interval: float) -> float:
     """Return the calls per second beside a thread that counts."""
     stopped = threading.Event()
@@ -150,7 +88,7 @@ def beside_python(case: Case, seconds: float, interval: float) -> float:
     sys.setswitchinterval(interval)
     thread.start()
     try:
-        return speed(case, 1, seconds)
+        return rate([case], seconds)
     finally:
         stopped.set()
         thread.join()
@@ -163,7 +101,10 @@ def compare_intervals(cases: dict[str, Case], rounds: int, seconds: float) -> No
     for name, case in cases.items():
         case()
         ways = [
-            [speed(case, 1, seconds), *(beside_python(case, seconds, each) for each in INTERVALS)]
+            [
+                rate([case], seconds),
+                *(beside_python(case, seconds, each) for each in INTERVALS),
+            ]
             for _ in range(rounds)
         ]
         alone, *others = map(statistics.median, zip(*ways, strict=True))
@@ -181,7 +122,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="time per thread count and round"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    add_output_options(parser, chart=False, markdown=False)
     parser.add_argument(
         "--beside-python", action="store_true", help="compare with a thread that runs Python"
     )
@@ -192,25 +133,18 @@ def main() -> None:
     results = {}
     print(f"{'case':26}{'one thread':>13}{'two threads':>13}{'ratio':>8}   lowest-highest  rounds")
     for name, case in make_cases().items():
-        row = results[name] = measure(case, options.rounds, options.seconds)
+        figures, rounds = two_over_one(case, options.rounds, options.seconds)
+        results[name] = {**figures, "rounds": rounds}
+        one, two, ratio = (figures[key]["median"] for key in ("one", "two", "ratio"))
+        lowest, highest = (figures["ratio"][key] for key in ("lowest", "highest"))
         print(
-            f"{name:26}{row['one']:>11.1f}/s{row['two']:>11.1f}/s{row['ratio']:>8.2f}"
-            f"   {row['lowest']:.2f}-{row['highest']:.2f}{row['rounds']:>12}",
+            f"{name:26}{one:>11.1f}/s{two:>11.1f}/s{ratio:>8.2f}   {lowest:.2f}-{highest:.2f}"
+            f"{rounds:>12}",
             flush=True,
         )
-    machine = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "av": av.__version__,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-    }
-    text = json.dumps({"machine": machine, "results": results}, indent=1)
-    if options.json == "-":
-        print(text)
-    elif options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+    settings = {"rounds": options.rounds, "seconds": options.seconds}
+    document = {"machine": machine("av"), "settings": settings, "results": results}
+    write_json(document, options.json)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Spread = dict[str, float]
+
+
+def add_output_options(parser: argparse.ArgumentParser, *, chart: bool, markdown: bool) -> None:
+    """Add the options of files and of the form of the table."""
+    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    if chart:
+        parser.add_argument("--chart", metavar="FILE", help="draw the figures; needs matplotlib")
+    if markdown:
+        parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+
+
+def chosen(
+    parser: argparse.ArgumentParser, option: str, text: str, names: Iterable[str]
+) -> list[str]:
+    """Return the names in the text of an option: all, none, or names with ';' between them."""
+    if text in ("all", "none"):
+        return list(names) if text == "all" else []
+    found = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in found if name not in names]:
+        parser.error(f"{option}: {unknown[0]!r} is none of {'; '.join(names)}")
+    return found
+
+
+def alternating(items: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
+    """Yield the items of each round: in order, and in every other round backwards."""
+    order = list(items)
+    for number in range(rounds):
+        yield order if number % 2 == 0 else order[::-1]
 
 
 def spread(values: Sequence[float]) -> Spread:

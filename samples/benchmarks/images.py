@@ -28,24 +28,35 @@ counting thread loses hardly anything: it keeps more than 95% of its speed with 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
-import json
-import os
-import platform
-import statistics
+import itertools
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import av
+import clocks
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
+from clocks import hash_block, rate
+from figures import (
+    Spread,
+    add_output_options,
+    alternating,
+    chosen,
+    draw_bars,
+    machine,
+    make_figure,
+    over,
+    plain_table,
+    spread,
+    with_range,
+    write_json,
+)
 
 import spdl_media as sm
 
@@ -330,32 +341,13 @@ def levels(picture: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def images_a_second(
     load: Load, batches: Sequence[Sequence[bytes]], threads: int, seconds: float
 ) -> float:
-    """Measure the rate of all threads together. Each thread loads whole batches until the time is over."""
-    rates = [0.0] * threads
-    start = threading.Barrier(threads)
+    """Measure the rate of all threads together, which load whole batches of one size."""
 
-    def work(index: int) -> None:
-        for batch in batches:  # creates the scalers and decoders that threads keep
-            load(batch)
-        start.wait()
-        begin = now = time.perf_counter()
-        count, turn = 0, index
-        while now - begin < seconds:
-            batch = batches[turn % len(batches)]
-            load(batch)
-            count, turn, now = count + len(batch), turn + 1, time.perf_counter()
-        rates[index] = count / (now - begin)
+    def loading(index: int) -> Callable[[], object]:
+        turns = itertools.cycle([*batches[index:], *batches[:index]])
+        return lambda: load(next(turns))
 
-    run_all([threading.Thread(target=work, args=(index,)) for index in range(threads)])
-    return sum(rates)
-
-
-def run_all(threads: Sequence[threading.Thread]) -> None:
-    """Start the threads, and wait for all."""
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    return rate([loading(index) for index in range(threads)], seconds) * len(batches[0])
 
 
 def count_until(stop: Callable[[float], bool]) -> float:
@@ -371,50 +363,21 @@ def count_until(stop: Callable[[float], bool]) -> float:
 
 def count_beside(load: Load, images: Sequence[bytes], seconds: float) -> Beside:
     """Return what a counting thread loses while another thread loads these images, and the loading rate."""
-    elapsed, loaded, cores = 0.0, 0, usable_cores()
+    chunks = itertools.cycle([images[k : k + 4] for k in range(0, len(images), 4)])
 
-    def work() -> None:
-        nonlocal elapsed, loaded
-        pin(cores[-1:])
-        begin = time.perf_counter()
-        while elapsed < seconds:
-            chunk = images[loaded % len(images) :][:4]
-            load(chunk)
-            loaded, elapsed = loaded + len(chunk), time.perf_counter() - begin
+    def work() -> int:
+        chunk = next(chunks)
+        load(chunk)
+        return len(chunk)
 
-    loading = threading.Thread(target=work)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    pin(cores[:1])
-    try:
+    with clocks.Beside(work, seconds, SWITCH_INTERVAL) as loading:
         alone = count_until(lambda now: now >= seconds)
         loading.start()
-        rate = count_until(lambda _: not loading.is_alive())
-    finally:
-        loading.join()
-        sys.setswitchinterval(interval)
-        pin(cores)
-    share = 1 - rate / alone
-    return Beside(share, share * elapsed / loaded * 1e6, loaded / elapsed)
+        counted = count_until(lambda _: not loading.is_alive())
+    share, done, elapsed = 1 - counted / alone, loading.done, loading.elapsed
+    return Beside(share, share * elapsed / done * 1e6, done / elapsed)
 
 
-def usable_cores() -> list[int]:
-    """Return the cores that this thread may use, or none if the system does not report them."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def pin(cores: Sequence[int]) -> None:
-    """Restrict this thread to these cores, if the system allows it."""
-    if cores:
-        os.sched_setaffinity(threading.get_native_id(), cores)
-
-
-def hash_something(batch: Sequence[bytes]) -> None:
-    """Run C code that takes as long as loading and does not hold the GIL."""
-    hashlib.sha256(BLOCK * len(batch)).digest()
-
-
-BLOCK = bytes(1 << 20)
 SWITCH_INTERVAL = 50e-6
 
 
@@ -428,27 +391,17 @@ def measure(
     """Run the rounds, alternately forwards and backwards."""
     for way in ways.values():
         way.load(batches[0])
-    order = list(ways.values())
-    for number in range(rounds):
-        for way in order if number % 2 == 0 else order[::-1]:
-            for count in threads if number % 2 == 0 else threads[::-1]:
-                rate = images_a_second(way.load, batches, count, seconds)
-                way.rates.setdefault(count, []).append(rate)
-        for way in order if number % 2 == 0 else order[::-1]:
+    turns = zip(alternating(ways.values(), rounds), alternating(threads, rounds), strict=True)
+    for order, counts in turns:
+        for way in order:
+            for count in counts:
+                images = images_a_second(way.load, batches, count, seconds)
+                way.rates.setdefault(count, []).append(images)
+        for way in order:
             way.gil.append(count_beside(way.load, batches[0], seconds / 2))
 
 
 # Output.
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median, the minimum and the maximum."""
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-
-
-def over(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Return the ratios of the rounds."""
-    return spread([one / other for one, other in zip(first, second, strict=True)])
 
 
 def summary(ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
@@ -477,71 +430,50 @@ def summary(ways: dict[str, Way]) -> dict[str, dict[str, Any]]:
     return results
 
 
-def table(results: dict[str, dict[str, Any]], threads: Sequence[int]) -> str:
-    """Return the results as lines of text."""
-    head = [
-        f"{f'images/s, {count} thr.':>17}  {'lowest-highest':15}{'x SPDL':>8}" for count in threads
-    ]
-    lines = [
-        "".join(
-            [f"{'way':24}{'error':>7}", *head, f"{'2 / 1':>7}{'GIL':>8}{'x SPDL':>8}{'beside':>8}"]
-        )
-    ]
+def table(
+    results: dict[str, dict[str, Any]], threads: Sequence[int]
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows as text."""
+    head = ["way", "error"]
+    for count in threads:
+        head += [f"images/s, {count} thr.", "x SPDL"]
+    head += ["2 / 1", "GIL", "x SPDL", "beside"]
+    rows = []
     for name, row in results.items():
-        error = "-" if row["mean_error"] is None else f"{row['mean_error']:.2f}"
-        cells = [f"{name:24}{error:>7}"]
-        for count in threads:
-            rate = row["images_per_second"][str(count)]
-            ratio = row.get("ratio_to_spdl", {}).get(str(count), {}).get("median")
-            places = f"{rate['lowest']:.0f}-{rate['highest']:.0f}"
-            cells.append(f"{rate['median']:>17.0f}  {places:15}")
-            cells.append(f"{'-' if ratio is None else format(ratio, '.2f'):>8}")
-        two = row.get("two_over_one")
-        cells.append(f"{'-' if two is None else format(two['median'], '.2f'):>7}")
-        share = row.get("gil_ratio_to_spdl", {}).get("median")
-        cells.append(f"{row['gil_microseconds']['median']:>8.0f}")
-        cells.append(f"{'-' if share is None else format(share, '.2f'):>8}")
-        cells.append(f"{row['beside_per_second']['median']:>8.0f}")
-        lines.append("".join(cells))
-    return "\n".join(lines)
+        cells = [name, "-" if row["mean_error"] is None else f"{row['mean_error']:.2f}"]
+        for count in map(str, threads):
+            cells.append(with_range(row["images_per_second"][count]))
+            cells.append(ratio(row.get("ratio_to_spdl", {}).get(count)))
+        cells.append(ratio(row.get("two_over_one")))
+        cells.append(f"{row['gil_microseconds']['median']:.0f}")
+        cells.append(ratio(row.get("gil_ratio_to_spdl")))
+        cells.append(f"{row['beside_per_second']['median']:.0f}")
+        rows.append(cells)
+    return head, rows
+
+
+def ratio(found: Spread | None) -> str:
+    """Return the median as text."""
+    return "-" if found is None else f"{found['median']:.2f}"
 
 
 def draw(results: dict[str, dict[str, Any]], threads: Sequence[int], path: str) -> None:
     """Plot images per second as bars."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no chart: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+    names = [name for name in results if name != NOTHING]
+    figure = make_figure(8, 1 + 0.5 * len(names))
+    if figure is None:
         return
-    names = [name for name in results if name != NOTHING][::-1]
-    figure = Figure(figsize=(8, 1 + 0.5 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    height = 0.8 / len(threads)
-    for place, count in enumerate(threads):
-        rates = [results[name]["images_per_second"][str(count)] for name in names]
-        medians = [rate["median"] for rate in rates]
-        spans = [
-            [rate["median"] - rate["lowest"] for rate in rates],
-            [rate["highest"] - rate["median"] for rate in rates],
+    series = {
+        f"{count} thread{'s' * (count > 1)}": [
+            results[name]["images_per_second"][str(count)] for name in names
         ]
-        positions = [index + 0.4 - (place + 0.5) * height for index in range(len(names))]
-        label = f"{count} thread{'s' * (count > 1)}"
-        axes.barh(positions, medians, height, xerr=spans, label=label)
-    axes.set_yticks(range(len(names)), names)
+        for count in threads
+    }
+    axes = figure.subplots()
+    draw_bars(axes, names, series)
     axes.set_xlabel("images a second (median; lines: lowest to highest)")
     figure.legend(loc="outside upper center", ncols=len(threads))
     figure.savefig(path)
-
-
-def installed(*names: str) -> dict[str, str]:
-    """Return the versions of the installed libraries."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def main() -> None:
@@ -554,13 +486,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="time per way and round")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
+    add_output_options(parser, chart=True, markdown=False)
     options = parser.parse_args()
     paths = sorted(p for p in options.images.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         parser.error(f"there is no .jpg or .jpeg file in {options.images}")
-    peers = chosen_peers(parser, options.peers)
+    peers = chosen(parser, "--peers", options.peers, PEERS)
     images = [data for path in paths if is_upright(data := path.read_bytes())]
     if not images:
         parser.error(f"every JPEG in {options.images} is turned by its EXIF tag")
@@ -568,47 +499,22 @@ def main() -> None:
     wanted = [reference(data, options.size) for data in images]
     for way in ways.values():
         way.error = mean_error(way.load, images, wanted)
-    ways[NOTHING] = Way(hash_something)
-    batches = [images[k : k + options.batch] for k in range(0, len(images), options.batch)]
+    ways[NOTHING] = Way(lambda batch: [hash_block() for _ in batch])
+    size = min(options.batch, len(images))
+    batches = [images[k : k + size] for k in range(0, len(images) - size + 1, size)]
     measure(ways, batches, options.threads, options.rounds, options.seconds)
     results = summary(ways)
-    print(table(results, options.threads))
+    print(plain_table(*table(results, options.threads)))
     if options.chart:
         draw(results, options.threads, options.chart)
-    write_json(options, len(images), results)
-
-
-def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
-    """Return the names of the requested peers."""
-    if text in ("all", "none"):
-        return list(PEERS) if text == "all" else []
-    names = [name.strip() for name in text.split(";")]
-    if unknown := [name for name in names if name not in PEERS]:
-        parser.error(f"--peers: {unknown[0]!r} is none of {'; '.join(PEERS)}")
-    return names
-
-
-def write_json(options: argparse.Namespace, count: int, results: dict[str, Any]) -> None:
-    """Write settings, versions and results, if requested."""
-    packages = installed(
-        *"av numpy spdl-io opencv-python-headless pillow simplejpeg torch torchvision torchcodec".split()
-    )
+    packages = "av numpy spdl-io opencv-python-headless pillow simplejpeg".split()
+    names = "size batch rounds seconds".split()
     document = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), **packages},
-        "settings": {
-            "images": count,
-            "size": options.size,
-            "batch": options.batch,
-            "rounds": options.rounds,
-            "seconds": options.seconds,
-        },
+        "machine": machine(*packages, "torch", "torchvision", "torchcodec"),
+        "settings": {"images": len(images), **{name: getattr(options, name) for name in names}},
         "results": results,
     }
-    text = json.dumps(document, indent=1)
-    if options.json == "-":
-        print(text)
-    elif options.json:
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    write_json(document, options.json)
 
 
 if __name__ == "__main__":

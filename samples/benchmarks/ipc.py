@@ -20,18 +20,15 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import multiprocessing
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import add_output_options, alternating, machine, write_json
 
 import spdl_media as sm
 from spdl_media.pipeline import iterate_in_subprocess, shared_empty
@@ -197,8 +194,8 @@ def in_loader(count: int) -> float:
 def compare(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
     """Return median rates, and median ratios of the rounds to the first side."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+    for names in alternating(sides, rounds):
+        for name in names:
             rates[name].append(sides[name]())
     first = next(iter(rates.values()))
     return {
@@ -236,7 +233,7 @@ def main() -> None:
     parser.add_argument(
         "--items", type=int, default=400, help="items for the preprocessor in pure Python"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path)
+    add_output_options(parser, chart=False, markdown=False)
     options = parser.parse_args()
     results = {}
     for case in CASES:
@@ -254,12 +251,8 @@ def main() -> None:
     for case, rows in results.items():
         for name, row in rows.items():
             print(f"{case:10}{name:30}{row['rate']:>10.1f}{row['ratio']:>12.2f}")
-    if options.json is not None:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        text = json.dumps(
-            {"machine": machine | vars(options), "results": results}, indent=1, default=str
-        )
-        options.json.write_text(text + "\n", encoding="utf-8")
+    settings = {key: value for key, value in vars(options).items() if key != "json"}
+    write_json({"machine": machine(), "settings": settings, "results": results}, options.json)
 
 
 def _rate_of(make: Callable[[Batches], Iterable[Any]], batches: Batches) -> float:

@@ -16,9 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
-import os
-import platform
 import resource
 import statistics
 import sys
@@ -26,6 +23,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from figures import add_output_options, alternating, machine, write_json
 
 from spdl_media.pipeline import PipelineBuilder
 
@@ -97,8 +96,7 @@ def measure(builders: dict[str, Any], case: Case, rounds: int, seconds: float) -
         # Enough items for the requested time, estimated by a short run.
         counts[name] = max(500, int(1000 / seconds_for(builder, case, 1000) * seconds))
     rates: dict[str, list[float]] = {name: [] for name in builders}
-    for number in range(rounds):
-        names = list(builders) if number % 2 == 0 else list(builders)[::-1]
+    for names in alternating(builders, rounds):
         for name in names:
             rates[name].append(counts[name] / seconds_for(builders[name], case, counts[name]))
     result: dict[str, Any] = {name: statistics.median(values) for name, values in rates.items()}
@@ -140,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="time per pipeline and round")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
+    add_output_options(parser, chart=False, markdown=False)
     parser.add_argument("--ten-million", action="store_true", help="a long source instead")
     options = parser.parse_args()
     if options.ten_million:
@@ -160,18 +158,8 @@ def main() -> None:
             spread = f"{row['lowest']:.1f}-{row['highest']:.1f}"
             line += f"{row['spdl']:>10,.0f}{row['ratio']:>8.1f}   {spread:>14}"
         print(line, flush=True)
-    machine = {
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-    }
-    text = json.dumps({"machine": machine, "results": results}, indent=1)
-    if options.json == "-":
-        print(text)
-    elif options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+    settings = {"rounds": options.rounds, "seconds": options.seconds}
+    write_json({"machine": machine(), "settings": settings, "results": results}, options.json)
 
 
 if __name__ == "__main__":

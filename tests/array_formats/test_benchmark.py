@@ -35,7 +35,7 @@ def test_figures_of_every_way(tmp_path: Path) -> None:
     draws = importlib.util.find_spec("matplotlib") is not None
     done = run("--json", result, *(("--chart", chart) if draws else ()))
     document = json.loads(result.read_text())
-    assert set(document) == {"versions", "calls", "threads", "workers"}
+    assert set(document) == {"machine", "calls", "threads", "workers"}
     assert {"npy, view", "npz stored", "npz deflated, labels"} <= set(document["calls"])
     assert all(row["spdl_media"] > 0 for row in document["calls"].values())
     assert document["calls"]["npy, view"]["NumPy / spdl_media"] > 0
@@ -52,7 +52,8 @@ def test_figures_of_every_way(tmp_path: Path) -> None:
         assert chart.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lost_items_are_noticed() -> None:
+def test_lost_items_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     items_a_second = runpy.run_path(str(SCRIPT))["items_a_second"]
     with ThreadPoolExecutor(1) as executor:
         assert items_a_second(executor, len, b"abc", 3, 1) > 0
