@@ -27,31 +27,19 @@ import io
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import av
 import av.filter
 import numpy as np
-from figures import (
-    draw_bars,
-    machine,
-    make_figure,
-    markdown_table,
-    over,
-    plain_table,
-    spread,
-    with_range,
-    write_json,
-)
+from figures import alternating
+from routes import BASE, LEAN, Benchmark, Cell, Load, UnsupportedError, cells_of
 
 import spdl_media as sm
 
-Load = Callable[[], Any]
-
-BASE, LEAN = "SPDL", "PyAV"
 SIDE = 224
 
 
@@ -101,19 +89,6 @@ class Task:
     data: bytes
     work: Work
     count: int
-
-
-class UnsupportedError(Exception):
-    """The route does not support the task."""
-
-
-@dataclass
-class Cell:
-    """One task on one file by one route, with its measurements."""
-
-    load: Load
-    rates: list[float] = field(default_factory=list)
-    faults: list[float] = field(default_factory=list)
 
 
 # The routes. Each maker imports its library.
@@ -266,148 +241,49 @@ OURS = {"spdl_media": ours, "spdl_media, fresh": ours_fresh, LEAN: pyav}
 PEERS = {BASE: spdl, "torchcodec": torchcodec, "OpenCV": opencv}
 
 
-def make_cells(path: Path, work: Work, peers: Sequence[str]) -> tuple[int, dict[str, Cell]]:
-    """Return the number of frames and the routes that support the task; print the others to stderr."""
-    data = path.read_bytes()
-    wanted = np.asarray(sm.load_video(data, **work.options))
-    task = Task(path, data, work, len(wanted))
-    cells = {}
-    for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
-        try:
-            load = make(task)
-            if (found := len(load())) != task.count:
-                raise UnsupportedError(f"it gives {found} frames of {task.count}")
-        # Any exception of another library is a reason.
-        except Exception as error:  # noqa: BLE001
-            reason = str(error).strip().partition("\n")[0]
-            print(f"{path.name}, {work.name}: {name} is left out: {reason}", file=sys.stderr)
-        else:
-            cells[name] = Cell(load)
-    if LEAN in cells:
-        lean = np.asarray(cells[LEAN].load()).reshape(-1)
-        if not np.array_equal(lean, wanted.reshape(-1).view(np.uint8)):
-            print(f"{path.name}, {work.name}: {LEAN} gives other pixels", file=sys.stderr)
-    return len(wanted), cells
-
-
-def measure(cells: dict[str, Cell], count: int, rounds: int, seconds: float) -> None:
-    """Run the rounds, alternately forwards and backwards."""
-    order = list(cells.values())
-    for number in range(rounds):
-        for cell in order if number % 2 == 0 else order[::-1]:
+def measured(
+    options: argparse.Namespace, path: Path, work: str, peers: Sequence[str]
+) -> dict[str, Cell]:
+    """Measure the routes of a work on a file, alternately forwards and backwards."""
+    data, label = path.read_bytes(), f"{path.name}, {work}"
+    wanted = np.asarray(sm.load_video(data, **WORKS[work].options))
+    task, count = Task(path, data, WORKS[work], len(wanted)), len(wanted)
+    routes = OURS | {name: PEERS[name] for name in peers}
+    cells = dict(cells_of(routes, task, label, count=count, axis=0))
+    loads = {name: cell.make() for name, cell in cells.items()}
+    for name, load in loads.items():
+        pixels = np.asarray(load()).reshape(-1)  # also makes the memory that is used again
+        if name == LEAN and not np.array_equal(pixels, wanted.reshape(-1).view(np.uint8)):
+            print(f"{label}: {LEAN} gives other pixels", file=sys.stderr)
+    for order in alternating(cells, options.rounds):
+        for name in order:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             begin = now = time.perf_counter()
             frames = 0
-            while frames == 0 or now - begin < seconds:
-                cell.load()
+            while frames == 0 or now - begin < options.seconds:
+                loads[name]()
                 frames, now = frames + count, time.perf_counter()
             faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            cell.rates.append(frames / (now - begin))
-            cell.faults.append(faults / frames)
-
-
-def summary(cells: dict[str, Cell]) -> dict[str, Any]:
-    """Return the measurements by route."""
-    results: dict[str, Any] = {}
-    for name, cell in cells.items():
-        row: dict[str, Any] = {
-            "frames_per_second": spread(cell.rates),
-            "faults_per_frame": spread(cell.faults),
-        }
-        for key, other in (("ratio_to_spdl", BASE), ("ratio_to_pyav", LEAN)):
-            if other in cells:
-                row[key] = over(cell.rates, cells[other].rates)
-        results[name] = row
-    return results
-
-
-HEAD = ("file", "work", "route", "frames/s", "x SPDL", "x PyAV", "faults")
-
-
-def table_rows(results: dict[str, dict[str, dict[str, Any]]]) -> list[list[str]]:
-    """Return the results as cells of a table."""
-    rows = []
-    for file, works in results.items():
-        for work, routes in works.items():
-            for name, row in routes.items():
-                ratios = [
-                    with_range(row[key], 2) if key in row else "-"
-                    for key in ("ratio_to_spdl", "ratio_to_pyav")
-                ]
-                rate = with_range(row["frames_per_second"])
-                faults = f"{row['faults_per_frame']['median']:.1f}"
-                rows.append([file, work, name, rate, *ratios, faults])
-    return rows
-
-
-def draw(results: dict[str, dict[str, dict[str, Any]]], path: str) -> None:
-    """Plot the rate of this library over SPDL's as bars."""
-    figure = make_figure(9, 1 + 0.7 * len(results))
-    if figure is None:
-        return
-    works = list(next(iter(results.values())))
-    missing = spread([0.0])
-    series = {
-        work: [
-            found[work].get("spdl_media", {}).get("ratio_to_spdl", missing)
-            for found in results.values()
-        ]
-        for work in works
-    }
-    axes = figure.subplots()
-    draw_bars(axes, list(results), series)
-    axes.axvline(1, color="black", linewidth=0.5)
-    axes.set_xlabel("frames a second over SPDL's (median; lines: lowest to highest)")
-    figure.legend(loc="outside upper center", ncols=len(works))
-    figure.savefig(path)
+            cells[name].rates.append(frames / (now - begin))
+            cells[name].others.append(faults / frames)
+    return cells
 
 
 def main() -> None:
     """Measure, print the table, and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("files", type=Path, nargs="+", help="videos")
-    parser.add_argument("--works", default="all", help="all, or names with ';' between them")
-    parser.add_argument("--peers", default="all", help="all, none, or names with ';' between them")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, help="minimum time per route and round"
+    benchmark = Benchmark(
+        doc=__doc__,
+        works=list(WORKS),
+        peers=list(PEERS),
+        unit="frames",
+        other=("faults", "faults_per_frame"),
+        digits=(0, 1),
+        packages="av numpy spdl-io opencv-python-headless torch torchcodec",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
-    options = parser.parse_args()
-    peers = chosen(parser, "--peers", options.peers, PEERS)
-    works = chosen(parser, "--works", options.works, WORKS)
-    results: dict[str, dict[str, dict[str, Any]]] = {}
-    for path in options.files:
-        results[path.name] = {}
-        for name in works:
-            count, cells = make_cells(path, WORKS[name], peers)
-            measure(cells, count, options.rounds, options.seconds)
-            results[path.name][name] = summary(cells)
-    table = markdown_table if options.markdown else plain_table
-    print(table(HEAD, table_rows(results)))
-    if options.chart:
-        draw(results, options.chart)
-    packages = "av numpy spdl-io opencv-python-headless torch torchcodec".split()
-    document = {
-        "machine": machine(*packages),
-        "settings": {"rounds": options.rounds, "seconds": options.seconds, "side": SIDE},
-        "results": results,
-    }
-    write_json(document, options.json)
-
-
-def chosen(
-    parser: argparse.ArgumentParser, option: str, text: str, names: dict[str, Any]
-) -> list[str]:
-    """Return the selected names."""
-    if text in ("all", "none"):
-        return list(names) if text == "all" else []
-    found = [name.strip() for name in text.split(";")]
-    if unknown := [name for name in found if name not in names]:
-        parser.error(f"{option}: {unknown[0]!r} is none of {'; '.join(names)}")
-    return found
+    parser = benchmark.parser()
+    text = "minimum time per route and round"
+    parser.add_argument("--seconds", type=float, default=0.0, help=text)
+    benchmark.run(parser, measured)
 
 
 if __name__ == "__main__":
