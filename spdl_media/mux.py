@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, EPERM, ERANGE, errorcode
+from collections.abc import Callable, Iterable, Mapping
+from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,29 +34,20 @@ from spdl_media.remux import PacketCopier
 
 __all__ = ("Muxer",)
 
-# Error numbers that encoders and muxers (MXF: EPERM) use for bad arguments, not for failures of the disk.
-_OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, EPERM, ERANGE, ENOSYS})
-# By messages of x264 and x265 for odd sides in 4:2:0, and of WMA.
-_REMEDIES = {
-    "divisible by 2": ". Scale to even sides, or take pix_fmt='yuv444p'",
-    "bitrate too low": ". Give a bit_rate=, another encoder= or another format",
-}
+# Error numbers that encoders and muxers use for bad arguments, not for failures of the disk.
+_OF_ARGUMENTS = frozenset({EINVAL, ENOMEM, EAGAIN, EDOM, ERANGE, ENOSYS})
 # Formats that store the orientation. Matroska cannot store a mirrored one.
-_ORIENTED = frozenset({"mp4", "mov", "ipod", "3gp", "3g2", "matroska"})
+_ORIENTED = frozenset({"mp4", "mov", "ipod", "matroska"})
 # Formats that store matrix and range. MOV cannot store the range.
-_STATES_COLORS = frozenset({"mp4", "ipod", "3gp", "3g2", "matroska", "webm"})
+_STATES_COLORS = frozenset({"mp4", "ipod", "matroska", "webm"})
 # Codecs whose data states matrix and range.
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
-# FFmpeg's defaults of these formats take few sample rates, channels or sizes, or lose the start (WMA).
-_POOR = {"matroska": "ac3", "mpegts": "mp2", "flv": "mp3", "3gp": "amr_nb", "3g2": "amr_nb"}
-_BETTER = dict.fromkeys(_POOR.items(), "aac") | {
-    ("3gp", "h263"): "h264",
-    ("3g2", "h263"): "h264",
-    ("asf", "msmpeg4v3"): "wmv2",  # the first is not in FFmpeg's own list of the format
-    ("asf", "wmav2"): "mp3",
-}
+# FFmpeg's defaults of these formats take few sample rates and channels.
+_BETTER = {("matroska", "ac3"): "aac", ("mpegts", "mp2"): "aac"}
+# FFmpeg writes these with codecs that readers do not find, at wrong rates, or without the first samples.
+_REFUSED = frozenset("3g2 3gp asf dvd flv mpeg mxf svcd vcd vob".split())
 # Codecs that FFmpeg refuses for MOV, but only when it writes the header.
 _MP4_ONLY = frozenset({"av1", "flac", "opus", "truehd", "vp8", "vp9"})
 # The codecs that readers find in these formats. FFmpeg writes others without an error.
@@ -64,19 +55,9 @@ _IN_MPEGTS = (
     "aac aac_latm ac3 cavs dirac dts eac3 h264 hevc mp2 mp3 mpeg1video mpeg2video mpeg4 opus s302m truehd "
     "vc1 vvc"
 )
-_IN_MPEG = "ac3 dts h264 mp1 mp2 mp3 mpeg1video mpeg2video mpeg4 pcm_dvd pcm_s16be"
-_IN_FORMATS = {
-    **dict.fromkeys(("mpeg", "vob", "svcd", "dvd", "vcd"), _IN_MPEG.split()),
-    "mpegts": _IN_MPEGTS.split(),
-    "flac": ["flac"],
-}
-# Codecs that FFmpeg writes to FLV at a wrong rate or in the wrong byte order, or refuses only at the header.
-_NOT_IN_FLV = frozenset({"mpeg4", "pcm_s16be", "pcm_s16le", "pcm_u8"})
-# Sample rates of MP3 that formats take, if not all.
-_MPEG_RATES = 16000, 22050, 24000, 32000, 44100, 48000
-_MP3_RATES: Mapping[str, Sequence[int]] = dict.fromkeys(
-    ("mp4", "ipod", "3gp", "3g2"), _MPEG_RATES
-) | {"flv": (11025, 22050, 44100, 48000)}
+_IN_FORMATS = {"mpegts": _IN_MPEGTS.split(), "flac": ["flac"]}
+# Sample rates of MP3 that MP4 takes.
+_MP3_RATES = 16000, 22050, 24000, 32000, 44100, 48000
 
 
 class _Track(NamedTuple):
@@ -103,7 +84,8 @@ class Muxer(ClosedByWith):
             an MP4 at its start, for reading over a network. PyAV logs a warning for unknown options.
 
     Raises:
-        ValueError: There is no such format, or the path has no suffix of a format.
+        ValueError: There is no such format, the path has no suffix of a format, or the format is one that
+            FFmpeg does not write well: 3GP, ASF (WMV, WMA), FLV, MPEG-PS and MXF.
         TypeError: ``dst`` is neither a path nor a file object.
         WriteError: The path is a folder, or no temporary file can be created for a file object.
 
@@ -148,6 +130,8 @@ class Muxer(ClosedByWith):
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
         if self._container.format.no_file:
             raise ValueError(f"{self._format!r} does not write one file; save_image writes images")
+        if self._format in _REFUSED:
+            raise ValueError(f"{self._format!r} is not written; take MP4, Matroska, MPEG-TS or AVI")
 
     @property
     def _format(self) -> str:
@@ -384,7 +368,7 @@ class Muxer(ClosedByWith):
         name, format, listed = codec.name, self._format, self._container.supported_codecs
         if self._loses(name) or (format == "mov" and name in _MP4_ONLY):
             return False
-        if name == "mp3" and codec.sample_rate not in _MP3_RATES.get(format, [codec.sample_rate]):
+        if name == "mp3" and format in ("mp4", "ipod") and codec.sample_rate not in _MP3_RATES:
             return False
         return format == "mpegts" or not listed or name in listed
 
@@ -394,8 +378,7 @@ class Muxer(ClosedByWith):
         if codec == "pillow" or format in _IN_FORMATS:  # "pillow" stands for a whole animation
             return codec not in _IN_FORMATS.get(format, ())
         # FFmpeg would write packets of other codecs as raw video.
-        is_raw = format in ("avi", "asf") and codec not in self._container.supported_codecs
-        return is_raw or (format == "flv" and codec in _NOT_IN_FLV)
+        return format == "avi" and codec not in self._container.supported_codecs
 
     def _refused(self, codec: str, remedy: str) -> EncodeError:
         text = f"format {self._format!r} does not take {codec}; give another {remedy}"
@@ -433,7 +416,8 @@ class Muxer(ClosedByWith):
             text = f"cannot be written: {text}"
             self._failure = partial(WriteError, text, source=self._name, errno=error.errno)
         else:
-            remedy = next((remedy for said, remedy in _REMEDIES.items() if said in text), "")
-            text = f"cannot be encoded: {text}{remedy}"
+            text = f"cannot be encoded: {text}"
+            if "divisible by 2" in text:  # x264 and x265, for odd sides in 4:2:0
+                text += ". Scale to even sides, or take pix_fmt='yuv444p'"
             self._failure = partial(EncodeError, text, source=self._name)
         return self._failure()

@@ -179,9 +179,8 @@ def cut(
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window; to PCM in WAV and similar formats. Rates that an encoder does not take are resampled: 44.1 kHz to
-    48 kHz for Opus. In AVI, FLV, ASF and MPEG-TS, which do not state what encoders add, AAC begins 1024
-    samples late and MP3 1105. MXF holds audio of whole frames only: the last one may be cut short or
-    filled. Covers of audio are left out. ``start`` becomes second 0.
+    48 kHz for Opus. In AVI and MPEG-TS, which do not state what encoders add, AAC begins 1024 samples late
+    and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.
@@ -367,7 +366,7 @@ def _unit(muxer: Muxer, encoder: str, codec: VideoCodec, time_base: Fraction) ->
     """Return the time base of frames that are re-encoded."""
     if encoder in ("mpeg1video", "mpeg2video") and codec.frame_rate:
         return 1 / codec.frame_rate  # they count frames
-    # AVI and MXF count frames, too, and the window may begin between two.
+    # AVI counts frames, too, and the window may begin between two.
     if time_base > Fraction(1, 1000) and muxer.has_times():
         time_base /= 100
     # The time base of MPEG-4 is limited to 16 bits.

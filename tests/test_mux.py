@@ -519,7 +519,7 @@ def test_formats_take_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
     frames = np.zeros((60, 48, 64, 3), np.uint8)
     source, target = tmp_path / "vp9.webm", tmp_path / "out.ts"
     sm.save_video(source, frames, encoder="libvpx-vp9")
-    for format in ("mpeg", "vob", "flac", "aiff"):
+    for format in ("flac", "aiff"):
         with sm.Muxer(io.BytesIO(), format=format) as muxer:
             with pytest.raises(sm.EncodeError, match=f"'{format}' does not take vp9"):
                 muxer.add_remux_stream(sm.demux_video(source))

@@ -287,8 +287,6 @@ SOUNDS = [
         r"rate 12345 is not supported .* encoder\. Supported sample rates: 44100, 48000, .*8000\)",
     ),
     ("mp3", 48000, 6, r"'5\.1' is not supported .* Supported channel layouts: mono, stereo\)"),
-    # The error number is that of a disk that permits nothing.
-    ("mxf", 48000, 1, "cannot be encoded: .*exactly one video stream"),
 ]
 
 
@@ -301,14 +299,11 @@ def test_sound_that_a_format_does_not_take(
         sm.save_audio(io.BytesIO(), samples, sample_rate, format=format)
 
 
-@each("format", ["mpegts", "flv"])
 @each("sample_rate,num_channels", [(8000, 1), (48000, 6)])
-def test_audio_that_mp2_and_mp3_do_not_take_is_aac(
-    format: str, sample_rate: int, num_channels: int
-) -> None:
+def test_audio_that_mp2_does_not_take_is_aac(sample_rate: int, num_channels: int) -> None:
     file = io.BytesIO()
     silence = np.zeros((num_channels, sample_rate), np.float32)
-    sm.save_audio(file, silence, sample_rate, format=format)
+    sm.save_audio(file, silence, sample_rate, format="mpegts")
     frames = sm.decode_packets(sm.demux_audio(file.getvalue()))
     assert sm.probe(file.getvalue()).streams[0].codec == "aac"
     assert (frames.sample_rate, frames.num_channels) == (sample_rate, num_channels)
@@ -352,12 +347,11 @@ def test_formats_that_go_back_are_written_where_nothing_can_seek(tmp_path: Path)
     assert pipe.data == (tmp_path / "out.mp4").read_bytes()
 
 
-@pytest.mark.parametrize("format", ["flv", "3gp", "3g2", "asf"])
-def test_default_encoders_take_any_size_and_rate(format: str) -> None:
-    audio = None if format == "asf" else (np.zeros(8000, np.float32), 24000)
-    data = saved(VIDEO, audio=audio, format=format)
-    assert sm.load_video(data).shape == VIDEO.shape
-    assert audio is None or sm.probe(data).audio.sample_rate == 24000
+@each("name", ["a.flv", "a.3gp", "a.3g2", "a.wmv", "a.wma", "a.mpg", "a.vob", "a.mxf"])
+def test_formats_that_ffmpeg_does_not_write_well_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not written; take MP4, Matroska, MPEG-TS or AVI"):
+        sm.save_video(tmp_path / name, VIDEO)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
@@ -378,8 +372,6 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
             saved(VIDEO, audio=wrong)
     with pytest.raises(sm.EncodeError, match="'wav' holds no video"):
         sm.save_video(tmp_path / "out.wav", VIDEO)
-    with pytest.raises(sm.EncodeError, match=r"bitrate too low.*Give a bit_rate="):
-        sm.save_audio(tmp_path / "out.wma", samples, 8000, encoder="wmav2")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -661,28 +653,14 @@ def test_a_cut_resamples_audio_whose_rate_the_encoder_does_not_take() -> None:
     assert np.corrcoef(found[0], wanted[0])[0, 1] > 0.99
 
 
-@each(
-    "source,encoder,sample_rate,format",
-    [
-        ("mp3", None, 8000, "mp4"),
-        ("mp3", None, 16000, "flv"),
-        ("aiff", None, 44100, "flv"),  # FFmpeg wrote these bytes in the wrong order,
-        ("wav", "pcm_s16le", 8000, "flv"),  # and these at 5512 Hz
-    ],
-)
-def test_audio_that_a_format_does_not_take_is_cut_to_aac(
-    source: str, encoder: str | None, sample_rate: int, format: str
-) -> None:
+@each("format", ["mp4", "ipod"])
+def test_audio_that_a_format_does_not_take_is_cut_to_aac(format: str) -> None:
     made, file = io.BytesIO(), io.BytesIO()
-    tone = np.sin(np.arange(sample_rate) / 9)[None] / 2
-    tone = (tone * 2**15).astype(np.int16)
-    sm.save_audio(made, tone, sample_rate, format=source, encoder=encoder)
+    tone = (np.sin(np.arange(8000) / 9)[None] * 2**14).astype(np.int16)
+    sm.save_audio(made, tone, 8000, format="mp3")
     sm.cut(made.getvalue(), file, 0.5, 1, format=format)
     assert sm.probe(file.getvalue()).streams[0].codec == "aac"
-    assert sm.load_audio(file.getvalue()).sample_rate == sample_rate
-    for pcm in ("pcm_s16be", "pcm_s16le"):
-        with pytest.raises(sm.EncodeError, match="'flv' does not take pcm_s16"):
-            sm.save_audio(io.BytesIO(), tone, 44100, format="flv", encoder=pcm)
+    assert sm.load_audio(file.getvalue()).sample_rate == 8000
 
 
 @each("format,orientation", [("avi", 6), ("matroska", 2)])
@@ -701,12 +679,11 @@ def test_a_cut_is_upright_where_the_format_stores_no_orientation(
 
 def test_the_start_of_wma_is_not_lost() -> None:
     """FFmpeg's decoder leaves out the first 2048 samples of what its encoder makes."""
-    source, file = io.BytesIO(), io.BytesIO()
-    tone = np.sin(np.arange(48000) ** 1.7 / 3e4).astype(np.float32)[None] / 2
-    sm.save_audio(source, tone, 48000, format="asf", encoder="wmav2", bit_rate=128000)
-    sm.cut(source.getvalue(), file, 0.25, 0.75, format="asf")
-    found = sm.load_audio(file.getvalue()).array[:, 1105:][:, :24000]
-    wanted = sm.load_audio(source.getvalue(), timestamp=(0.25, 0.75)).array
+    tone = np.sin(np.arange(48000) ** 1.7 / 3e4).astype(np.float32)[:, None] / 2
+    source, file = make_audio(tone, codec="wmav2", format="asf", bit_rate=128000), io.BytesIO()
+    sm.cut(source, file, 0.25, 0.75, format="matroska")
+    found = sm.load_audio(file.getvalue()).array[:, :24000]
+    wanted = sm.load_audio(source, timestamp=(0.25, 0.75)).array
     assert np.abs(found[:, 500:-500] - wanted[:, 500:-500]).mean() < 0.02
 
 
