@@ -34,7 +34,6 @@ from spdl_media.packets import (
     copy_packet,
     make_packet,
 )
-from spdl_media.parts import refusal
 from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 from spdl_media.timing import Timestamp, Window, parse_window
@@ -130,8 +129,6 @@ def _whole_file(input: Input, decoder: str) -> ImagePackets:
     data = input.read_all()
     if not len(data):
         raise DemuxError("is empty (0 bytes)", source=input.name)
-    if decoder == "sunrast" and (text := refusal(data)):
-        raise DemuxError(text, source=input.name)
     if decoder == "hdr":  # FFmpeg takes Radiance files with only one of their two first lines
         data = b"#?RADIANCE" + bytes(data[len("#?RGBE") :])
     codec = _still_stream(decoder)
@@ -165,7 +162,9 @@ def is_unsupported(error: MediaError) -> bool:
 
 # FFmpeg's log says whether a feature is unsupported; the error code often does not.
 _UNSUPPORTED = re.compile(
-    r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
+    # The last of these: FFmpeg looks for the code stream of a JPEG 2000 among the first boxes only.
+    r"not yet implemented|not supported|unsupported|unknown pixel format|Could not find Jpeg2000",
+    re.IGNORECASE,
 )
 
 

@@ -49,11 +49,9 @@ def refusal(head: Bytes, format: str | None = None) -> str | None:
     """Return why FFmpeg must not read a file, from its first 16 bytes and named format; ``None``: it may."""
     if bytes(head[:4]) == b"RIFX" and format in (None, "wav"):
         return "it is a WAV of big-endian numbers (RIFX), which FFmpeg reads as little-endian; convert it"
-    if bytes(head[:4]) == b"\x59\xa6\x6a\x95" and len(head) >= 16:
-        width, height, depth = struct.unpack_from(">3I", head, 4)
-        # FFmpeg's decoder asserts that it fits into 31 bits, which would end the process.
-        if (width * depth + 7) // 8 * height * 3 >= 2**31:
-            return f"it is a Sun raster of {width}x{height}, too large for FFmpeg; convert it"
+    if bytes(head[:4]) == b"\x59\xa6\x6a\x95":
+        # FFmpeg's decoder asserts that the size fits into 31 bits, which would end the process.
+        return "it is a Sun raster, which FFmpeg reads only in part; convert it"
     return None
 
 

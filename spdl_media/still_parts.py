@@ -380,23 +380,6 @@ def _sgi(view: memoryview, size: int) -> str | None:
     return short_of(size, end, f"the last of {rows} rows")
 
 
-def _sunrast(view: memoryview, size: int) -> str | None:
-    width, height, depth, length, kind, _, colors = struct.unpack_from(">7I", view, 4)
-    whole = (width * depth + 15) // 16 * 2 * height
-    # Kind 2 is run-length coded. Its length is that of the runs, or in files of some writers of the pixels.
-    if kind != 2 or length != whole:
-        return short_of(size, 32 + colors + (length if kind == 2 else whole), "the last row")
-    data = view[32 + colors :]
-    missing = whole - len(data)
-    for run in _SUN_RUN.findall(data):
-        missing += len(run) - (run[1] + 1 if len(run) == 3 else run == b"\x80\0")
-    return missing_after(size, f"before {missing} of {whole} bytes") if missing > 0 else None
-
-
-# How often less one a byte is repeated, and the byte; or 0x80 itself; or an incomplete run at the end.
-_SUN_RUN = re.compile(rb"\x80(?:[\1-\xff].|\0|.?\Z)", re.DOTALL)
-
-
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS, _TIFF_COMPRESSION = 256, 257, 258, 259
 _TIFF_SAMPLES, _TIFF_ROWS, _TIFF_SIZES = 277, 278, 279
 
@@ -428,5 +411,5 @@ _IMAGE_CHECKS: Mapping[str, Callable[[memoryview, int], str | None]] = (
     | dict.fromkeys(("apng", "png"), _png)
     | dict.fromkeys(("webp", "webp_anim"), _webp)
     | {"avif": _heif, "bmp": _bmp, "dpx": _dpx, "exr": _exr, "gif": _gif, "qoi": _qoi}
-    | {"pam": _pam, "sgi": _sgi, "sunrast": _sunrast, "targa": _targa, "tiff": _tiff}
+    | {"pam": _pam, "sgi": _sgi, "targa": _targa, "tiff": _tiff}
 )

@@ -109,18 +109,6 @@ def targa_reason(view: memoryview) -> str | None:
     return "a TGA of gray and alpha" if is_gray else "a TGA of 16 bits a pixel"
 
 
-_DDS_RGB = 0x40
-_DDS_RGBA = range(27, 32)  # DXGI formats with 8 bits each of red, green, blue and alpha
-
-
-def dds_reason(view: memoryview) -> str | None:
-    flags, kind, bits = struct.unpack_from("<I4sI", view, 80)
-    if flags & _DDS_RGB and bits == 16:
-        return "a DDS of 16 bits a pixel"
-    (dxgi,) = struct.unpack_from("<I", view, 128)
-    return "a DDS that begins with red" if kind == b"DX10" and dxgi in _DDS_RGBA else None
-
-
 def cursor_reason(view: memoryview) -> str | None:
     """A TGA can begin alike, but has zeros in the fields of the number of images and the first offset.
 
@@ -161,18 +149,15 @@ def jpeg_reason(view: memoryview) -> str | None:
 # Precision and accuracy, before the colour space, are for the reader to judge.
 _JP2_CMYK = re.compile(rb"colr\x01..\0\0\0\x0c", re.DOTALL)
 _JP2_CHANNELS = re.compile(rb"cdef\0(.)", re.DOTALL)
-_JP2_BOXES = 12  # the first ones, among which FFmpeg looks for the code stream
 
 
 def jp2_reason(view: memoryview) -> str | None:
-    """FFmpeg ignores what channels mean, and finds no code stream after many boxes of metadata.
+    """FFmpeg ignores what channels mean.
 
     Raises:
         struct.error: The data ends inside the header of a box, or the list of channels.
     """
-    boxes = list(parts.boxes(view))
-    if b"jp2c" in {kind for kind, _, _ in boxes} - {kind for kind, _, _ in boxes[:_JP2_BOXES]}:
-        return "a JPEG 2000 with many boxes before its code stream"
+    boxes = parts.boxes(view)
     head = b"".join(bytes(view[start:end]) for kind, start, end in boxes if kind == b"jp2h")
     if _JP2_CMYK.search(head):
         return "a JPEG 2000 of CMYK"

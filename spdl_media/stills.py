@@ -26,15 +26,11 @@ HEAD_SIZE = 1 << 16
 Only an ``acTL`` chunk after a large colour profile needs so many; all other formats are known from
 the first 32."""
 
-WITHOUT_SIGNATURE = frozenset(
-    {"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix", "sunrast"}
-)
+WITHOUT_SIGNATURE = frozenset({"targa", "xbm", "pcx", "pictor", "photocd", "brender_pix"})
 """Decoders of images that only the name of their file identifies; of TGA, only those with odd headers."""
 
 # Decoders with the same name as FFmpeg's demuxer of such files, which appends "_pipe".
-_NAMED_ALIKE = (
-    "bmp dds dpx exr jpegls pam pbm pfm pgm pgmyuv phm png ppm qoi sgi sunrast tiff webp".split()
-)
+_NAMED_ALIKE = "bmp dpx exr jpegls pam pbm pfm pgm pgmyuv phm png ppm qoi sgi tiff webp".split()
 
 STILL_FORMATS: Mapping[str, str] = MappingProxyType(
     {name: name for name in _NAMED_ALIKE}
@@ -205,12 +201,12 @@ _SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
     b"\0\0\0\x0cjP  \r\n\x87\n": (_jp2_codec, still_variants.jp2_reason),
     b"\xff\x4f\xff\x51": ("jpeg2000", None),
     b"qoif": ("qoi", None),
-    b"DDS ": ("dds", still_variants.dds_reason),
+    b"DDS ": (None, "a DDS"),
     b"SDPX": ("dpx", None),
     b"XPDS": ("dpx", None),
     b"v/1\x01": ("exr", None),
     b"\x01\xda": (_sgi_codec, lambda view: "an SGI of one row" if view[5] == 1 else None),
-    b"\x59\xa6\x6a\x95": ("sunrast", None),
+    b"\x59\xa6\x6a\x95": (None, "a Sun raster"),
     b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
     b"\0\0\2\0": (None, still_variants.cursor_reason),
     b"icns": (None, "an icon"),

@@ -28,7 +28,7 @@ STILLS: dict[str, str] = dict(
     pair.split("/")  # type: ignore[misc]  # into two
     for pair in """
     mjpeg/jpg png/png libwebp/webp bmp/bmp tiff/tif gif/gif targa/tga pam/pam ppm/ppm pgm/pgm pbm/pbm
-    pgmyuv/pgmyuv pfm/pfm phm/phm jpeg2000/jp2 jpegls/jls dpx/dpx exr/exr sgi/sgi sunrast/sun qoi/qoi
+    pgmyuv/pgmyuv pfm/pfm phm/phm jpeg2000/jp2 jpegls/jls dpx/dpx exr/exr sgi/sgi qoi/qoi
     pcx/pcx xbm/xbm ljpeg/ljpg
     """.split()
 )
@@ -178,5 +178,5 @@ def test_a_sun_raster_at_which_ffmpeg_ends_the_process_is_refused(
     load: Callable[..., object], format: str | None
 ) -> None:
     data = struct.pack(">8I", 0x59A66A95, 15447, 15447, 24, 100, 2, 0, 0) + bytes(100)
-    with pytest.raises(sm.DemuxError, match=r"Sun raster of 15447x15447, too large.*convert it"):
+    with pytest.raises(sm.MediaError, match=r"Sun raster"):
         load(data, demux_config=sm.demux_config(format=format))

@@ -61,10 +61,6 @@ def targa_runs(runs: bytes, width: int = 4, height: int = 2) -> bytes:
 TARGA_FOOTER = bytes(8) + b"TRUEVISION-XFILE.\0"
 
 
-def sunrast(rows: bytes, *, kind: int = 1) -> bytes:
-    return struct.pack(">8I", 0x59A66A95, 3, 2, 24, len(rows), kind, 0, 0) + rows
-
-
 FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "jpeg": ("mjpeg", lambda: made("mjpeg")),
     "jpeg, lossless": ("mjpeg", lambda: made("ljpeg", "yuvj444p")),
@@ -85,7 +81,6 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "dpx": ("dpx", lambda: made("dpx", "rgb24")),
     "exr": ("exr", lambda: made("exr", "gbrpf32le")),
     "sgi": ("sgi", lambda: made("sgi", smooth=True)),
-    "sun raster": ("sunrast", lambda: sunrast(bytes(range(20)))),
     "gif": ("gif", lambda: made("gif")),
     "avif": ("avif", lambda: made("libsvtav1", "yuv420p")),
     "apng": ("apng", lambda: made("apng")),
@@ -162,7 +157,6 @@ def test_no_cut_goes_unnoticed(name: str) -> None:
         ("qoi", -1, "before the end marker"),
         ("exr", -1, "but the last of 24 blocks of rows should end at byte"),
         ("sgi", -1, "but the last of 72 rows should end at byte"),
-        ("sun raster", -1, "but the last row should end at byte 52"),
         ("gif", -1, "before the trailer of a GIF"),
         ("avif", -1, "but the box mdat should end at byte"),
         ("avif", 20, "but the box ftyp should end at byte 32"),
@@ -247,16 +241,6 @@ def test_targa_in_runs() -> None:
     assert check_complete("targa", whole + TARGA_FOOTER) is None
     assert "the last run should end at byte 25" in str(check_complete("targa", whole[:-1]))
     assert "before the runs of 4 of 8 pixels" in str(check_complete("targa", whole[:20]))
-
-
-def test_sun_raster_in_runs() -> None:
-    assert check_complete("sunrast", sunrast(bytes(7), kind=2)) is None
-    assert "the last row" in str(check_complete("sunrast", sunrast(bytes(7), kind=2)[:-1]))
-    # Some writers state the size of the pixels instead of that of the runs: here 4 x 1, 15 x 7 and 128.
-    head, runs = sunrast(bytes(20), kind=2)[:32], b"\1\1\1\1\x80\x0e\7\x80\0"
-    assert check_complete("sunrast", head + runs) is None
-    assert "before 1 of 20 bytes" in str(check_complete("sunrast", head + runs[:-2]))
-    assert "before 16 of 20 bytes" in str(check_complete("sunrast", head + runs[:-3]))
 
 
 def test_gif_whose_searched_part_ends_inside_the_header_of_an_image_is_a_video() -> None:
