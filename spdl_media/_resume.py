@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,21 +66,18 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary of JSON types, with the source's own state unchanged."""
-        # Nearly all states are "the first n items", which is most readable as one number.
-        num_done = self.done[0][1] if self.done and self.done[0][0] == 0 else 0
         return {
             "version": VERSION,
             "epoch": self.epoch,
             "seed": self.seed,
-            "num_done": num_done,
             # Lists, because JSON has no tuples: the state stays equal through a JSON file.
-            "done_beyond": [list(pair) for pair in self.done if pair[0] >= num_done],
-            "partly_done": _listed(self.partly_done),
+            "done": _as(list, self.done),
+            "partly_done": _as(list, self.partly_done),
             "source": None if self.snapshot is None else self.snapshot._asdict(),
             "source_length": self.source_length,
             "order": self.order,
-            "before": [*map(list, self.before)],
-            "partly_before": _listed(self.partly_before),
+            "before": _as(list, self.before),
+            "partly_before": _as(list, self.partly_before),
         }
 
     @classmethod
@@ -103,51 +99,24 @@ class State:
                 f"{VERSION}; {remedy}"
             )
         try:
-            # num_done stands for the first interval.
-            leading = [(0, state["num_done"])] if _count(state["num_done"]) else []
-            source, length, order = state["source"], state["source_length"], state["order"]
-            if not isinstance(order, Mapping | None):
-                raise TypeError(f"{order!r} is no order")
+            names = ("done", "partly_done", "before", "partly_before")
             return cls(
-                epoch=_count(state["epoch"]),
-                seed=_count(state["seed"]),
-                done=_pairs([*leading, *state["done_beyond"]]),
-                partly_done=_partly(state["partly_done"]),
-                snapshot=None
-                if source is None
-                else Snapshot(_count(source["position"]), source["state"]),
-                source_length=None if length is None else _count(length),
-                order=order,
-                before=_pairs(state["before"]),
-                partly_before=_partly(state["partly_before"]),
+                epoch=state["epoch"],
+                seed=state["seed"],
+                snapshot=None if state["source"] is None else Snapshot(**state["source"]),
+                source_length=state["source_length"],
+                order=state["order"],
+                **{name: _as(tuple, state[name]) for name in names},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(
                 f"the state is incomplete or damaged ({type(error).__name__}: {error}); {remedy}"
             ) from error
 
 
-def _count(value: Any) -> int:
-    # isinstance(True, int) holds, but to_dict never writes a bool here.
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _pairs(intervals: Any) -> Pairs:
-    pairs = tuple((_count(start), _count(stop)) for start, stop in intervals)
-    bounds = [bound for pair in pairs for bound in pair]
-    if any(left >= right for left, right in pairwise(bounds)):
-        raise ValueError(f"{pairs} are no intervals in order")
-    return pairs
-
-
-def _partly(items: Any) -> tuple[tuple[int, Pairs], ...]:
-    return tuple((_count(at), _pairs(offsets)) for at, offsets in items)
-
-
-def _listed(items: tuple[tuple[int, Pairs], ...]) -> list[Any]:
-    return [[at, [*map(list, offsets)]] for at, offsets in items]
+def _as(kind: type[list[Any] | tuple[Any, ...]], items: Any) -> Any:
+    """Return nested lists or tuples as lists or as tuples."""
+    return kind(_as(kind, item) if isinstance(item, list | tuple) else item for item in items)
 
 
 def loaded_state(

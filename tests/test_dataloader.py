@@ -457,7 +457,7 @@ class TestStopping:
             signal.signal(signal.SIGUSR1, before)
         # Otherwise the rest of the epoch would be lost.
         state = loader.state_dict()
-        assert (state["epoch"], state["num_done"]) == (0, 1)
+        assert (state["epoch"], state["done"]) == (0, [[0, 1]])
 
     def test_after_a_timeout_iteration_continues(self) -> None:
         proceed = threading.Event()
@@ -978,7 +978,7 @@ class TestTasks:
             return [*taken, await waits, *[item async for item in iterator]]
 
         assert asyncio.run(take()) == [0, None]
-        assert loader.state_dict()["num_done"] == 1
+        assert loader.state_dict()["done"] == [[0, 1]]
 
     @pytest.mark.parametrize("count", [2, 9])
     def test_a_loader_is_freed_after_its_iteration(self, count: int) -> None:
@@ -1007,7 +1007,7 @@ class TestTasks:
         assert asyncio.run(take_one()) == [0, 1, 2, 3]
         gc.collect()
         wait_for_threads(before)
-        assert loader.state_dict()["num_done"] == 4
+        assert loader.state_dict()["done"] == [[0, 4]]
         resumed = DataLoader(range(10), batch_size=4, output_order="input")
         resumed.load_state_dict(loader.state_dict())
         assert list(resumed) == [[4, 5, 6, 7], [8, 9]]
@@ -1085,7 +1085,7 @@ class TestTasks:
                 # A busy machine may take longer than the loader's timeout.
                 with contextlib.suppress(TimeoutError):
                     items.append(await anext(iterator))
-                    assert loader.state_dict()["num_done"] == len(items)
+                    assert loader.state_dict()["done"] == [[0, len(items)]]
             return items
 
         loader = DataLoader(range(5), preprocessor=wait, output_order="input", timeout=timeout)

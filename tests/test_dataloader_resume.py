@@ -220,14 +220,14 @@ def test_the_rest_comes_once(
         assert len(given) == kept
         assert not Counter(given) - Counter(expected)
     after = loader.state_dict()
-    assert (after["epoch"], after["num_done"]) == (epoch + 1, 0)
+    assert (after["epoch"], after["done"]) == (epoch + 1, [])
 
 
 def test_a_state_is_taken_between_any_two_batches() -> None:
     loader = DataLoader(list(range(10)), batch_size=3, output_order="input")
     fresh = loader.state_dict()
     states = [loader.state_dict() for _ in loader]
-    assert [state["num_done"] for state in states] == [3, 6, 9, 10]
+    assert [state["done"] for state in states] == [[[0, n]] for n in (3, 6, 9, 10)]
     assert {state["epoch"] for state in (fresh, *states)} == {0}
     assert loader.state_dict() == {**fresh, "epoch": 1}
     rests = []
@@ -261,7 +261,7 @@ def test_setting_an_epoch_forgets_where_it_was() -> None:
     loader = DataLoader(range(6), output_order="input")
     list(itertools.islice(loader, 2))
     loader.set_epoch(4)
-    assert loader.state_dict()["num_done"] == 0
+    assert loader.state_dict()["done"] == []
     assert list(loader) == list(range(6))
     assert loader.state_dict()["epoch"] == 5
 
@@ -293,7 +293,7 @@ def test_an_item_in_the_middle_of_its_samples() -> None:
     iterator = iter(loader)
     assert next(iterator) == [("a", 0), ("a", 1), ("a", 2)]
     state = loader.state_dict()
-    assert (state["num_done"], state["partly_done"]) == (0, [[0, [[0, 3]]]])
+    assert (state["done"], state["partly_done"]) == ([], [[0, [[0, 3]]]])
     assert next(iterator) == [("a", 3), ("a", 4), ("b", 0)]
     resumed = make_loader()
     resumed.load_state_dict(state)
@@ -317,7 +317,7 @@ def test_what_overtook_others_is_not_made_again() -> None:
     iterator = iter(loader)
     assert sorted(itertools.islice(iterator, 4)) == [1, 2, 3, 4]
     state = loader.state_dict()
-    assert (state["num_done"], state["done_beyond"]) == (0, [[1, 5]])
+    assert state["done"] == [[1, 5]]
     proceed.set()
     del iterator
     resumed = DataLoader(range(6), preprocessor=slow)
@@ -431,10 +431,10 @@ def test_failed_batches_are_not_made_again() -> None:
     loader = make_loader()
     assert list(itertools.islice(loader, 2)) == [1, 9]
     state = loader.state_dict()
-    assert state["num_done"] >= 6
+    assert state["done"][0][1] >= 6
     calls.clear()
     resumed = make_loader()
-    resumed.load_state_dict({**state, "num_done": 6, "done_beyond": []})
+    resumed.load_state_dict({**state, "done": [[0, 6]]})
     assert list(resumed) == [13]
     assert calls == [[6, 7]]
 
@@ -472,7 +472,7 @@ def test_what_failed_by_whatever_error_is_not_made_again(place: str, fn: Any) ->
     assert list(itertools.islice(loader, 4)) == [0, 1, 2, 4]
     assert loader.failure_counts[fn.__name__] == 1
     state = loader.state_dict()
-    assert (state["num_done"], state["done_beyond"], state["partly_done"]) == (5, [], [])
+    assert (state["done"], state["partly_done"]) == ([[0, 5]], [])
 
 
 @pytest.mark.parametrize("is_generator", [False, True])
@@ -504,10 +504,7 @@ def test_what_a_failed_run_cancels_is_made_again(is_generator: bool) -> None:
     with pytest.raises(PipelineFailure, match="one"):
         list(iterator)
     state = loader.state_dict()
-    done = {
-        *range(state["num_done"]),
-        *itertools.chain(*itertools.starmap(range, state["done_beyond"])),
-    }
+    done = {*itertools.chain(*itertools.starmap(range, state["done"]))}
     assert 1 in done
     assert 2 not in done
 

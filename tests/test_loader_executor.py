@@ -144,7 +144,7 @@ def test_what_a_failed_run_ends_in_a_process_is_made_after_a_resume(tmp_path: Pa
     with pytest.raises(PipelineFailure, match="the first"):
         next(iterator)
     state = loader.state_dict()
-    assert state["num_done"] + len(state["done_beyond"]) == 1
+    assert sum(stop - start for start, stop in state["done"]) == 1
 
 
 def test_processes_of_threads_give_what_threads_do() -> None:
