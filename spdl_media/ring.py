@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media import shared_memory
-from spdl_media._checks import warn_caller
 from spdl_media._optional import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
@@ -55,9 +54,9 @@ class Ring:
         context: Context of ``multiprocessing`` that starts the sender.
         block_size: Size of a block in bytes. A value takes at least one block.
         num_sent: Maximum number of values in transit.
-        num_views: Blocks that arrays of the receiver may hold at a time. Values beyond that are copied.
+        num_views: Blocks that arrays of the receiver may hold at a time. Values beyond that are copied. A
+            value takes one block for each array that was allocated in one.
         pin_memory: Pin blocks in the receiver.
-        warns: Whether the receiver warns when it has to copy.
 
     Raises:
         OSError: No more file descriptors are available.
@@ -69,9 +68,8 @@ class Ring:
         block_size: int,
         *,
         num_sent: int,
-        num_views: int,
+        num_views: int = 64,
         pin_memory: bool = False,
-        warns: bool = False,
     ) -> None:
         # One block more than all others can hold for long, so that the sender always gets one eventually.
         count = min(_NUM_OWN + num_views + num_sent + 1, _MAX_BLOCKS)
@@ -85,7 +83,6 @@ class Ring:
             raise
         self._num_views = min(num_views, count - _NUM_OWN - 1)
         self._pin_memory = pin_memory
-        self._warns = warns
         # One entry for each block that arrays in this process hold.
         self._views: deque[None] = deque()
 
@@ -122,19 +119,9 @@ class Ring:
             self.blocks.pin(number, start + nbytes)
         buffers = [blocks[number][start : start + nbytes] for number, start, nbytes in places]
         if is_full:
-            self._warn_once()
             buffers = [buffer.copy() for buffer in buffers]
         data: Any = buffers.pop() if stream is None else stream
         return pickle.loads(data, buffers=buffers)  # noqa: S301  # from the process started for it
-
-    def _warn_once(self) -> None:
-        if self._warns:
-            self._warns = False
-            warn_caller(
-                f"the batches that you keep use more than {self._num_views} blocks of shared memory, so "
-                "further batches are copied. Release batches earlier",
-                UserWarning,
-            )
 
 
 def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> None:

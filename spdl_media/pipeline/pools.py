@@ -41,8 +41,6 @@ _PID: Final = os.getpid()
 _MAX_FAILED_STARTS: Final = 3
 # Maximum bytes of a result's arrays in shared memory.
 _BLOCK_SIZE: Final = 1 << 28
-# Maximum number of shared memory blocks of one process in which kept results may lie.
-_NUM_VIEWS: Final = 64
 
 
 class WorkerProcesses:
@@ -161,7 +159,6 @@ class WorkerProcesses:
             seeds=next(self._seeds),
             block_size=_BLOCK_SIZE,
             num_sent=config.num_threads,
-            num_views=_NUM_VIEWS,
         )
 
     def _count_failed_start(self, error: Exception) -> None:

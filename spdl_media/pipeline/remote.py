@@ -31,10 +31,6 @@ __all__ = (
 
 T = TypeVar("T")
 
-# Maximum number of shared memory blocks in which items that the consumer keeps may lie. A batch takes one
-# block for each array.
-_NUM_VIEWS: Final = 64
-
 # Kinds of answers of the other process. A request is an epoch and a number of items.
 _ITEM, _END, _FAILED = range(3)
 _NO_EPOCH: Final = 0
@@ -179,8 +175,7 @@ class SubprocessIterable(ClosedByWith, Generic[T]):
         self._num_ahead = 1 + check_int("buffer_size", buffer_size)
         self._timeout = timeout if timeout is None else check_seconds("timeout", timeout)
         check_int("block_size", ring_options["block_size"], unit=" byte")
-        self._ring_options = {"num_sent": self._num_ahead, "num_views": _NUM_VIEWS, "warns": True}
-        self._ring_options |= ring_options
+        self._ring_options = {"num_sent": self._num_ahead} | ring_options
         self._name = name_of(fn)
         self._arguments = (fn, initializer)
         self._context = multiprocessing.get_context(mp_context)

@@ -78,10 +78,7 @@ def test_an_iteration_that_is_broken_off_leaves_nothing_to_the_next() -> None:
 
 
 def test_what_is_kept_stays_right_after_the_process_is_gone() -> None:
-    with (
-        iterate_in_subprocess(functools.partial(Batches, 90)) as batches,
-        pytest.warns(UserWarning, match="use more than 64 blocks of shared memory"),
-    ):
+    with iterate_in_subprocess(functools.partial(Batches, 90)) as batches:
         kept = list(batches)
     for index, batch in enumerate(kept):
         np.testing.assert_array_equal(batch["rows"], index)
