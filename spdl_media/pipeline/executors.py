@@ -188,20 +188,17 @@ class ThreadPoolExecutorConfig:
 
     Args:
         max_workers: Number of threads; the default is the stage's concurrency.
-        initializer: Called with ``initargs`` by each thread before its first item.
-        initargs: Arguments of ``initializer``.
 
     Raises:
-        TypeError: ``max_workers`` is not an integer, or ``initializer`` not callable.
+        TypeError: ``max_workers`` is not an integer.
         ValueError: ``max_workers`` is below 1.
     """
 
     max_workers: int | None = None
-    initializer: Callable[..., object] | None = None
-    initargs: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_pool(self)
+        if self.max_workers is not None:
+            check_int("max_workers of ThreadPoolExecutorConfig", self.max_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +278,7 @@ ExecutorConfig: TypeAlias = (
 )
 
 
-def _check_pool(config: ExecutorConfig) -> None:
+def _check_pool(config: ProcessPoolExecutorConfig | InterpreterPoolExecutorConfig) -> None:
     kind = type(config).__name__
     if config.max_workers is not None:
         check_int(f"max_workers of {kind}", config.max_workers)

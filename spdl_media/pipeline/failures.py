@@ -178,27 +178,24 @@ class FailureRecord:
         return f"<FailureRecord of {self}>"
 
 
-def record_failure(
-    stage: str, item: object, error: BaseException, where: str = ""
-) -> FailureRecord:
+def record_failure(stage: str, item: object, error: BaseException) -> FailureRecord:
     """Make the record of a failure. Traceback and large data of the exception and its causes are removed.
 
     Args:
         stage: Name of the stage.
         item: The stage's input.
         error: The exception.
-        where: Text before the traceback, for an exception that was made rather than raised.
     """
     raised_at = ""
     try:
-        text = where + "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(error))
         # Not by file names: a dataclass makes its __init__ in the file "<string>".
         steps = error.__traceback__
         frames = zip(traceback.walk_tb(steps), traceback.extract_tb(steps), strict=False)
         own = [line for (frame, _), line in frames if not _is_ours(frame)]
         raised_at = "".join(traceback.format_list(own))
     except BaseException:  # noqa: BLE001  # such as an exception class whose notes raise
-        text = where + describe(error)
+        text = describe(error)
     _lighten(error)
     return FailureRecord(stage, short_repr(item), error, text, raised_at)
 

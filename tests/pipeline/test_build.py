@@ -192,15 +192,6 @@ def test_a_timeout_in_a_process_kills_its_worker(tmp_path: Path) -> None:
     assert [type(record.exception) for record in pipeline.failures] == [TimeoutError]
 
 
-def test_threads_of_a_stage_are_initialized() -> None:
-    seen: list[str] = []
-    executor = ThreadPoolExecutorConfig(2, initializer=seen.append, initargs=("ready",))
-    assert sorted(run(source().pipe(double, concurrency=2, executor=executor))) == [
-        2 * item for item in range(10)
-    ]
-    assert 1 <= len(seen) <= 2
-
-
 def test_generators_run_in_threads_of_their_own_and_of_the_caller() -> None:
     with ThreadPoolExecutor(2) as executor:
         for threads in (executor, ThreadPoolExecutorConfig()):

@@ -377,10 +377,10 @@ def test_limits_of_failures_that_are_allowed(limit: float) -> None:
             r"sink of a pipeline must be a SinkConfig",
         ),
         (lambda: MergeConfig((builder(),)), r"MergeConfig their definitions, not PipelineBuilder"),
-        (lambda: ThreadPoolExecutorConfig(initargs=[1]), r"initargs of Thread.* must be a tuple"),
+        (lambda: ProcessPoolExecutorConfig(initargs=[1]), r"initargs of Proc.* must be a tuple"),
         (
-            lambda: ThreadPoolExecutorConfig(initializer=1),
-            r"initializer of Thread.*function.*not int",
+            lambda: ProcessPoolExecutorConfig(initializer=1),
+            r"initializer of Process.*function.*not int",
         ),
     ],
 )

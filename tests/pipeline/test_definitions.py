@@ -21,7 +21,6 @@ from spdl_media.pipeline import (
     PipelineError,
     ProcessPoolExecutorConfig,
     SourceConfig,
-    ThreadPoolExecutorConfig,
 )
 
 
@@ -118,7 +117,7 @@ def test_definitions_are_equal_after_pickling() -> None:
     config = (
         PipelineBuilder()
         .add_source(range(6))
-        .pipe(double, executor=ThreadPoolExecutorConfig(2, double, (1,)))
+        .pipe(double, executor=ProcessPoolExecutorConfig(2, "spawn", double, (1,)))
         .pipe(functools.partial(double), output_order="input", name="again")
         .merge(PipelineBuilder().add_source([1]))
         .path_variants(parity, [double, twice])
@@ -147,7 +146,7 @@ def test_definitions_are_equal_after_pickling() -> None:
             r"function of stage 'load'.*cannot pickle '_thread",
         ),
         (
-            lambda b: b.pipe(double, executor=ThreadPoolExecutorConfig(initializer=lambda: 0)),
+            lambda b: b.pipe(double, executor=ProcessPoolExecutorConfig(initializer=lambda: 0)),
             r"The executor of stage 'double' cannot be pickled",
         ),
         (lambda b: b.aggregate(Locked()), r"The aggregator of stage 'Locked' cannot be pickled"),

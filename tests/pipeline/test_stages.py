@@ -16,8 +16,6 @@ from effort import each
 from spdl_media.pipeline import (
     PipelineBuilder,
     PipelineError,
-    PipelineFailure,
-    ThreadPoolExecutorConfig,
 )
 
 
@@ -358,35 +356,6 @@ def test_an_executor_that_was_shut_down_ends_the_run() -> None:
         RuntimeError, match="ThreadPoolExecutor of stage 'shut_down' takes no more items"
     ):
         list(pipeline)
-
-
-def test_threads_of_a_stage_are_initialized() -> None:
-    local = threading.local()
-
-    def initialize(value: int) -> None:
-        local.value = value
-
-    config = ThreadPoolExecutorConfig(2, initializer=initialize, initargs=(7,))
-    result = run(
-        range(20), lambda b: b.pipe(lambda i: i + local.value, executor=config, concurrency=2)
-    )
-
-    assert sorted(result) == list(range(7, 27))
-
-
-def test_an_initializer_that_raises_ends_the_run() -> None:
-    def initialize() -> None:
-        raise OSError("no device")
-
-    config = ThreadPoolExecutorConfig(1, initializer=initialize)
-    pipeline = PipelineBuilder().add_source([1]).pipe(double, executor=config).build()
-
-    with pytest.raises(
-        PipelineFailure, match="initializer of stage 'double' failed: OSError: no device"
-    ) as info:
-        list(pipeline)
-    assert info.value.stage == "double"
-    assert isinstance(info.value.exceptions[0], OSError)
 
 
 def test_coroutines_may_use_threads() -> None:

@@ -85,7 +85,7 @@ class Source(FanOut):
         super().hand_on()
         self._pace.look(self.counters.outputs, perf_counter())
 
-    def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:  # noqa: ARG002
+    def note_failure(self, slot: Slot, error: BaseException) -> None:
         """Note that the source failed. This ends the run, so the error may keep its traceback."""
         slot.record = FailureRecord(self.name, "", error, "")
 

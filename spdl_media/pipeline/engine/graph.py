@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
@@ -277,10 +276,7 @@ class Graph:
             # The event loop awaits the calls in the pool.
             fn = awaited.generate if kind == "generator" else awaited.call
         elif isinstance(executor, ThreadPoolExecutorConfig):
-            size, initializer = executor.max_workers or config.concurrency, executor.initializer
-            if initializer is not None:
-                initializer = functools.partial(initializer, *executor.initargs)
-            threads = self._own_threads(name, size, initializer)
+            threads = self._own_threads(name, executor.max_workers or config.concurrency)
         elif kind in ("function", "generator"):
             threads = self._share_threads(config.concurrency)
         node = (FanOut if kind in ("generator", "async_generator") else Stage)(
@@ -296,10 +292,8 @@ class Graph:
             node.fn = config.around(node.fn, node)
         return node
 
-    def _own_threads(
-        self, name: str, size: int, initializer: Callable[[], object] | None = None
-    ) -> WorkerThreads:
-        threads = WorkerThreads(self._hub, f"spdl_media {name}", size, initializer, stage=name)
+    def _own_threads(self, name: str, size: int) -> WorkerThreads:
+        threads = WorkerThreads(self._hub, f"spdl_media {name}", size)
         self._threads.append(threads)
         return threads
 

@@ -334,9 +334,9 @@ class Node(Inlet):
         """Drop all items after the run: otherwise they would live until the next garbage collection."""
         self.out.clear()
 
-    def note_failure(self, slot: Slot, error: BaseException, where: str = "") -> None:
-        """Note that an item failed. ``where`` precedes the traceback, if the error was not raised."""
-        slot.record = record_failure(self.name, slot.item, error, where)
+    def note_failure(self, slot: Slot, error: BaseException) -> None:
+        """Note that an item failed."""
+        slot.record = record_failure(self.name, slot.item, error)
 
     def fail_early(self, item: Any, error: BaseException) -> None:
         """Count and report a failed item before its call has ended, or even begun. From any thread."""

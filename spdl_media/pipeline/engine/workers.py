@@ -7,9 +7,7 @@ import contextlib
 import functools
 import itertools
 import logging
-import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +15,6 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from spdl_media._threads import has_gil
 from spdl_media.pipeline.engine.hub import Hub, Slot, wake
 from spdl_media.pipeline.failures import describe, short_repr
 
@@ -58,14 +55,6 @@ class Worker(threading.Thread):
             self.given_up = self.slot is slot
             return self.given_up
 
-    def stack(self) -> str:
-        # Without the GIL, the thread keeps running while its frames are read, which crashes the interpreter.
-        if not has_gil():
-            return "(a place that free-threaded CPython cannot tell while the thread runs)\n"
-        # The thread may have ended meanwhile.
-        frame = sys._current_frames().get(self.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
 
 #: A ticket: a thread calls it once, and it works until there is nothing to do or other tickets wait. It
 #: returns whether it has queued itself again.
@@ -79,30 +68,18 @@ class WorkerThreads:
         hub: Hub of the run.
         name: Prefix of the threads' names.
         size: Maximum number of threads.
-        initializer: Called by each thread first. If it raises, the run ends.
-        stage: Name of the stage in errors, if the pool serves only one.
 
     Attributes:
         workers: The threads that have not ended.
         at_end: Called by each thread last.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        name: str,
-        size: int = 0,
-        initializer: Callable[[], object] | None = None,
-        *,
-        stage: str = "pipeline",
-    ) -> None:
+    def __init__(self, hub: Hub, name: str, size: int = 0) -> None:
         self.workers: list[Worker] = []
         self.size = size
         self.at_end: Callable[[], object] = lambda: None
         self._hub = hub
         self._name = name
-        self._stage = stage
-        self._initializer = initializer
         self._numbers = itertools.count(1)
         # Not counting threads that replaced others.
         self._num_started = 0
@@ -148,8 +125,6 @@ class WorkerThreads:
     def serve(self, worker: Worker) -> None:
         """Call tickets until the thread has to end. This is the main function of each thread."""
         try:
-            if self._initializer is not None:
-                self._initializer()
             while (serve := self._tickets.get()) is not None:
                 is_requeued = serve(worker)
                 # Another thread has replaced this one.
@@ -162,8 +137,8 @@ class WorkerThreads:
                     self._idle.append(None)
             self.at_end()
         except BaseException as error:  # noqa: BLE001  # whatever it is, the run cannot continue
-            message = f"The initializer of stage {self._stage!r} failed: {describe(error)}"
-            self._hub.post(functools.partial(self._hub.events.fail, self._stage, message), error)
+            message = f"A thread of the pipeline failed: {describe(error)}"
+            self._hub.post(functools.partial(self._hub.events.fail, "pipeline", message), error)
         self.workers.remove(worker)
 
 
@@ -268,9 +243,7 @@ class ThreadRunner:
         self._tickets -= 1
         self._stage.note_failure(
             slot,
-            # The error is not raised, so it has no traceback; the stack of the thread replaces it.
             TimeoutError(f"the call took longer than timeout={timeout} s"),
-            f"The call stood at:\n{worker.stack()}",
         )
         slot.ended_at = perf_counter()
         self._stage.settle(slot)
