@@ -69,16 +69,6 @@ def _chunk(body: bytes) -> bytes:
     return (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 
 
-def png_with_orientation(picture: np.ndarray, orientation: int) -> bytes:
-    """Make a PNG with an Exif orientation."""
-    return png_with(make_image(picture), b"eXIf" + _exif(orientation))
-
-
-def png_with(data: bytes, body: bytes) -> bytes:
-    """Insert a chunk behind the header of a PNG."""
-    return data[:33] + _chunk(body) + data[33:]
-
-
 def png_with_wrong_data(picture: np.ndarray) -> bytes:
     """Make a complete PNG with a valid header and damaged pixel data."""
     data = make_image(picture)

@@ -64,11 +64,6 @@ COLORS = {"rgb24": "RGB", "bgr24": "BGR", "gray": "GRAY"}
 FILTERS = {"bicubic": "INTERP_CUBIC", "bilinear": "INTERP_LINEAR"}
 """DALI's names of pixel formats and scaling algorithms."""
 
-# FFmpeg decoders with which DALI agrees within 1 level of 255 on average, at the original size, in every
-# variant tried but those of _differs_in_dali. Not TIFF: gray with alpha, and JPEG or YCbCr inside, differ by
-# 7 to 99 levels.
-_DALI_DECODERS = frozenset({"bmp", "jpeg2000", "mjpeg", "png", "webp"})
-
 # Limits of FFmpeg's av_image_check_size. DALI has none, and would try to allocate memory for any size.
 _FFMPEG_LIMIT, _FFMPEG_MARGIN = (2**31 - 1) // 8, 128
 
@@ -146,19 +141,17 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
         inputs[position] = error
         raise
     inputs[position] = packets
-    facts, decoder, ops = metadata_of(packets), packets.codec.decoder, request.ops
+    facts, ops = metadata_of(packets), request.ops
     content = coded_image(packets)
-    data = np.frombuffer(content, np.uint8)
-    size = _size(data) if decoder in _DALI_DECODERS else None
-    if (
-        size is None
-        or facts.incomplete is not None
-        or (facts.orientation != 1 and not _is_turned_by_dali(decoder, content))
-        or still_codec(content[:HEAD_SIZE]) != decoder  # a frame of a video or an animation
-        or _differs_in_dali(decoder, content, ops.pix_fmt)
-    ):
+    data, head = np.frombuffer(content, np.uint8), bytes(content[:HEAD_SIZE])
+    # Also not a frame of a video. For other formats, DALI has no decoder on the device, or is not exact.
+    is_jpeg = still_codec(head) == packets.codec.decoder == "mjpeg"
+    # DALI finds an orientation only in Exif.
+    in_xmp = facts.orientation != 1 and b"tiff:Orientation" in head
+    size = _size(data) if is_jpeg and facts.incomplete is None and not in_xmp else None
+    if size is None:
         raise NotForDaliError(
-            f"{facts.source}: DALI does not decode this {decoder} file as FFmpeg does"
+            f"{facts.source}: DALI is used for whole JPEGs without an orientation in XMP"
         )
     if request.decode_config.orient and swaps_sides(facts.orientation):
         size = size[::-1]
@@ -183,22 +176,6 @@ def _size(data: npt.NDArray[np.uint8]) -> Size | None:
         return None
     too_large = (width + _FFMPEG_MARGIN) * (height + _FFMPEG_MARGIN) >= _FFMPEG_LIMIT
     return (width, height) if width and height and not too_large else None
-
-
-def _differs_in_dali(decoder: str, content: memoryview, pix_fmt: str | None) -> bool:
-    """Whether DALI decodes a file of these formats to another image than FFmpeg, as its header tells."""
-    if decoder == "png":
-        # On a GPU, samples of 2 and 4 bits come out wrong. Gray of colours depends on chunks such as sRGB.
-        return content[24] < 8 or (pix_fmt == "gray" and bool(content[25] & 2))
-    if decoder == "jpeg2000":  # YCbCr, which DALI converts by another matrix
-        return b"colr\1\0\0\0\0\0\x12" in bytes(content[:HEAD_SIZE])
-    # Run lengths, in which DALI does not notice damage.
-    return decoder == "bmp" and bytes(content[30:31]) in (b"\1", b"\2")
-
-
-def _is_turned_by_dali(decoder: str, content: memoryview) -> bool:
-    """Whether DALI finds the same orientation as this library: only in the Exif of a JPEG, not in XMP."""
-    return decoder == "mjpeg" and b"tiff:Orientation" not in bytes(content[:HEAD_SIZE])
 
 
 def load_images(

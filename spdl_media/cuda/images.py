@@ -2,8 +2,8 @@
 
 ``decoder="auto"`` uses DALI for batches if it is installed and supports the request: files are decoded by
 nvJPEG and the GPU's JPEG engine. Everything else, including single images, is decoded on the CPU and copied.
-So is a whole batch if DALI does not decode one of its files, or not to the same image (GIF, AVIF, TIFF and
-others): FFmpeg may decode it, or its error tells what is wrong.
+So is a whole batch if one of its files is not a JPEG, or DALI does not decode it: FFmpeg may decode it, or
+its error tells what is wrong.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from spdl_media.cuda.images import decode_image_nvjpeg, load_image_batch_nvjpeg
 from spdl_media.cuda_driver import CUDAHistory
 from spdl_media.testing import index_frames, make_image
 
-PICTURE = make_image(index_frames(1, 16, 12)[0])
+PICTURE = make_image(index_frames(1, 16, 12)[0], codec="mjpeg")
 
 
 def test_missing_dali_names_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
