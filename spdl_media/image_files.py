@@ -50,16 +50,15 @@ def encode_image(
     format: str = "jpeg",
     *,
     quality: int | None = None,
-    lossless: bool = False,
     pix_fmt: str | None = None,
     layout: Literal["NCHW", "NHWC"] | None = None,
     encoder_options: Mapping[str, object] | None = None,
 ) -> bytes:
     """Encode one image.
 
-    PNG, APNG, TIFF and PPM are lossless for uint8 and uint16. BMP, QOI, TGA (``"targa"``), JPEG-LS and, with
-    ``lossless=True``, WebP are lossless for uint8 and keep 8 bits of uint16; a gray BMP may be one level
-    off. JPEG and AVIF are written in full-range BT.601.
+    PNG, APNG, TIFF and PPM are lossless for uint8 and uint16. BMP, QOI, TGA (``"targa"``) and JPEG-LS are
+    lossless for uint8 and keep 8 bits of uint16; a gray BMP may be one level off. JPEG and AVIF are written
+    in full-range BT.601.
 
     FFmpeg's JPEG encoder supports no progressive scans, no EXIF and no ICC profile. Use Pillow if you need
     them, or gray JPEG.
@@ -71,11 +70,11 @@ def encode_image(
             encoder for another format, such as ``"tiff"``, ``"bmp"``, ``"qoi"`` or ``"jpeg2000"``.
         quality: 1 to 100 (best) for JPEG, WebP and AVIF; the default is 90. For JPEG it matches that of
             libjpeg approximately, in 31 steps.
-        lossless: Lossless WebP. (Colours of pixels with alpha 0 become 0.)
         pix_fmt: Pixel format of the file, such as ``"yuvj444p"`` for JPEG with full chroma. The default is
             ``yuvj420p`` for JPEG, ``yuv420p`` for AVIF, and the one that keeps most of the image for others.
         layout: ``"NCHW"`` for an array ``(C, H, W)`` of RGB or gray.
-        encoder_options: Options of the encoder, such as ``{"compression_level": 1}`` for PNG.
+        encoder_options: Options of the encoder, such as ``{"compression_level": 1}`` for PNG, or
+            ``{"lossless": 1}`` for WebP, where colours of pixels with alpha 0 become 0.
 
     Returns:
         The content of the file.
@@ -109,7 +108,7 @@ def encode_image(
             f"the image has an alpha channel, which {format} in {wanted} does not keep. Leave it out: "
             "array[..., :3]"
         )
-    options = _quality_options(format, quality, lossless=lossless)
+    options = _quality_options(format, quality)
     config = VideoEncodeConfig(
         width=frames.width,
         height=frames.height,
@@ -143,8 +142,7 @@ def save_image(dst: Target, image: Any, *, format: str | None = None, **options:
         dst: A path, or a binary file object with ``write``.
         image: Array, CPU tensor or ``ImageFrames``, as for :func:`encode_image`.
         format: Image format, as for :func:`encode_image`. The default follows from the suffix of the path.
-        **options: ``quality``, ``lossless``, ``pix_fmt``, ``layout`` and ``encoder_options`` of
-            :func:`encode_image`.
+        **options: ``quality``, ``pix_fmt``, ``layout`` and ``encoder_options`` of :func:`encode_image`.
 
     Raises:
         ValueError: The path has no suffix and ``format`` is not given, or :func:`encode_image` raises it.
@@ -173,12 +171,8 @@ def _has_alpha(pix_fmt: str) -> bool:
     return any(part.is_alpha for part in av.VideoFormat(pix_fmt, 16, 16).components)
 
 
-def _quality_options(format: str, quality: int | None, *, lossless: bool) -> dict[str, str]:
-    if lossless and format != "webp":
-        raise ValueError(
-            f"lossless=True is for 'webp', not {format!r}: PNG and most others lose nothing anyway"
-        )
-    if quality is not None and (lossless or format not in ("jpeg", "webp", "avif")):
+def _quality_options(format: str, quality: int | None) -> dict[str, str]:
+    if quality is not None and format not in ("jpeg", "webp", "avif"):
         raise ValueError(f"quality= is for lossy 'jpeg', 'webp' and 'avif', not {format!r}")
     value = _QUALITY if quality is None else check_int("quality", quality)
     if value > 100:
@@ -190,5 +184,5 @@ def _quality_options(format: str, quality: int | None, *, lossless: bool) -> dic
         scale = str(round(min(max(percent * 0.08, 1), 31)))
         return {"qmin": scale, "qmax": scale, "flags": "+bitexact"}
     if format == "webp":
-        return {"lossless": "1"} if lossless else {"quality": str(value)}
+        return {"quality": str(value)}
     return {"crf": str(round(63 * (100 - value) / 100))} if format == "avif" else {}

@@ -324,9 +324,7 @@ def test_sentences_of_refusal(
     )
     assert "does not exist. See: spdl-media check --help" in refusal(capfd, "check", missing)
     for command in ("check", "bench"):
-        assert "labels.csv is a file; give the folder that it is in. See: " in refusal(
-            capfd, command, empty / "labels.csv"
-        )
+        assert "labels.csv' is a file. See: " in refusal(capfd, command, empty / "labels.csv")
     assert f"argument ({missing}). See: " in refusal(capfd, "contact-sheet", missing, missing)
     # Newer versions of click add a suggestion.
     assert re.search(
@@ -344,7 +342,6 @@ def test_sentences_of_refusal(
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
-    assert "above 0, not nan" in refusal(capfd, "bench", empty, "--seconds", "nan")
     chart = tmp_path / "chart.svg"
     assert f"no media files in {empty}" in refusal(capfd, "bench", empty, "--chart", chart)
     monkeypatch.setattr("spdl_media.cli.bench._LOOKED_AT", 1)

@@ -62,7 +62,7 @@ def test_png_keeps_alpha_and_depth(format: str, pix_fmt: str, rng: np.random.Gen
 
 def test_webp_without_loss() -> None:
     image = np.dstack([drawing(61, 47), np.full((47, 61), 200, np.uint8)])
-    data = sm.encode_image(image, "webp", lossless=True)
+    data = sm.encode_image(image, "webp", encoder_options={"lossless": 1})
     assert np.array_equal(sm.load_image(data, pix_fmt="rgba").array, image)
 
 
@@ -151,7 +151,7 @@ def test_files(tmp_path: Path) -> None:
         assert sm.load_image(tmp_path / name).shape == image.shape
     assert np.array_equal(sm.load_image(tmp_path / "a.png").array, image)
     file = io.BytesIO()
-    sm.save_image(file, image, format="webp", lossless=True)
+    sm.save_image(file, image, format="webp", encoder_options={"lossless": 1})
     assert np.array_equal(sm.load_image(file.getvalue()).array, image)
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -175,7 +175,6 @@ MISUSE: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (drawing(), {"format": "jpg3000"}, ValueError, "no encoder 'jpg3000'"),
     (drawing(), {"quality": 101}, ValueError, "1 to 100, not 101"),
     (drawing(), {"format": "png", "quality": 90}, ValueError, "quality= is for lossy"),
-    (drawing(), {"lossless": True}, ValueError, "lossless=True is for 'webp', not 'jpeg'"),
     (drawing()[None], {}, ValueError, r"takes one image, not 1; pass images\[0\]"),
     (drawing().astype(float), {}, TypeError, "not float64"),
     (np.zeros((9, 9, 4), "u1"), {}, sm.EncodeError, "alpha channel, which jpeg"),

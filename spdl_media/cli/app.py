@@ -31,24 +31,8 @@ _UNBOUNDED = 100_000
 _LAST_COLUMN = 24
 
 
-class _Folder(click.Path):
-    """The path of a folder that exists."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, file_okay=False, path_type=Path)
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the path.
-
-        Raises:
-            click.UsageError: There is no such folder, or it cannot be read.
-        """
-        if Path(value).is_file():
-            self.fail(f"{printable(value)} is a file; give the folder that it is in", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-FOLDER = click.argument("folder", metavar="DIR", type=_Folder())
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FOLDER = click.argument("folder", metavar="DIR", type=_FOLDER)
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 NUMBER: dict[str, Any] = {"type": click.IntRange(min=1), "metavar": "N"}
 

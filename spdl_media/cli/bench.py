@@ -123,8 +123,6 @@ def bench_command(
             cannot be imported.
         OSError: The folder cannot be read, or the chart cannot be written.
     """
-    if math.isnan(seconds):  # Click's range accepts it.
-        raise Refused("--seconds must be a number above 0, not nan")
     kind, paths = _sample(folder, kind)
     # Fail now rather than after minutes of work.
     chart.open("a", encoding="utf-8").close()
@@ -251,9 +249,6 @@ def _bottleneck(found: Mapping[Setting, Measured], best: Setting) -> str:
         why = f"the {cores} cores are busy: only less work helps"
     else:
         why = "cores are left over: a lock, memory or other programs hold it back"
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
-    if load > 2 * cores:
-        why += f". Other programs used the cores (load {load:.1f}): repeat it without them"
     return f"{step}, {steps[step] / total:.0%} of a sample's time; {why}"
 
 
