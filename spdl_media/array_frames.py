@@ -170,7 +170,7 @@ def _numpy(array: Any) -> npt.NDArray[Any]:
             "Convert it, array.astype(np.uint8), or copy it to the CPU: tensor.cpu(), "
             "transfer_buffer_cpu(buffer)"
         )
-    return values
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def color_number(argument: str, name: str | None) -> int:

@@ -44,8 +44,8 @@ _STATES_COLORS = frozenset({"mp4", "ipod", "matroska", "webm"})
 _STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
-# FFmpeg's defaults of these formats take few sample rates and channels.
-_BETTER = {("matroska", "ac3"): "aac", ("mpegts", "mp2"): "aac"}
+# FFmpeg's defaults of these formats take few sample rates and channels, or have no encoder (Theora).
+_BETTER = {("matroska", "ac3"): "aac", ("mpegts", "mp2"): "aac", ("ogg", "theora"): "vp8"}
 # FFmpeg writes these with codecs that readers do not find, at wrong rates, or without the first samples.
 _REFUSED = frozenset("3g2 3gp asf dvd flv mpeg mxf svcd vcd vob".split())
 # Codecs that FFmpeg refuses for MOV, but only when it writes the header.

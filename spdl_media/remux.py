@@ -77,8 +77,7 @@ class PacketCopier:
         """
         # PyAV can copy a stream only from a template stream. So one of the default codec is the template, a
         # "null" bitstream filter replaces its codec, and the context, never opened, holds the parameters.
-        name = "vp8" if usual == "theora" else usual  # Theora has no encoder here
-        model = av.open(io.BytesIO(), "w", format="nut").add_stream(name)
+        model = av.open(io.BytesIO(), "w", format="nut").add_stream(usual)
         try:
             self.stream = stream = container.add_stream_from_template(model, opaque=True)
         except ValueError as error:

@@ -179,8 +179,8 @@ def cut(
     Video packets are copied if the window begins at a key frame and needs no packets outside of it; otherwise
     the frames are re-encoded, upright. Audio is always re-encoded, because its packets do not start at the
     window; to PCM in WAV and similar formats. Rates that an encoder does not take are resampled: 44.1 kHz to
-    48 kHz for Opus. In AVI and MPEG-TS, which do not state what encoders add, AAC begins 1024 samples late
-    and MP3 1105. Covers of audio are left out. ``start`` becomes second 0.
+    48 kHz for Opus. In AVI and MPEG-TS, which do not state what encoders add, AAC begins 1024 samples
+    late, MP3 1105 and Opus 312. Covers of audio are left out. ``start`` becomes second 0.
 
     Args:
         src: The source, as for :func:`demux_video`.

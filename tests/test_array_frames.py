@@ -143,6 +143,16 @@ def test_arrays_that_cannot_be_shared_are_copied(rng: np.random.Generator) -> No
     assert np.array_equal(sm.convert_frames(frames, layout="NCHW").array, array)
 
 
+def test_arrays_of_either_byte_order(rng: np.random.Generator) -> None:
+    """Readers of TIFF and FITS give big-endian arrays."""
+    image, samples = rng.integers(0, 2**16, (48, 64, 3), np.uint16), rng.random((2, 100))
+    for order in "<>":
+        frames = sm.frames_from_array(image.astype(f"{order}u2"))
+        assert np.array_equal(sm.convert_frames(frames).array, image)
+        audio = sm.frames_from_array(samples.astype(f"{order}f8"), sample_rate=8000)
+        assert np.array_equal(sm.convert_frames(audio).array, samples)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no mprotect")
 def test_nothing_is_read_behind_the_last_page_of_an_array() -> None:
     """FFmpeg's SIMD code reads beyond the end of rows; no memory follows this array."""

@@ -539,7 +539,7 @@ def test_formats_take_no_codec_that_readers_do_not_find(tmp_path: Path) -> None:
     assert len(sm.demux_video(target)) == 60
 
 
-def test_ogg_takes_packets_of_video() -> None:
+def test_ogg_takes_frames_and_packets_of_video() -> None:
     """FFmpeg's default for Ogg is Theora, of which it has no encoder."""
     packets, file = sm.demux_video(make_video(FRAMES, codec="libvpx", format="webm")), io.BytesIO()
     with sm.Muxer(file, format="ogg") as muxer:
@@ -548,6 +548,8 @@ def test_ogg_takes_packets_of_video() -> None:
         sm.load_video(file.getvalue()).array,
         sm.convert_frames(sm.decode_packets(packets)).array,
     )
+    sm.save_video(file := io.BytesIO(), sm.decode_packets(packets), format="ogg")
+    assert len(sm.load_video(file.getvalue()).array) == len(packets)
 
 
 def test_avi_takes_no_packets_that_are_read_back_as_raw_video() -> None:
