@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_type_hints
 import numpy as np
 
 from spdl_media._checks import as_int, as_numpy
-from spdl_media.arrays import Key, fields_of, with_fields
+from spdl_media.arrays import Key, fields_of, rebuilt
 from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
 from spdl_media.convert import NUMBER_KINDS, convert_array, convert_frames, stack_arrays
 from spdl_media.errors import ConvertError
@@ -121,7 +121,7 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
         )
         for key in fields
     }
-    return _rebuild(values[0], collated)
+    return rebuilt(values[0], collated)
 
 
 @cache
@@ -167,17 +167,6 @@ def _by_field(name: str, given: Any, fields: dict[Key, Any], where: str) -> Mapp
     if unknown := [key for key in given if key not in fields]:
         raise ValueError(f"{name}= names {unknown}, but item{where} has the fields {list(fields)}")
     return given
-
-
-def _rebuild(first: Any, collated: dict[Key, Any]) -> Any:
-    # A user's subclass may take other arguments than its items, so batches are plain dict, list or tuple.
-    if isinstance(first, Mapping):
-        return collated
-    if isinstance(first, list):
-        return list(collated.values())
-    if isinstance(first, tuple) and not hasattr(first, "_fields"):
-        return tuple(collated.values())
-    return with_fields(first, collated)
 
 
 def _collate_values(values: list[Any], storage: Any, axis: Any, where: str) -> Any:

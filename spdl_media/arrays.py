@@ -1,14 +1,14 @@
 """View buffers as arrays of other libraries without a copy: one buffer, or all in a batch.
 
-A batch consists of nested lists, tuples, mappings and dataclasses. These containers are copied with the
-converted values, in most cases without calling their constructors.
+A batch consists of nested lists, tuples, mappings and dataclasses. The result has new ones: dictionaries for
+mappings, and the same classes of named tuples and dataclasses, whose ``__init__`` is not run.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,8 +33,8 @@ def to_numpy(batch: Any) -> Any:
 
     Returns:
         A view of the buffer's memory, which it keeps alive. It is writable, unless it views a read-only
-        array. For a batch, the same containers with such views; a dataclass is rebuilt without running its
-        ``__init__``.
+        array. For a batch, new containers with such views: a dict for a mapping, a list for a list, a tuple
+        for a tuple. Named tuples and dataclasses keep their class; ``__init__`` is not run.
 
     Raises:
         TypeError: ``batch`` is none of these, or a buffer is on a device.
@@ -65,8 +65,8 @@ def to_torch(batch: Any) -> Any:
         A tensor that shares the buffer's memory and keeps it alive, on the CPU or on the buffer's device. On
         a device, PyTorch's current stream waits until the memory is ready; the host does not wait. PyTorch
         has no read-only tensors: do not write to the tensor of a read-only array, for which PyTorch warns
-        once. For a batch, the same containers; ``torch.utils.data.default_collate`` accepts all of them but
-        dataclasses.
+        once. For a batch, containers as for :func:`to_numpy`; ``torch.utils.data.default_collate`` accepts
+        all of them but dataclasses.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -125,9 +125,9 @@ def to_jax(batch: Any) -> Any:
     Returns:
         An array that shares the buffer's memory and keeps it alive, on the CPU or on the buffer's device. JAX
         assumes that it is constant: do not write to the buffer while the array is in use. JAX copies a NumPy
-        array that is not aligned to 64 bytes, as buffers are. For a batch, the same containers. Unless JAX's
-        64-bit types are enabled, labels and other 64-bit numbers of a batch in host memory are copied to 32
-        bits, JAX's default.
+        array that is not aligned to 64 bytes, as buffers are. For a batch, containers as for
+        :func:`to_numpy`. Unless JAX's 64-bit types are enabled, labels and other 64-bit numbers of a batch in
+        host memory are copied to 32 bits, JAX's default.
 
     Raises:
         MissingDependencyError: jax is not installed.
@@ -218,11 +218,9 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function to the leaves of nested lists, tuples, mappings and dataclasses.
 
     Returns:
-        Containers of the same classes; a dict for a mutable mapping without ``__copy__``. A dataclass is
-        copied and its fields are set, without running ``__init__``.
+        Containers as :func:`rebuilt` makes them.
 
     Raises:
-        TypeError: The class of a list or an immutable mapping cannot be called with its new content.
         RecursionError: A container holds itself.
         Exception: Any class; ``move`` raises it.
     """
@@ -232,26 +230,28 @@ def map_nested(value: Any, move: Callable[[Any], Any]) -> Any:
     return rebuilt(value, {key: map_nested(one, move) for key, one in fields.items()})
 
 
-def rebuilt(value: Any, moved: dict[Key, Any]) -> Any:
+def rebuilt(value: Any, fields: dict[Key, Any]) -> Any:
     """Return a container like this one, with other values for its fields.
 
+    Returns:
+        A dict for a mapping, a list for a list, a tuple for a tuple. Named tuples and dataclasses keep their
+        class; ``__init__`` is not run.
+
     Raises:
-        TypeError: The class of a list or an immutable mapping cannot be called with its new content.
+        Exception: Any class; the dataclass raises it when it is copied.
     """
-    if isinstance(value, list):
-        return type(value)(list(moved.values()))
-    if isinstance(value, MutableMapping):
-        # Copied to keep more than the items: a defaultdict's factory, the attributes of a user's class.
-        copies = isinstance(value, dict) or hasattr(value, "__copy__")
-        like: Any = copy.copy(value) if copies else {}
-        if getattr(value, "__dict__", None) is value:  # a dict whose attributes are its items
-            like.__dict__ = like
-        for key, one in moved.items():  # not update(), which adds in a Counter
-            like[key] = one
-        return like
     if isinstance(value, Mapping):
-        return type(value)(moved)  # type: ignore[call-arg]  # immutable mappings take a dict
-    return with_fields(value, moved)
+        return fields
+    if isinstance(value, list):
+        return list(fields.values())
+    if isinstance(value, tuple):
+        # Not by the class's own __new__, which may take other arguments.
+        return tuple.__new__(type(value) if hasattr(value, "_fields") else tuple, fields.values())
+    # Not by its __init__, which may check or compute. object.__setattr__ also sets fields of frozen classes.
+    result = copy.copy(value)
+    for name, one in fields.items():
+        object.__setattr__(result, str(name), one)
+    return result
 
 
 def fields_of(value: Any) -> dict[Key, Any] | None:
@@ -270,19 +270,3 @@ def fields_of(value: Any) -> dict[Key, Any] | None:
         names = (field.name for field in dataclasses.fields(value))
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return None
-
-
-def with_fields(value: Any, fields: Mapping[Key, Any]) -> Any:
-    """Return a tuple or dataclass like this one, with other values.
-
-    Raises:
-        Exception: Any class; the dataclass raises it when it is copied.
-    """
-    if isinstance(value, tuple):
-        # Not by the class's own __new__, which may take other arguments.
-        return tuple.__new__(type(value), fields.values())
-    # Not by its __init__, which may check or compute. object.__setattr__ also sets fields of frozen classes.
-    result = copy.copy(value)
-    for name, one in fields.items():
-        object.__setattr__(result, str(name), one)
-    return result

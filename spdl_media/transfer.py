@@ -238,9 +238,9 @@ def transfer_tensor(batch: T, /, *, cuda_config: CUDAConfig | SupportsIndex | No
             ``None``: the device in the environment variable ``LOCAL_RANK``, as set by ``torchrun``, else 0.
 
     Returns:
-        The same containers, with tensors on the device and :class:`CUDABuffer` for buffers. Tensors may be
-        used on the default stream and on the caller's current stream; call ``tensor.record_stream`` for
-        others. Without CUDA, ``batch`` itself, with one warning.
+        New containers, a dict for each mapping, with tensors on the device and :class:`CUDABuffer` for
+        buffers. Tensors may be used on the default stream and on the caller's current stream; call
+        ``tensor.record_stream`` for others. Without CUDA, ``batch`` itself, with one warning.
 
     Raises:
         TransferError: CUDA is present but cannot be used: the process was forked, the memory is full, the
@@ -277,8 +277,8 @@ def transfer_tensor_d2h(
             stream than the current one.
 
     Returns:
-        The same containers, with tensors in pinned memory and :class:`CPUBuffer` for buffers. Without CUDA,
-        ``batch`` itself, with one warning.
+        New containers, a dict for each mapping, with tensors in pinned memory and :class:`CPUBuffer` for
+        buffers. Without CUDA, ``batch`` itself, with one warning.
 
     Raises:
         TransferError: CUDA cannot be used, as for :func:`transfer_tensor`, or a tensor is on another device.
