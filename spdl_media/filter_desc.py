@@ -189,28 +189,13 @@ def get_filter_desc(
         The description; ``None`` if there is nothing to do.
 
     Raises:
-        TypeError: An option belongs to the other kind, or options of both kinds are given.
+        TypeError: ``packets`` are none, or the chosen function has no such option.
         ValueError: The chosen function refuses a value.
     """
-    # Both functions take only keyword-only arguments, so these are all of them.
-    for_audio = get_audio_filter_desc.__kwdefaults__ or {}
-    for_video = get_video_filter_desc.__kwdefaults__ or {}
-    defaults = for_audio | for_video
-    if unknown := sorted(options.keys() - defaults.keys()):
-        raise TypeError(f"get_filter_desc() got an unexpected keyword argument {unknown[0]!r}")
-    # An option at its default value does not tell the kind.
-    given = {name: value for name, value in options.items() if value != defaults[name]}
-    video = [name for name in given if name not in for_audio]
-    audio = [name for name in given if name not in for_video]
-    if packets is None and video and audio:
-        raise TypeError(
-            f"{video[0]} is for images and {audio[0]} is for audio: one description serves one kind"
-        )
-    codec = getattr(packets, "codec", None)
-    is_audio = bool(audio) if packets is None else hasattr(codec, "sample_rate")
-    if not (packets is None or is_audio or hasattr(codec, "pix_fmt")):
+    if packets is None:
+        is_audio = not options.keys().isdisjoint(("sample_rate", "num_channels", "sample_fmt"))
+    elif isinstance(packets, AudioPackets | VideoPackets):
+        is_audio = isinstance(packets, AudioPackets)
+    else:
         raise TypeError(f"packets must be audio, video or image packets, not {packets!r}")
-    if wrong := video if is_audio else audio:
-        kinds = ("audio", "images") if is_audio else ("video", "audio")
-        raise TypeError(f"the packets are {kinds[0]}, but {wrong[0]} is for {kinds[1]}")
-    return get_audio_filter_desc(**given) if is_audio else get_video_filter_desc(**given)
+    return get_audio_filter_desc(**options) if is_audio else get_video_filter_desc(**options)
