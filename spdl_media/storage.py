@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -19,7 +19,6 @@ import numpy as np
 from spdl_media import shared_memory
 from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
 from spdl_media._optional import require
-from spdl_media._threads import fork_safe_lock
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError
@@ -45,23 +44,6 @@ _WAKE, _LEVELS = (0.002, 8) if _FREE_THREADED else (threading.TIMEOUT_MAX, 1)
 
 # Seconds that a thread waits for a block before it first runs the garbage collector; then twice as long.
 _PATIENCE = 0.1 if _FREE_THREADED else 1.0
-
-
-# The garbage collector does nothing for a thread while it runs for another one, so threads take turns.
-# Reentrant, because what it finalizes may ask a pool for a block.
-_collecting = fork_safe_lock()
-# In seconds. What it finalizes may wait for the thread that waits here.
-_LONGEST_WAIT = 1.0
-
-
-def _collect(is_needed: Callable[[], bool]) -> None:
-    """Collect garbage if it is still needed once no other thread collects."""
-    if _collecting.acquire(timeout=_LONGEST_WAIT):
-        try:
-            if is_needed():
-                gc.collect()
-        finally:
-            _collecting.release()
 
 
 class StorageInUseWarning(UserWarning):
@@ -259,7 +241,7 @@ class StoragePool:
         while True:
             # Frees blocks in reference cycles. If all threads wait, nothing else starts the collector.
             for _ in range(_LEVELS):
-                _collect(self._tokens.empty)
+                gc.collect()
             left -= min(wait, left)
             wait *= 2
             yield min(wait, left)

@@ -466,11 +466,11 @@ def test_filter_desc_without_packets_follows_the_arguments() -> None:
 
 
 def test_filter_desc_refuses_a_mixture() -> None:
-    with pytest.raises(TypeError, match="audio_filter_desc.* unexpected .*'scale_width'"):
+    with pytest.raises(TypeError, match=r"audio_filter_desc.* unexpected .*'scale_width'"):
         get_filter_desc(scale_width=8, sample_rate=8000)
-    with pytest.raises(TypeError, match="video_filter_desc.* unexpected .*'num_channels'"):
+    with pytest.raises(TypeError, match=r"video_filter_desc.* unexpected .*'num_channels'"):
         get_filter_desc(VIDEO, num_channels=1)
-    with pytest.raises(TypeError, match="audio_filter_desc.* unexpected .*'pix_fmt'"):
+    with pytest.raises(TypeError, match=r"audio_filter_desc.* unexpected .*'pix_fmt'"):
         get_filter_desc(AUDIO, pix_fmt="gray")
     with pytest.raises(TypeError, match="packets must be audio, video or image packets, not 'x'"):
         get_filter_desc("x")  # type: ignore[arg-type]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -538,45 +535,7 @@ def test_a_block_becomes_garbage_while_a_thread_waits(monkeypatch: pytest.Monkey
         assert (waiting.result().array == 7).all()
 
 
-def test_a_collection_of_another_thread_is_waited_for() -> None:
-    """The garbage collector does nothing for a thread while it runs for another one."""
-    begun, gate = threading.Event(), threading.Event()
-
-    def hold(phase: str, _: object) -> None:
-        if phase == "start" and not begun.is_set():
-            begun.set()
-            gate.wait(20)
-
-    pools = [pool_of(1, on_exhausted="raise") for _ in range(2)]
-    held = pools[0].acquire(1)
-    gc.collect()
-    gc.disable()
-    gc.callbacks.append(hold)
-    try:
-        cycle: list[Any] = [pools[1].acquire(1)]
-        cycle.append(cycle)
-        del cycle
-        with ThreadPoolExecutor(2) as executor:
-            other = executor.submit(pools[0].acquire, 1)
-            assert begun.wait(20)
-            waiting = executor.submit(pools[1].acquire, 1)
-            # Without the wait, it fails meanwhile.
-            assert wait([waiting], 0.2).not_done
-            gate.set()
-            assert waiting.result(20).shape == (NBYTES,)
-            with pytest.raises(RuntimeError, match="all 1 blocks of the pool are in use"):
-                other.result(20)
-    finally:
-        gate.set()
-        gc.callbacks.remove(hold)
-        gc.enable()
-    del held
-
-
-def test_a_finalizer_may_wait_for_a_thread_that_asks_a_pool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(storage_module, "_LONGEST_WAIT", 0.01)
+def test_a_finalizer_may_wait_for_a_thread_that_asks_a_pool() -> None:
     pool = pool_of(1, on_exhausted="raise")
     errors: list[str] = []
 
@@ -597,34 +556,6 @@ def test_a_finalizer_may_wait_for_a_thread_that_asks_a_pool(
     Owner()
     pool.acquire(1)
     assert len(errors) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_fork_during_a_collection_of_another_thread_leaves_a_pool_that_answers() -> None:
-    pool = pool_of(1, on_exhausted="raise")
-    held = pool.acquire(1)
-    locked, gate = threading.Event(), threading.Event()
-
-    def collect() -> None:
-        with storage_module._collecting:
-            locked.set()
-            gate.wait(20)
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-    assert locked.wait(20)
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
-        with suppress(RuntimeError):
-            pool.acquire(1)
-        os._exit(7)
-    gate.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    del held
 
 
 @pytest.mark.parametrize("on_exhausted", ["allocate", "wait", "raise"])
