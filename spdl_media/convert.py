@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import as_numpy, check_choice, counted
+from spdl_media._checks import abridged, as_numpy, check_choice, counted
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
@@ -241,11 +241,11 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
                     what = f"{item.source} changes from {first} to {other}"
                 remedy = "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=)"
                 raise ConvertError(f"{what}. One array holds one format: {remedy} converts")
-    lengths = [len(item) for item in items]
+    lengths = [*map(len, items)]
     if len(set(lengths)) > 1 and not pad:
         raise ConvertError(
-            f"the items have different lengths: {_shorten(lengths)} samples. convert_frames(..., pad=True) "
-            "fills with silence to the longest; timestamp= and num_samples= cut"
+            f"the items have different lengths: {abridged([*map(str, lengths)])} samples. "
+            "convert_frames(..., pad=True) fills with silence to the longest; timestamp= and num_samples= cut"
         )
 
 
@@ -262,14 +262,6 @@ def no_samples(window: Window, source: str) -> ConvertError:
 
 def _describe(format: tuple[int, str, int]) -> str:
     return f"{counted(format[0], 'channel')} {format[1]} at {format[2]} Hz"
-
-
-def _shorten(lengths: list[int]) -> str:
-    """Format at most eight lengths, and the range of all if there are more."""
-    shown = ", ".join(map(str, lengths[:8]))
-    if len(lengths) <= 8:
-        return shown
-    return f"{shown}, ... ({len(lengths)} items of {min(lengths)} to {max(lengths)})"
 
 
 def convert_array(

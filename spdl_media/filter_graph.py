@@ -298,7 +298,12 @@ class FilterGraph:
             RuntimeError: Another thread is using the graph.
         """
         with self._guard:
-            names = _unique_names(self._wiring)
+            # Without labels, because arrows replace them in the drawing.
+            nodes = [node._replace(inputs=(), outputs=()) for node in self._wiring.nodes]
+            names = [
+                f"{node} #{at}" if nodes.count(node) > 1 else str(node)
+                for at, node in enumerate(nodes)
+            ]
             arrows = [
                 *((port.name, names[port.node]) for port in self._inputs if not port.declared),
                 *((names[link[0]], names[link[2]]) for link in self._wiring.links),
@@ -332,16 +337,6 @@ class FilterGraph:
                 while port.waiting:
                     # Filters may end one input before the others; its further frames are dropped.
                     push_frame(source, port.waiting.popleft())
-
-
-def _unique_names(wiring: Wiring) -> list[str]:
-    """Return a name for each filter: its text, with a number where several are equal."""
-    # Without labels, because arrows replace them in the drawing.
-    texts = [str(node._replace(inputs=(), outputs=())) for node in wiring.nodes]
-    return [
-        f"{text} #{texts[:position].count(text) + 1}" if texts.count(text) > 1 else text
-        for position, text in enumerate(texts)
-    ]
 
 
 def _frames_of(frames: Frames, port: _Port, desc: str) -> Iterable[AvFrame]:

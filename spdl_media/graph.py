@@ -155,12 +155,6 @@ class _Reader:
 
     def graph(self) -> Chains:
         self._skip_space()
-        if self._desc.startswith("sws_flags=", self._at):
-            raise self._error(
-                "flags of all scalers cannot be set by PyAV; give them to each scale filter instead, as in "
-                "scale=64:48:flags=lanczos",
-                self._at,
-            )
         # FFmpeg would silently ignore the text after a zero character.
         if "\0" in self._desc:
             raise self._error("a zero character", self._desc.index("\0"))

@@ -74,7 +74,7 @@ def test_lengths_that_differ_are_named() -> None:
     ):
         sm.convert_frames(items)
     many = [sound(ramp(count, 1, np.float32)) for count in range(1, 13)]
-    with pytest.raises(sm.ConvertError, match=r"1, 2, 3, .*8, \.\.\. \(12 items of 1 to 12\)"):
+    with pytest.raises(sm.ConvertError, match="1, 2, 3, 4, 5, and 7 more samples"):
         sm.convert_frames(many)
 
 

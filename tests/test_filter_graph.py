@@ -327,7 +327,7 @@ def test_dump_draws_nodes_and_links() -> None:
         "hstack=inputs=2 -> scale@s=8:8",
         "scale@s=8:8 -> out",
     ]
-    assert FilterGraph("hflip,hflip").dump().splitlines()[2] == "hflip #1 -> hflip #2"
+    assert FilterGraph("hflip,hflip").dump().splitlines()[2] == "hflip #0 -> hflip #1"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def graphs(draw: st.DrawFn) -> Chains:
 
     def node() -> Node:
         id, args = draw(st.none() | some_texts), draw(st.none() | texts)
-        return Node(draw(words.filter(lambda name: name != "sws_flags")), id, args, some(), some())
+        return Node(draw(words), id, args, some(), some())
 
     return tuple(
         tuple(node() for _ in range(draw(st.integers(1, 3))))
@@ -132,7 +132,6 @@ def test_quotes_and_escapes(desc: str, args: str | None) -> None:
         ("[a]x[b];[a]y[c]", r"the label \[a\] names 2 inputs.*Use split"),
         ("x[a];y[a]", r"the label \[a\] names 2 outputs"),
         ("[a]x[a]", r"\[a\] joins x to itself"),
-        ("sws_flags=lanczos;scale=2:2", r"scale=64:48:flags=lanczos, at position 0"),
         ("x=a\0b", "a zero character, at position 3"),
     ],
 )
