@@ -26,17 +26,13 @@ from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import begins_at_0, is_mp3, mp3_frame_size
 from spdl_media.geometry import matrix_orientation
 from spdl_media.inputs import Input
-from spdl_media.mp4_audio import edits_go_back, packet_times
+from spdl_media.mp4_audio import packet_times
 from spdl_media.ogg_audio import page_times
 from spdl_media.packet_corrections import ExactTimes, corrected, reindexed, with_times
 from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
-
-# Formats that are rewound by a seek; others are opened again. In Matroska and Ogg, FFmpeg states the samples
-# to skip only after opening. In other formats, timestamps after a seek differ, or it ends after the start.
-_SEEKS_TO_START = ("mov,mp4", "avi")
 
 
 class Container:
@@ -333,7 +329,7 @@ class Container:
         return f"the data ends after {found} of {stated} samples" if found < stated else None
 
     def rewind(self) -> None:
-        """Go to the first packet of the file.
+        """Go to the first packet of the file, by opening it again.
 
         Raises:
             SourceError: The source cannot be opened again.
@@ -345,30 +341,10 @@ class Container:
             raise self.error(
                 "the source cannot seek, so it can be read once; open it again, or read it into bytes first"
             )
-        self._select(range(len(list(self.av.streams))))
-        if not (self._seeks_to_start and self._seek_to_start()):
-            self.av.close()
-            self._open()
-        self._fresh = True
-
-    @cached_property
-    def _seeks_to_start(self) -> bool:
-        """Whether a seek finds the first packet, which costs less than opening again."""
-        indexed = [each.codec_context for each in self.av.streams if each.index_entries]  # no cover
-        formats = [getattr(codec, "pix_fmt", None) for codec in indexed]
-        # FFmpeg states a palette only with the first packet after opening, not after a seek.
-        is_usual = self.format.startswith(_SEEKS_TO_START) and "pal8" not in formats
-        return is_usual and self.av.start_time is not None and not edits_go_back(self.av.streams)
-
-    def _seek_to_start(self) -> bool:
-        # FFmpeg seeks the other streams to the packet that it finds in this one, so it must be the first.
-        indexed = [each for each in self.av.streams if each.index_entries]
-        times = [as_fraction(s.time_base) * s.index_entries[0].timestamp for s in indexed]
-        with suppress(av.FFmpegError, ValueError):  # the latter: no stream is indexed
-            # Far before it, because an edit list may go back to times before its first packet.
-            self.av.seek(-(1 << 40), stream=indexed[times.index(min(times))])
-            return True
-        return False
+        # A seek would not do: in some formats it ends after the start, or gives other timestamps. In Matroska
+        # and Ogg, FFmpeg states the samples to skip only after opening.
+        self.av.close()
+        self._open()
 
     def seek(self, pts: int, index: int) -> bool:
         """Seek to near a timestamp of a stream. Return whether the format and the source can seek there."""

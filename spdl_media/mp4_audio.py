@@ -19,7 +19,6 @@ import re
 import struct
 from collections import Counter
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -334,16 +333,6 @@ def itunes_edges(stream: Any) -> tuple[int, int]:
     is_applied = len(entries) > 0 and start - entries[0].timestamp == delay
     # The padding of a fragmented file, whose header states no packets, is not left out.
     return (delay, padding * (stream.frames > 0)) if is_applied else (0, 0)
-
-
-def edits_go_back(streams: Any) -> bool:
-    """Whether edits of one of several streams go back in time, where FFmpeg's seeks find a wrong packet."""
-    indexes = [each.index_entries for each in streams]
-    return len(indexes) > 1 and any(
-        not _are_even(entries)
-        and any(later.timestamp < one.timestamp for one, later in pairwise(entries))
-        for entries in indexes
-    )
 
 
 def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> _Times:
