@@ -166,7 +166,7 @@ class SampleDecoder(OpenDecoder):
                 ticks = self._expected if pts is None else pts * self._scale
                 position = self._position
                 if position is None or ticks > self._expected or self._is_second:
-                    position = self._locate(packet, frame, position, ticks)
+                    position = self._locate(frame, position, ticks)
                 self._position = end = position + samples
                 self._expected = ticks + samples * unit
                 if pts in self.discarded or (frame.is_corrupt and not self._accepts(frame)):
@@ -293,19 +293,14 @@ class SampleDecoder(OpenDecoder):
         self.num_dropped += self._config.on_corrupt == "drop"
         return self._config.on_corrupt == "keep"
 
-    def _locate(
-        self, packet: AvPacket | None, frame: av.AudioFrame, position: int | None, ticks: int
-    ) -> int:
+    def _locate(self, frame: av.AudioFrame, position: int | None, ticks: int) -> int:
         """Return the position of a frame's first sample, for a first frame or one ahead of the count."""
         unit, jitter = self._codec.time_base.denominator, 4 * self._scale
         ahead = 2 * (ticks - self._expected)
         is_second, self._is_second = self._is_second, position is None
-        # If an MP4 has several edits, times are exact, and packets state how many samples are cut off.
-        is_cut = packet is not None and packet.has_sidedata("skip_samples")
-        is_exact = is_cut and self._codec.codec_tag and self._scale == unit
         # Rounded timestamps jitter by a tick or two; half a frame or more is a gap.
         most_ahead = max(jitter + self._late * unit, self._most_ahead * frame.samples * unit)
-        if position is not None and not is_exact:
+        if position is not None:
             if 0 < self._even <= frame.samples:
                 if not self._gaps.is_gap(ticks - position * unit - self._origin):
                     return position

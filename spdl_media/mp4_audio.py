@@ -1,12 +1,9 @@
-"""Audio of an MP4 by its index: AAC without PyAV's demuxer, times of several edits, and the end.
+"""Audio of an MP4 by its index: AAC without PyAV's demuxer, exact times of packets, and the end.
 
 FFmpeg takes half a millisecond to open an MP4, longer than decoding, and returns one packet per frame. The
 index tells where the frames lie, so that a packet can hold many. This is for usual files: one audio track of
 AAC-LC without gaps, in mono or stereo, of which nothing is hidden but samples at the start and in the last
 frames. FFmpeg's demuxer reads all others.
-
-FFmpeg cuts samples only where the first edit begins. Of further edits it shows the packets that begin in
-them, the first of which at the time of the edit, and does not state the times of samples.
 
 See:
     ISO/IEC 14496-12, 8.5.2 (sample descriptions), 8.6.6 (edit lists); 14496-14, 5.6 (the box esds)
@@ -17,8 +14,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections import Counter
 from contextlib import suppress
+from itertools import dropwhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,13 +30,13 @@ from spdl_media.audio_clock import (
     packet_samples,
 )
 from spdl_media.codec import AudioCodec
+from spdl_media.errors import DemuxError
 from spdl_media.frame_scan import CodedFrames
 from spdl_media.inputs import Input
 from spdl_media.packet_corrections import ExactTime, ExactTimes, PacketKey
 from spdl_media.packet_table import (
     Samples,
     boxes_at,
-    chunks_at,
     number_at,
     table_at,
     track_samples,
@@ -59,8 +56,6 @@ _ITUNES = b"iTunSMPB"
 _ITUNES_EDGES = re.compile(rb"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) ([0-9A-F]+)")
 _ITUNES_VALUE = re.compile(_ITUNES + rb".{16}" + _ITUNES_EDGES.pattern, re.DOTALL)
 _LONGEST_DELAY = 16384
-# A packet has fewer samples.
-_MOST_IN_PACKET = 1 << 30
 _MOST_SAMPLES = 1 << 50
 
 
@@ -246,16 +241,15 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | N
 
     Raises:
         SourceError: The file cannot be read.
+        DemuxError: The edit list shows several parts of the audio.
     """
-    counts_samples = codec.time_base * codec.sample_rate == 1
     # In FFmpeg's index, the hidden packets before a further edit go back in time.
-    if counts_samples and input.seekable and not _are_even(stream.index_entries):
-        # A box is missing, too short or contradicts another, or FFmpeg has made other edits of them.
-        with suppress(StopIteration, struct.error, ValueError, LookupError, ArithmeticError):
-            return ExactTimes(_find_edits(stream, codec, input), only_from_start=True)
+    if input.seekable and not _are_even(stream.index_entries):
+        _check_edits(stream, codec, input)
     times = _counted_times(codec, stream)
     if times is None:
         return None
+    counts_samples = codec.time_base * codec.sample_rate == 1
     # FFmpeg 9 cuts the end, but not all of it in Opus, and in audio that begins late.
     is_cut = CUTS_LAST_FRAME and codec.name != "opus" and not stream.start_time
     has_no_padding = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
@@ -264,7 +258,29 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | N
     return ExactTimes(times)
 
 
-_Times: TypeAlias = dict[PacketKey, ExactTime | None]
+def _check_edits(stream: Any, codec: AudioCodec, input: Input) -> None:
+    """Refuse audio of several edits: FFmpeg cuts samples only where the first one begins.
+
+    Raises:
+        SourceError: The file cannot be read.
+        DemuxError: The edit list shows several parts of the audio.
+    """
+    edits = []
+    with suppress(StopIteration, struct.error, ValueError):  # a box is missing or too short
+        moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
+        edits = _edit_list(moov, track_with_id(moov, stream.id), codec.sample_rate)
+    # Silence before the audio is only a later start.
+    parts = [*dropwhile(lambda edit: edit[1] < 0, edits)]
+    if len(parts) > 1 and "ignore_editlist" not in input.config.format_options:
+        raise DemuxError(
+            f"the edit list of its audio has {len(parts)} parts, which FFmpeg does not join to the sample. "
+            "Save the audio anew by an editor, or read all of it without the edits: "
+            "demux_config(format_options={'ignore_editlist': '1'})",
+            source=input.name,
+        )
+
+
+_Times: TypeAlias = dict[PacketKey, ExactTime]
 
 
 def _counted_times(codec: AudioCodec, stream: Any) -> _Times | None:
@@ -291,7 +307,7 @@ def _counted_times(codec: AudioCodec, stream: Any) -> _Times | None:
             position = pts
         if abs(pts - position) > jitter:
             return None
-        times[entry.pos, pts, 0] = ExactTime(position)
+        times[entry.pos, pts] = ExactTime(position)
         position += size
     return times
 
@@ -314,7 +330,7 @@ def _cut_end(times: _Times, stream: Any, size: int) -> None:
     end, last = start + length - delay - padding, entries[-1].timestamp
     # Only the last packet, unless iTunes states that more of them are padding.
     for entry in entries[-(2 + padding // size if delay else 1) :]:
-        begin, key = entry.timestamp, (entry.pos, entry.timestamp, 0)
+        begin, key = entry.timestamp, (entry.pos, entry.timestamp)
         cut, hidden = min(begin + size - end, size), max(start - begin, 0)
         # The sound may also start in this packet. The values replace FFmpeg's.
         is_shown = hidden < size if hidden else not entry.is_discard
@@ -333,101 +349,3 @@ def itunes_edges(stream: Any) -> tuple[int, int]:
     is_applied = len(entries) > 0 and start - entries[0].timestamp == delay
     # The padding of a fragmented file, whose header states no packets, is not left out.
     return (delay, padding * (stream.frames > 0)) if is_applied else (0, 0)
-
-
-def _find_edits(stream: Any, codec: AudioCodec, input: Input) -> _Times:
-    """Find the times of packets of several edits.
-
-    Raises:
-        SourceError: The file cannot be read.
-        StopIteration, struct.error, ValueError, LookupError, ArithmeticError: There is one edit, a box is
-            missing or too short, or boxes or FFmpeg's index contradict each other.
-    """
-    moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
-    track = track_with_id(moov, stream.id)
-    edits = _read_edits(moov, track, codec.sample_rate)
-    entries = list(stream.index_entries)  # which PyAV makes anew in each loop
-    packets = _find_packets(entries, track, codec, input.size())
-    return _edited_times(entries, edits, packets, even_samples(codec))
-
-
-def _read_edits(moov: memoryview, track: memoryview, rate: int) -> list[tuple[int, int, int]]:
-    """Return start, end and first sample in the media, -1 for silence, of each edit after first silence.
-
-    Raises:
-        ValueError: There is only one.
-    """
-    edits: list[tuple[int, int, int]] = []
-    end = 0
-    for length, media, _ in _edit_list(moov, track, rate):
-        start, end = end, end + length
-        if media >= 0 or edits:
-            edits.append((start, end, media))
-    if len(edits) < 2:
-        raise ValueError("one edit, which FFmpeg cuts")
-    return edits
-
-
-def _find_packets(
-    entries: Any, track: memoryview, codec: AudioCodec, size: int
-) -> list[tuple[int, int]]:
-    """Return time in the media and number of samples of each packet in FFmpeg's index.
-
-    Raises:
-        StopIteration, struct.error, ValueError, IndexError: The tables of the track do not tell.
-    """
-    stbl = next(boxes_at(track, "mdia/minf/stbl"))
-    # The table's samples are those of the sound, and a packet is a part of a chunk.
-    has_parts = bool((table_at(stbl, "stts", ">u4,>u4")["f1"] == 1).all())
-    if has_parts != codec.name.startswith("pcm_"):
-        raise ValueError("packets of single samples, or parts of an unknown size")
-    if has_parts:
-        places, durations = chunks_at(stbl)
-        sizes = durations * (codec.bit_rate // (8 * codec.sample_rate))
-    else:
-        samples = track_samples(track, size)
-        places, durations, sizes = samples.places, samples.durations, samples.sizes
-    begins, lengths = np.array([(entry.pos, entry.size) for entry in entries]).T
-    order = np.argsort(places, kind="stable")
-    holders = order[np.searchsorted(places, begins, "right", sorter=order) - 1]
-    begins, sizes = begins - places[holders], np.maximum(sizes[holders], 1)
-    if (begins < 0).any() or (begins + lengths > sizes).any():
-        raise ValueError("a packet that is not in the table")
-    starts = (np.cumsum(durations) - durations)[holders]
-    ticks = np.stack([begins, lengths]) * durations[holders] // sizes
-    return list(zip((starts + ticks[0]).tolist(), ticks[1].tolist(), strict=True))
-
-
-def _edited_times(
-    entries: Any, edits: list[tuple[int, int, int]], packets: list[tuple[int, int]], even: int
-) -> _Times:
-    """Compute times from FFmpeg's index, in which hidden packets, for decoding, come before each edit.
-
-    Raises:
-        StopIteration, ValueError: FFmpeg has made another number of edits, or numbers are too large.
-    """
-    result, left, seen = _Times(), iter(edits), Counter[tuple[int, int]]()
-    start = end = media = duration = before = 0
-    after, was_shown = -1, False
-    for entry, (time, ticks) in zip(entries, packets, strict=True):
-        stated = entry.timestamp
-        # Of an edit in which no packet begins, FFmpeg states one time for all packets.
-        follows = time == after and stated - before in (0, duration)
-        if not follows or (entry.is_discard and was_shown):
-            (start, end, media), was_shown = next(left), False
-        before, after, duration = stated, time + ticks, ticks
-        was_shown = was_shown or not entry.is_discard
-        pts, length = start + time - media, max(ticks, even)
-        skipped = max(start - pts, 0)
-        rest = max(pts + length - end, 0)
-        if not -_MOST_SAMPLES < pts < _MOST_SAMPLES or max(length, rest) >= _MOST_IN_PACKET:
-            raise ValueError("damage")
-        key = entry.pos, stated
-        # At most the whole packet: FFmpeg 9 would cut the rest from the next one.
-        exact = ExactTime(pts, min(skipped, length), rest, is_shown=skipped < length)
-        # In place of silence, FFmpeg shows the start of the media.
-        result[*key, seen[key]] = exact if media >= 0 else None
-        seen[key] += 1
-    if next(left, None):
-        raise ValueError("an edit without a packet")
-    return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -288,22 +287,18 @@ class ExactTime(NamedTuple):
         skipped: Number of samples to cut at the start; ``None``: FFmpeg states what to cut.
         rest: Number of samples to cut at the end.
         last_size: Number of samples of the last packet, which may state a shorter duration; 0: another one.
-        is_shown: Whether a sample is left, so that FFmpeg must not discard the packet.
     """
 
     pts: int
     skipped: int | None = None
     rest: int = 0
     last_size: int = 0
-    is_shown: bool = True
 
 
-PacketKey: TypeAlias = tuple[int, int, int]
-"""A packet's offset in the file, its timestamp as FFmpeg states it, and the number of earlier packets with
-both: an edit may hide a packet at the time when another one shows it."""
+PacketKey: TypeAlias = tuple[int, int]
+"""A packet's offset in the file, and its timestamp as FFmpeg states it."""
 
-PacketTimes: TypeAlias = Mapping[PacketKey, ExactTime | None]
-"""Exact times of packets. ``None``: FFmpeg gives the packet in place of silence."""
+PacketTimes: TypeAlias = Mapping[PacketKey, ExactTime]
 
 
 class ExactTimes(NamedTuple):
@@ -322,17 +317,13 @@ def with_times(
     packets: Iterator[AvPacket], times: Mapping[int, PacketTimes], streams: Any
 ) -> Iterator[AvPacket]:
     """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
-    detach, seen = BitStreamFilterContext("null").filter, Counter[tuple[int, int, int]]()
+    detach = BitStreamFilterContext("null").filter
     for packet in packets:
-        place = packet.stream_index, packet.pos or 0, packet.pts or 0
-        table, key = times.get(place[0], {}), (*place[1:], seen[place])
-        if key in table:
-            seen[place] += 1
-            if (exact := table[key]) is None:
-                continue
+        exact = times.get(packet.stream_index, {}).get((packet.pos or 0, packet.pts or 0))
+        if exact is not None:
             if exact.skipped is not None:
                 rest = max(exact.rest, exact.last_size - (packet.duration or exact.last_size))
-                if packet.is_discard and exact.is_shown:
+                if packet.is_discard:
                     shown = with_data(packet, memoryview(packet))  # without the flag
                     # This sets the index, but keeps the container alive, unlike a packet of a filter.
                     shown.stream = streams[packet.stream_index]

@@ -324,28 +324,15 @@ def _repeated(values: Any, counts: Any, total: int) -> Ticks:
 
 def _places(stbl: memoryview, sizes: Ticks) -> Ticks:
     """Return the file offsets of samples, which are contiguous in chunks."""
-    chunks, counts = chunks_at(stbl)
-    if counts.sum() != len(sizes):
-        raise ValueError("chunks that do not hold the samples")
-    return _starts(sizes, chunks, counts)
-
-
-def chunks_at(stbl: memoryview) -> tuple[Ticks, Ticks]:
-    """Return the file offset and the number of samples of each chunk.
-
-    Raises:
-        struct.error: A table is too short.
-        ValueError: The tables contradict each other.
-    """
     chunks = table_at(stbl, "stco", ">u4")
     if not len(chunks):
         chunks = table_at(stbl, "co64", ">u8")
     runs = table_at(stbl, "stsc", ">u4,>u4,>u4")
     lengths = np.diff(runs["f0"].astype(np.int64) - 1, append=len(chunks))
     counts = np.repeat(runs["f1"].astype(np.int64), lengths)
-    if len(counts) != len(chunks):
-        raise ValueError("chunks without a number of samples")
-    return chunks.astype(np.int64), counts
+    if len(counts) != len(chunks) or counts.sum() != len(sizes):
+        raise ValueError("chunks that do not hold the samples")
+    return _starts(sizes, chunks.astype(np.int64), counts)
 
 
 def _starts(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:

@@ -271,25 +271,3 @@ def test_an_index_that_states_many_frames_costs_no_memory() -> None:
     place = data.index(b"stsz") + 12
     broken = data[:place] + b"\xff" * 4 + data[place + 4 :]
     assert outcome(broken) == by_ffmpeg(broken)
-
-
-def test_a_palette_of_a_cover_does_not_let_the_file_be_opened_again() -> None:
-    """Each read from the start cost 40 times as long."""
-    total = 0
-
-    class Counting(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            nonlocal total
-            data = super().read(size)
-            total += len(data)
-            return data
-
-    palette = np.arange(256, dtype=np.uint32)[None] * 65793
-    numbers = np.random.default_rng(0).integers(0, 256, (128, 128), np.uint8)
-    cover = sm.encode_image(sm.frames_from_array((numbers, palette), "pal8"), "png")
-    item = box(b"data", bytes((0, 0, 0, 14)) + bytes(4) + cover)
-    with sm.Demuxer(Counting(with_item(movie(), box(b"covr", item)))) as demuxer:
-        assert demuxer.video_codec.pix_fmt == "pal8"
-        first, opened = demuxer.demux_audio((0, 0.1)), total
-        assert len(demuxer.demux_audio((0, 0.1))) == len(first)
-        assert total - opened < len(cover)
