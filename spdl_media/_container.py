@@ -411,7 +411,7 @@ class Container:
                     packets = list(islice(self.packets([index]), 1))
             return next((exif_orientation(memoryview(first)) for first in packets), 1)
         if index not in self._orientations:
-            matrix = display_matrix(self.av.streams[index], self.format, self._input)
+            matrix = display_matrix(self.av.streams[index], self.format)
             # In AVIF and HEIC it rotates before it mirrors, as MIAF demands (ISO/IEC 23000-22, 7.3.6.7).
             self._orientations[index] = matrix_orientation(matrix) if matrix else 1
         return self._orientations[index]

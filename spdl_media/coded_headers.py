@@ -242,7 +242,7 @@ class _VP9(NamedTuple):
         return _set_stated(video, {"color_range": 1 + int(bits[3]), "colorspace": _SPACES[space]})
 
 
-_FRAME_DURATION = b"\x23\xe3\x83"  # ID of the element
+_CLUSTER, _FRAME_DURATION = b"\x1f\x43\xb6\x75", b"\x23\xe3\x83"  # IDs of elements of Matroska
 # The start of a key frame of profile 0 or 2, which are 4:2:0, and a block of Matroska with one.
 _VP9_KEY = re.compile(rb"[\x80-\x83\x90-\x93]I\x83B.{8}", re.DOTALL)
 _SPACES = (2, 5, 1, 6, 7, 9)  # as FFmpeg numbers them
@@ -381,26 +381,20 @@ def _read_color(bits: _Bits) -> dict[str, Any]:
 
 # Codecs that MP4 supports and QuickTime does not. For ProRes, DV and others, the opposite is true.
 _ONLY_IN_MP4 = frozenset({"av1", "ffv1", "vp9"})
-
-# IDs of Matroska elements. The second one also occurs in names of codecs (such as "vp9"), but there the next
-# byte is not the size of an element.
-_CLUSTER, _PROJECTION = b"\x1f\x43\xb6\x75", re.compile(rb"vp(?![89x])")
-# The display matrix of an MP4 track that is not rotated.
-_STRAIGHT = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+# The display matrix of a track that is not rotated.
+_STRAIGHT = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
-def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | None:
+def display_matrix(stream: Any, format: str) -> tuple[int, ...] | None:
     """Return the display matrix of a video stream, read from an MP4 or QuickTime header written for it.
+
+    ``None``: the container states none, or it changes nothing.
 
     Args:
         stream: A stream of the open file.
         format: FFmpeg's name of the container's format.
-        input: The source.
-
-    Raises:
-        SourceError: The source cannot be read.
     """
-    if not ("mp4" in format or "matroska" in format) or (input.is_local and _is_straight(input)):
+    if not ("mp4" in format or "matroska" in format):
         return None
     # PyAV exposes a stream's side data only on decoded frames. A muxer writes it into the track header
     # (tkhd), which takes about 0.1 ms, while decoding a frame takes up to 10 ms.
@@ -412,27 +406,5 @@ def display_matrix(stream: Any, format: str, input: Input) -> tuple[int, ...] | 
     if start < 4:
         return None
     fixed = 20 if written[start] == 0 else 32  # times and duration, of 32 or 64 bits by version
-    return struct.unpack_from(">9i", written, start + 4 + fixed + 16)
-
-
-def _is_straight(input: Input) -> bool:
-    """Whether the header is short and certainly states no rotation, which is ten times as fast to find out.
-
-    See:
-        ISO/IEC 14496-12, 8.2.2 and 8.3.2 (mvhd, tkhd). RFC 9559, 5.1.4.1.28.41 (Projection).
-    """
-    if input.head(4) == MATROSKA:
-        tracks, cluster, _ = bytes(input.head(HEAD_SIZE)).partition(_CLUSTER)
-        # An index at the start may contain the ID of clusters. Then the part before it has no codec ("V_").
-        return bool(cluster) and b"V_" in tracks and not _PROJECTION.search(tracks)
-    kinds, moov = read_moov(input.read_at, input.size(), HEAD_SIZE, 8)
-    # "meta" may contain an image, which may be rotated.
-    if b"meta" in kinds:
-        return False
-    # In version 1, the times before the matrix have 64 bits.
-    headers = [
-        header.startswith(_STRAIGHT, place + 12 * (header[:1] == b"\1"))
-        for name, place in ((b"mvhd", 36), (b"tkhd", 40))
-        for header in moov.split(name)[1:]
-    ]
-    return len(headers) > 1 and all(headers)
+    matrix = struct.unpack_from(">9i", written, start + 4 + fixed + 16)
+    return None if matrix == _STRAIGHT else matrix
