@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import count
 from typing import Any, Generic, SupportsIndex, TypeVar, Unpack
 
 from spdl_media._checks import warn_caller
-from spdl_media.pipeline.executors import ExecutorConfig, kind_of, name_of
+from spdl_media.pipeline.executors import ExecutorConfig, kind_of
 from spdl_media.pipeline.failures import FailureLimit
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import (
@@ -246,12 +246,6 @@ class PipelineBuilder(Generic[T_co]):
         warn_of_idle_concurrency(config, options.get("num_threads", 8))
         return pipeline
 
-    def __repr__(self) -> str:
-        calls = [stage.name for stage in self._stages]
-        source = "no source" if self._source is None else self._source.name
-        sink = "no sink" if self._sink is None else f"sink of {self._sink.buffer_size}"
-        return f"<PipelineBuilder: {' -> '.join([source, *calls, sink])}>"
-
     def _add(self, call: str, stage: StageConfig) -> PipelineBuilder[Any]:
         self._refuse_after_sink(call)
         self._stages.append(stage)
@@ -359,28 +353,10 @@ class _Chart:
 
 
 def _details(stage: StageConfig) -> str:
-    """List the options of a stage that differ from the defaults."""
-    if isinstance(stage, PathVariantsConfig):
-        return f"{len(stage.paths)} paths"
-    if isinstance(stage, AggregateConfig):
-        return "drop_last" if stage.drop_last else ""
-    return ", ".join(_pipe_details(stage)) if isinstance(stage, PipeConfig) else ""
-
-
-def _pipe_details(stage: PipeConfig) -> Iterator[str]:
-    if stage.name != (function := name_of(stage.fn)):
-        yield function
-    if (kind := kind_of(stage.fn)) != "function":
-        yield kind.replace("_", " ")
-    yield f"concurrency={stage.concurrency}"
-    if stage.executor is not None:
-        yield type(stage.executor).__name__
-    if stage.output_order != "completion":
-        yield f"order of {stage.output_order}"
-    if stage.timeout is not None:
-        yield f"timeout={stage.timeout:g} s"
-    if stage.max_failures is not None:
-        yield f"max_failures={stage.max_failures}"
+    if not isinstance(stage, PipeConfig):
+        return ""
+    where = "" if stage.executor is None else f", {type(stage.executor).__name__}"
+    return f"concurrency={stage.concurrency}{where}"
 
 
 def _escaped(text: str) -> str:

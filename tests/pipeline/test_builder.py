@@ -466,14 +466,6 @@ def test_enough_threads_do_not_warn() -> None:
         warn_of_idle_concurrency(builder().pipe(double, concurrency=8).get_config(), 8)
 
 
-def test_a_builder_says_what_it_holds() -> None:
-    assert repr(PipelineBuilder()) == "<PipelineBuilder: no source -> no sink>"
-    assert (
-        repr(builder().pipe(double).add_sink(2))
-        == "<PipelineBuilder: range of 4 -> double -> sink of 2>"
-    )
-
-
 @pytest.mark.parametrize("function", [PipelineBuilder.build, Pipeline])
 def test_the_options_of_a_run_are_listed(function: Any) -> None:
     options = list(inspect.signature(function).parameters.values())[1:]

@@ -111,7 +111,6 @@ def test_a_source_whose_length_raises_runs_and_is_drawn(
 
     assert list(builder.build(progress=True)) == [0, 1, 2]
     assert bars[0].options["total"] is None
-    assert repr(builder) == "<PipelineBuilder: OfNoLength -> no sink>"
     assert '(["OfNoLength"])' in builder.get_config().to_mermaid()
 
 
