@@ -239,12 +239,9 @@ def _places_of(states: Sequence[State], current: Sequence[State], epoch: int, ow
         or any(order != {**(own.order or {}), **dict.fromkeys(PLACE)} for order in orders)
         or len({(state.seed, state.before) for state in current}) != 1
     ):
-        size = max((size or 0 for _, size in places), default=0)
-        lacking = [rank for rank in range(size) if [rank, size] not in places]
-        missing = f"Of {size} ranks, these are missing: {lacking}. " if lacking else ""
         raise ValueError(
             "pass one state of each former rank, all saved after the same batch, of the same sampler and "
-            f"seed as this loader's, {own.order}. {missing}These are of epochs "
+            f"seed as this loader's, {own.order}. These are of epochs "
             f"{[one.epoch for one in states]}, seeds {[one.seed for one in states]} and orders "
             f"{[one.order for one in states]}"
         )

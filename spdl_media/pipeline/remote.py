@@ -364,7 +364,7 @@ def cache_iterator(
 
     Args:
         src: The loader, or another iterable.
-        num_caches: Number of items to keep: the first ones.
+        num_caches: Number of items to keep: the first ones that are taken from the loader.
         return_caches_after: Number of items to take from the loader; the default is ``num_caches``. If the
             loader has fewer items, the iterator ends with them.
         stop_after: Total number of items; ``None`` means no end.
@@ -375,7 +375,7 @@ def cache_iterator(
 
     Raises:
         TypeError: A number is not an integer, or ``src`` is not iterable.
-        ValueError: A number is below 1, or ``num_caches`` exceeds ``return_caches_after``.
+        ValueError: A number is below 1.
 
     Example:
         >>> list(cache_iterator(range(9), 2, return_caches_after=3, stop_after=6))
@@ -383,11 +383,7 @@ def cache_iterator(
     """
     num_caches = check_int("num_caches", num_caches)
     given = num_caches if return_caches_after is None else return_caches_after
-    if (after := check_int("return_caches_after", given)) < num_caches:
-        raise ValueError(
-            f"num_caches={num_caches} items cannot be kept of the return_caches_after={after} that come from "
-            "the loader"
-        )
+    after = check_int("return_caches_after", given)
     if stop_after is not None:
         stop_after = check_int("stop_after", stop_after)
     # _items() is a separate generator, so that this call checks the arguments, not the first next().

@@ -442,9 +442,12 @@ def test_a_loader_that_is_not_needed_any_more_is_released() -> None:
 def test_wrong_numbers_of_caches_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="num_caches must be at least 1"):
         cache_iterator([1], 0)
-    with pytest.raises(
-        ValueError, match="num_caches=3 items cannot be kept of the return_caches_after=2"
-    ):
-        cache_iterator([1], 3, return_caches_after=2)
+    assert list(cache_iterator([1, 2, 3], 3, return_caches_after=2, stop_after=5)) == [
+        1,
+        2,
+        1,
+        2,
+        1,
+    ]
     with pytest.raises(TypeError, match="not iterable"):
         cache_iterator(1, 3)  # type: ignore[arg-type]

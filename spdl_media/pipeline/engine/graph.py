@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -125,7 +124,6 @@ class Graph:
         self._hook_factory = options.task_hook_factory
         # Begin of the last quiet time that was logged.
         self._logged_since = 0.0
-        self._log_lock = threading.Lock()
         # The nodes that get no groups. Groups may be large, so other nodes have no slack.
         self._quick: list[Node | Sink] = []
         try:
@@ -182,12 +180,11 @@ class Graph:
             return SILENCE
         if quiet < SILENCE:
             return SILENCE - quiet
-        with self._log_lock:
-            # The loop and consumers may find the same quiet time; log it once.
-            if self._logged_since != since:
-                self._logged_since = since
-                calls = "; ".join(self.running_calls()) or "no call runs"
-                LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
+        # The loop and consumers find the same quiet time; log it once.
+        if self._logged_since != since:
+            self._logged_since = since
+            calls = "; ".join(self.running_calls()) or "no call runs"
+            LOG.warning("the pipeline has delivered nothing for %.0f s: %s", quiet, calls)
         return SILENCE
 
     def totals(self) -> Totals:
