@@ -10,18 +10,17 @@ import contextlib
 import io
 import wave
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 
-from spdl_media.arguments import AudioArguments, BatchArguments, VideoArguments
 from spdl_media.arrays import to_numpy
 from spdl_media.errors import ConvertError, MediaError, MissingDependencyError
 from spdl_media.formats import Array
 from spdl_media.image_files import encode_image
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
 from spdl_media.storage import StoragePool, new_array
-from spdl_media.timing import Timestamp, Window, parse_window
+from spdl_media.timing import parse_window
 
 __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
 
@@ -43,19 +42,26 @@ class _Decoder:
     Memory for arrays of one shape is leased from a pool that lives as long as the object.
     """
 
+    #: Default name of the column of arrays.
+    output: ClassVar[str]
     #: Options that must all be given for arrays of one shape.
     shape_options: ClassVar[Sequence[str]]
     #: Loads one input, with the options by name.
     _load: Callable[..., Any]
 
     def __init__(
-        self, column: str | None, output: str, error: str, options: Mapping[str, Any]
+        self,
+        *,
+        column: str | None = None,
+        output: str | None = None,
+        error: str = "error",
+        **options: Any,
     ) -> None:
         if taken := sorted(_RESERVED & options.keys()):
             raise TypeError(f"{type(self).__name__} takes no {taken[0]}=, which it chooses itself")
         parse_window(options.get("timestamp"))
-        self._column, self._output, self._error = column, output, error
-        self._options = dict(options)
+        self._column, self._output, self._error = column, output or self.output, error
+        self._options = options
         self._has_one_shape = all(options.get(name) is not None for name in self.shape_options)
         # Loading a generated file checks the options, and gives the shape, before any row is read.
         plain = {name: value for name, value in options.items() if name not in _FILE_OPTIONS}
@@ -160,9 +166,9 @@ class DecodeImages(_Decoder):
 
     Args:
         column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
-        output: Name of the column of arrays.
+        output: Name of the column of arrays; the default is ``image``.
         error: Name of the column of errors: text, empty if there is none.
-        **options: Options of :func:`~spdl_media.load_image_batch`, except ``on_error``, ``storage`` and
+        **options: Options of :func:`~spdl_media.load_image_batch`, but not ``on_error``, ``storage`` and
             ``cuda``.
 
     Raises:
@@ -176,17 +182,8 @@ class DecodeImages(_Decoder):
         >>> images = ray.data.read_binary_files(uri).map_batches(decode)  # doctest: +SKIP
     """
 
+    output = "image"
     shape_options = ("width", "height")
-
-    def __init__(
-        self,
-        *,
-        column: str | None = None,
-        output: str = "image",
-        error: str = "error",
-        **options: Unpack[BatchArguments[None]],
-    ) -> None:
-        super().__init__(column, output, error, options)
 
     def _load(self, src: Any, /, **options: Any) -> Any:
         options.pop("num_threads", None)
@@ -215,11 +212,11 @@ class DecodeVideo(_Decoder):
     each row has an array of its own size, which is empty if the row cannot be decoded.
 
     Args:
-        timestamp: Window ``(start, end)`` of each video in seconds; ``None``: the whole video.
         column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
-        output: Name of the column of arrays.
+        output: Name of the column of arrays; the default is ``video``.
         error: Name of the column of errors: text, empty if there is none.
-        **options: Options of :func:`~spdl_media.load_video`, except ``name``, ``storage`` and ``cuda``.
+        **options: Options of :func:`~spdl_media.load_video`, such as ``timestamp``, but not ``name``,
+            ``storage`` and ``cuda``.
 
     Raises:
         TypeError: An option has the wrong type or is not known.
@@ -228,19 +225,9 @@ class DecodeVideo(_Decoder):
     Thread safety: safe. Picklable; a copy begins without memory.
     """
 
+    output = "video"
     shape_options = ("width", "height", "num_frames", "on_short")
     _load = staticmethod(load_video)
-
-    def __init__(
-        self,
-        *,
-        timestamp: Timestamp | Window | None = None,
-        column: str | None = None,
-        output: str = "video",
-        error: str = "error",
-        **options: Unpack[VideoArguments[None]],
-    ) -> None:
-        super().__init__(column, output, error, {**options, "timestamp": timestamp})
 
 
 class DecodeAudio(_Decoder):
@@ -251,12 +238,11 @@ class DecodeAudio(_Decoder):
     each row has an array of its own size, which is empty if the row cannot be decoded.
 
     Args:
-        timestamp: Window ``(start, end)`` of each file in seconds; ``None``: the whole file.
         column: Column of the inputs: bytes, or paths and URLs. The default is ``bytes``, else ``path``.
-        output: Name of the column of arrays.
+        output: Name of the column of arrays; the default is ``audio``.
         error: Name of the column of errors: text, empty if there is none.
-        **options: Options of :func:`~spdl_media.load_audio`, except ``name``, ``storage`` and ``cuda``. Give
-            ``sample_rate``, or sample rates may differ between rows.
+        **options: Options of :func:`~spdl_media.load_audio`, such as ``timestamp``, but not ``name``,
+            ``storage`` and ``cuda``. Give ``sample_rate``, or sample rates may differ between rows.
 
     Raises:
         TypeError: An option has the wrong type or is not known.
@@ -265,19 +251,9 @@ class DecodeAudio(_Decoder):
     Thread safety: safe. Picklable; a copy begins without memory.
     """
 
+    output = "audio"
     shape_options = ("num_channels", "num_samples", "on_short")
     _load = staticmethod(load_audio)
-
-    def __init__(
-        self,
-        *,
-        timestamp: Timestamp | Window | None = None,
-        column: str | None = None,
-        output: str = "audio",
-        error: str = "error",
-        **options: Unpack[AudioArguments[None]],
-    ) -> None:
-        super().__init__(column, output, error, {**options, "timestamp": timestamp})
 
     def _example_file(self) -> bytes:
         made = io.BytesIO()
