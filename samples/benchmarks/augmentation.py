@@ -19,8 +19,6 @@ output shows medians with minimum and maximum. A library that is not installed i
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import threading
 import time
@@ -29,9 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import machine, markdown_table, over, plain_table, spread, with_range, write_json
+from figures import (
+    add_output_options,
+    alternating,
+    machine,
+    over,
+    show,
+    spread,
+    with_range,
+    write_json,
+)
 from loaders import repeated
-from processes import run_fresh
+from processes import main_or_cell, run_fresh
 
 import spdl_media as sm
 from spdl_media.pipeline import ProcessPoolExecutorConfig
@@ -140,8 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    add_output_options(parser, chart=False, markdown=True)
     options = parser.parse_args()
     try:
         repeated(options.images, 1)
@@ -156,10 +162,9 @@ def main() -> None:
         for own in ("default", "1")
     ]
     found: list[list[dict[str, Any]]] = [[] for _ in cells]
-    for number in range(options.rounds):
-        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-        order = range(len(cells))
-        for index in order if number % 2 == 0 else reversed(order):
+    for order in alternating(range(len(cells)), options.rounds):
+        print(f"round {len(found[0]) + 1} of {options.rounds}", file=sys.stderr)
+        for index in order:
             found[index].append(run_fresh(__file__, cells[index]))
     head, rows, results = ["way", "where", "own"], [], []
     for name in FIGURES:
@@ -177,15 +182,10 @@ def main() -> None:
             row += [with_range(figures[key], digits), with_range(ratio, 2)]
         rows.append(row)
         results.append({**cell, **figures})
-    print((markdown_table if options.markdown else plain_table)(head, rows))
+    show(head, rows, markdown=options.markdown)
     names = "albumentations opencv-python-headless torch torchvision kornia".split()
     write_json({"machine": machine(*names), "results": results}, options.json)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--cell"]:
-        print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
-        os._exit(0)
-    else:
-        main()
+    main_or_cell(main, run_cell)

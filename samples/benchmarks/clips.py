@@ -39,16 +39,18 @@ from typing import Any
 import av
 import numpy as np
 from figures import (
+    add_output_options,
+    alternating,
     draw_bars,
     machine,
     make_figure,
-    markdown_table,
     over,
-    plain_table,
+    show,
     spread,
     with_range,
     write_json,
 )
+from processes import reason_of
 
 import spdl_media as sm
 from spdl_media import frame_index
@@ -312,10 +314,9 @@ def works(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, Cel
 
 def measure(cells: Cells, rounds: int) -> dict[str, list[float]]:
     """Return the CPU seconds of each round by route, alternately forwards and backwards."""
-    order = list(cells)
-    seconds: dict[str, list[float]] = {name: [] for name in order}
-    for number in range(rounds):
-        for name in order if number % 2 == 0 else order[::-1]:
+    seconds: dict[str, list[float]] = {name: [] for name in cells}
+    for order in alternating(cells, rounds):
+        for name in order:
             begin = time.process_time()
             cells[name]()
             seconds[name].append(time.process_time() - begin)
@@ -363,8 +364,7 @@ def leave_out_missing() -> None:
             __import__(package)
         # Any exception of another library is a reason.
         except Exception as error:  # noqa: BLE001
-            reason = str(error).strip().partition("\n")[0]
-            print(f"{name} is left out: {reason}", file=sys.stderr)
+            print(f"{name} is left out: {reason_of(error)}", file=sys.stderr)
             ROUTES.pop(name, None)
             SAMPLERS.pop(name, None)
 
@@ -393,9 +393,7 @@ def main() -> None:
     parser.add_argument("--peers", choices=("all", "none"), default="all")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random clips")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    add_output_options(parser, chart=True, markdown=True)
     options = parser.parse_args()
     if options.peers == "none":
         for routes in (ROUTES, SAMPLERS):
@@ -408,8 +406,7 @@ def main() -> None:
             for name, (count, cells) in works(options, Path(folder)).items()
         }
     head = ("work", "route", "a second", "ms", "x time of the first")
-    table = markdown_table if options.markdown else plain_table
-    print(table(head, table_rows(results)))
+    show(head, table_rows(results), markdown=options.markdown)
     if options.chart:
         draw(results, options.chart)
     packages = "av numpy spdl-io opencv-python-headless torch torchcodec".split()

@@ -35,7 +35,6 @@ library.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -47,18 +46,20 @@ from typing import Any, NamedTuple
 
 from figures import (
     Spread,
+    add_output_options,
+    alternating,
+    chosen,
     draw_bars,
     machine,
     make_figure,
-    markdown_table,
     over,
-    plain_table,
+    show,
     spread,
     with_range,
     write_json,
 )
 from loaders import LOADERS, OURS, PEERS, Job, repeated
-from processes import family_mib, run_fresh
+from processes import MISSING, family_mib, main_or_cell, reason_of, run_fresh
 
 # Column, and the loader that it is compared with.
 BASES = {"x Pillow": "torch, Pillow", "x torchv.": "torch, torchvision"}
@@ -92,8 +93,8 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
     job = Job(samples, cell["size"], cell["batch"], cell["workers"], cell["arrays"])
     try:
         loader = LOADERS[cell["loader"]](job)
-    except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
-        return {"missing": str(error).strip().partition("\n")[0]}
+    except MISSING as error:
+        return {"missing": reason_of(error)}
     imported = family_mib(os.getpid())
     print("ready", flush=True)  # memory is sampled from here on
     labels: list[int] = []
@@ -145,10 +146,10 @@ def measure(
 ) -> dict[Cell, Found]:
     """Run the rounds, alternately forwards and backwards: first for speed, then for memory."""
     found = {cell: Found() for cell in cells}
-    for number in range(rounds + memory_rounds):
+    for number, order in enumerate(alternating(cells, rounds + memory_rounds)):
         for_memory = number >= rounds
         print(f"round {number + 1} of {rounds + memory_rounds}", file=sys.stderr)
-        for cell in cells if number % 2 == 0 else cells[::-1]:
+        for cell in order:
             options = {**common, **cell._asdict()}
             if for_memory:
                 options["num_images"] = min(common["num_images"], max(2048, 16 * cell.batch))
@@ -258,9 +259,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="side of the images")
     default = "torch" if find_spec("torch") else "numpy"
     parser.add_argument("--arrays", choices=("torch", "numpy"), default=default)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    add_output_options(parser, chart=True, markdown=True)
     options = parser.parse_args()
     try:
         repeated(options.images, 0)
@@ -272,10 +271,10 @@ def main() -> None:
         "size": options.size,
         "arrays": options.arrays,
     }
-    names = present([*OURS, *chosen_peers(parser, options.peers)], common)
+    names = present([*OURS, *chosen(parser, "--peers", options.peers, PEERS)], common)
     cells = list(cells_of(names, options.workers, options.batch))
     results = summary(measure(cells, common, options.rounds, options.memory_rounds))
-    print((markdown_table if options.markdown else plain_table)(*table(results)))
+    show(*table(results), markdown=options.markdown)
     if options.chart:
         draw(results, options.chart)
     settings = {key: value for key, value in common.items() if key != "images"}
@@ -284,20 +283,5 @@ def main() -> None:
     write_json(document, options.json)
 
 
-def chosen_peers(parser: argparse.ArgumentParser, text: str) -> list[str]:
-    """Return the names of the requested peers."""
-    if text in ("all", "none"):
-        return list(PEERS) if text == "all" else []
-    names = [name.strip() for name in text.split(";")]
-    if unknown := [name for name in names if name not in PEERS]:
-        parser.error(f"--peers: {unknown[0]!r} is none of {'; '.join(PEERS)}")
-    return names
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--cell"]:
-        print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
-        os._exit(0)
-    else:
-        main()
+    main_or_cell(main, run_cell)

@@ -76,6 +76,11 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
+def show(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool = False) -> None:
+    """Print a table for a terminal or a page."""
+    print((markdown_table if markdown else plain_table)(head, rows), flush=True)
+
+
 def machine(*packages: str) -> dict[str, Any]:
     """Return the number of cores, and the versions of Python and of the installed ``packages``."""
     found: dict[str, Any] = {"cores": os.cpu_count(), "python": platform.python_version()}

@@ -39,7 +39,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from figures import machine, markdown_table, over, plain_table, spread, with_range, write_json
+from figures import (
+    add_output_options,
+    machine,
+    markdown_table,
+    over,
+    plain_table,
+    spread,
+    with_range,
+    write_json,
+)
+from processes import reason_of
 
 import spdl_media as sm
 
@@ -506,7 +516,7 @@ def make_cells(
             cell = make(job)
             cell.difference = tried(cell)
         except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
-            left_out[name] = first_line(error)
+            left_out[name] = reason_of(error)
             continue
         cells[name] = cell
     return cells, left_out
@@ -607,14 +617,9 @@ def measure(
                     alone = counted(partial(time.sleep, seconds / 2))
                     cell.counted.append(counted(partial(rate_of, cell, seconds)) / alone)
             except Exception as error:  # noqa: BLE001  # whatever a library raises, the others are measured
-                failed[name] = f"in round {number + 1}: {first_line(error)}"
+                failed[name] = f"in round {number + 1}: {reason_of(error)}"
                 del cells[name]
     return failed
-
-
-def first_line(error: Exception) -> str:
-    """Return a short form of an error."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 # Output.
@@ -679,8 +684,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--size", type=int, default=224, help="side of the images")
     parser.add_argument("--frames", type=int, default=120, help="frames per video")
     parser.add_argument("--copy", type=int, default=64 << 20, help="bytes per copy")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    add_output_options(parser, chart=False, markdown=True)
     parser.add_argument("--counting", action="store_true", help="also with a counting thread")
     return parser
 

@@ -52,11 +52,12 @@ from figures import (
     machine,
     make_figure,
     over,
-    plain_table,
+    show,
     spread,
     with_range,
     write_json,
 )
+from processes import MISSING, reason_of
 
 import spdl_media as sm
 
@@ -298,9 +299,8 @@ def make_ways(peers: Sequence[str], size: int) -> dict[str, Way]:
     for name, make in (OURS | {name: PEERS[name] for name in peers}).items():
         try:
             ways[name] = Way(make(size))
-        except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
-            reason = str(error).strip().partition("\n")[0]
-            print(f"{name} is left out: {reason}", file=sys.stderr)
+        except MISSING as error:
+            print(f"{name} is left out: {reason_of(error)}", file=sys.stderr)
     return ways
 
 
@@ -504,7 +504,7 @@ def main() -> None:
     batches = [images[k : k + size] for k in range(0, len(images) - size + 1, size)]
     measure(ways, batches, options.threads, options.rounds, options.seconds)
     results = summary(ways)
-    print(plain_table(*table(results, options.threads)))
+    show(*table(results, options.threads))
     if options.chart:
         draw(results, options.threads, options.chart)
     packages = "av numpy spdl-io opencv-python-headless pillow simplejpeg".split()

@@ -19,16 +19,15 @@ exceeds it, and fragmentation of the heap does not. ``--peers all`` also runs th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from figures import machine, make_figure, markdown_table, plain_table, write_json
+from figures import add_output_options, machine, make_figure, show, write_json
 from loaders import LOADERS, OURS, PEERS, Job, repeated
-from processes import resident_mib, run_fresh
+from processes import MISSING, main_or_cell, reason_of, resident_mib, run_fresh
 
 PACKAGES = "av numpy spdl-io pillow torch torchvision".split()
 MAIN = next(iter(OURS))
@@ -44,8 +43,8 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
     job = Job(samples, cell["size"], cell["batch"], cell["workers"], "numpy")
     try:
         loader = LOADERS[cell["loader"]](job)
-    except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
-        return {"missing": str(error).strip().partition("\n")[0]}
+    except MISSING as error:
+        return {"missing": reason_of(error)}
     count = 0
     sizes = []
     for _, labels in loader:
@@ -119,9 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--chart", metavar="FILE", help="draw the figures here; needs matplotlib")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page")
+    add_output_options(parser, chart=True, markdown=True)
     return parser
 
 
@@ -155,7 +152,7 @@ def main() -> int:
             continue
         verdict = judge(found["sizes"], options.settle, options.tolerance)
         results[name] = {**verdict, **found}
-    print((markdown_table if options.markdown else plain_table)(HEAD, rows_of(results)))
+    show(HEAD, rows_of(results), markdown=options.markdown)
     if options.chart:
         draw(results, options.settle, options.chart)
     settings |= {"settle": options.settle, "tolerance_mib": options.tolerance}
@@ -165,7 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--cell"]:
-        print(json.dumps(run_cell(json.loads(sys.argv[2]))))
-    else:
-        sys.exit(main())
+    main_or_cell(main, run_cell)

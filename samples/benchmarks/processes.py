@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,6 +18,23 @@ from typing import Any
 
 PROC = Path("/proc")
 MIB = 1 << 20
+
+MISSING = (ImportError, RuntimeError, OSError)
+"""What the import of a library raises that is not installed, or that cannot load another one."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def main_or_cell(main: Callable[[], object], run_cell: Callable[[Any], Any]) -> None:
+    """Run a script, or a cell of it in the process of :func:`run_fresh`."""
+    if sys.argv[1:2] != ["--cell"]:
+        sys.exit(main())
+    print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
+    # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
+    os._exit(0)
 
 
 def run_fresh(

@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import resource
 import sys
 import tarfile
@@ -48,9 +47,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import machine, markdown_table, over, plain_table, spread, with_range, write_json
+from figures import (
+    add_output_options,
+    alternating,
+    machine,
+    over,
+    show,
+    spread,
+    with_range,
+    write_json,
+)
 from loaders import repeated
-from processes import run_fresh
+from processes import MISSING, main_or_cell, reason_of, run_fresh
 from recipe_loaders import LOADERS, RATE, SECONDS, Job
 
 NUM_SHARDS, AUDIO_SECONDS = 4, 30
@@ -84,10 +92,10 @@ def run_cell(cell: dict[str, Any]) -> dict[str, Any]:
             end = time.perf_counter()
             count += len(labels)
             check_batch(data, len(labels), cell)
-    except (ImportError, RuntimeError, OSError) as error:  # a library, or one that it loads
+    except MISSING as error:
         if not cell["is_trial"]:
             raise
-        return {"missing": str(error).strip().partition("\n")[0] or type(error).__name__}
+        return {"missing": reason_of(error)}
     # Its workers have ended by then, so their CPU time is counted.
     del iterator, batches
     wait_for_workers()
@@ -179,9 +187,9 @@ def measure(recipe: str, common: dict[str, Any], options: argparse.Namespace) ->
             print(f"{recipe}: {name} is left out: {result['missing']}", file=sys.stderr)
         else:
             found[name] = {"ms": [], "rate": []}
-    for number in range(options.rounds):
-        print(f"{recipe}: round {number + 1} of {options.rounds}", file=sys.stderr)
-        for name in found if number % 2 == 0 else list(found)[::-1]:
+    for number, names in enumerate(alternating(found, options.rounds), 1):
+        print(f"{recipe}: round {number} of {options.rounds}", file=sys.stderr)
+        for name in names:
             result = run_fresh(__file__, {**common, "loader": name, "is_trial": False})
             found[name]["ms"].append(1000 * result["cpu"] / common["count"])
             found[name]["rate"].append(common["count"] / result["seconds"])
@@ -229,8 +237,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--json", metavar="FILE", help="write the figures here; - is stdout")
-    parser.add_argument("--markdown", action="store_true", help="print the tables for a page")
+    add_output_options(parser, chart=False, markdown=True)
     options = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -254,18 +261,12 @@ def main() -> None:
                 "is_torch": find_spec("torch") is not None,
             }
             results[recipe] = measure(recipe, common, options)
-            head, rows = table(results[recipe])
             print(f"\n{recipe}\n")
-            print((markdown_table if options.markdown else plain_table)(head, rows), flush=True)
+            show(*table(results[recipe]), markdown=options.markdown)
     settings = {name: getattr(options, name) for name in "count rounds workers batch size".split()}
     document = {"machine": machine(*PACKAGES), "settings": settings, "results": results}
     write_json(document, options.json)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--cell"]:
-        print(json.dumps(run_cell(json.loads(sys.argv[2]))), flush=True)
-        # Skips the interpreter's exit, where PyTorch briefly takes 100 MiB more.
-        os._exit(0)
-    else:
-        main()
+    main_or_cell(main, run_cell)

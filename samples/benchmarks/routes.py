@@ -19,13 +19,13 @@ from figures import (
     draw_bars,
     machine,
     make_figure,
-    markdown_table,
     over,
-    plain_table,
+    show,
     spread,
     with_range,
     write_json,
 )
+from processes import reason_of
 
 Load = Callable[[], Any]
 Routes = Mapping[str, Callable[[Any], Load]]
@@ -75,8 +75,7 @@ def cells_of(
                 raise UnsupportedError(f"it gives {found} of {count}")
         # Any exception of another library is a reason.
         except Exception as error:  # noqa: BLE001
-            reason = str(error).strip().partition("\n")[0]
-            print(f"{label}: {name} is left out: {reason}", file=sys.stderr)
+            print(f"{label}: {name} is left out: {reason_of(error)}", file=sys.stderr)
         else:
             yield name, Cell(lambda make=make: make(task))  # type: ignore[misc]  # bound now
 
@@ -132,7 +131,7 @@ class Benchmark:
             path.name: {work: self.summary(measured(options, path, work, peers)) for work in works}
             for path in options.files
         }
-        print((markdown_table if options.markdown else plain_table)(*self.table(results)))
+        show(*self.table(results), markdown=options.markdown)
         if options.chart:
             self.draw(results, options.chart)
         left_out = ("files", "works", "peers", "json", "chart", "markdown")
