@@ -1,13 +1,20 @@
-"""Digests of decoded frames as plain values, to compare two processes."""
+"""Decoded frames as plain values: their indices, and digests to compare two processes."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 import spdl_media as sm
+from spdl_media.testing import frame_index
+
+
+def indices(frames: Iterable[sm.ImageFrames]) -> list[int]:
+    """Return the indices that the first planes of the frames show."""
+    return [frame_index(frame.planes[0]) for frame in frames]
 
 
 def digest(packets: Any) -> tuple[Any, ...]:

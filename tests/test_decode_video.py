@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from decoded import indices
 
 import spdl_media as sm
 
@@ -17,7 +18,6 @@ import spdl_media as sm
 from spdl_media._picture_decoder import PictureDecoder
 from spdl_media.testing import (
     VideoTrack,
-    frame_index,
     index_frames,
     index_planes,
     index_samples,
@@ -27,10 +27,6 @@ from spdl_media.testing import (
 )
 
 FRAMES = index_planes(40, 64, 48)
-
-
-def indices(frames: Iterable[sm.ImageFrames]) -> list[int]:
-    return [frame_index(frame.planes[0]) for frame in frames]
 
 
 def joined(chunks: Iterable[sm.VideoFrames]) -> list[int]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoded import indices
 from left_behind import descriptors
 
 import spdl_media as sm
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
-    frame_index,
     index_frames,
     index_planes,
     index_samples,
@@ -24,10 +24,6 @@ from spdl_media.testing import (
     make_tone,
     make_video,
 )
-
-
-def indices(frames: sm.VideoFrames) -> list[int]:
-    return [frame_index(frame.planes[0]) for frame in frames]
 
 
 @pytest.fixture(scope="module")

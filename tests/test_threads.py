@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoded import indices
 
 import spdl_media as sm
 from spdl_media import _checks
 from spdl_media.testing import (
     AudioTrack,
     VideoTrack,
-    frame_index,
     index_planes,
     index_samples,
     make_audio,
@@ -89,8 +89,8 @@ def test_the_same_image_packets_in_eight_threads() -> None:
 
 def test_frames_are_read_by_eight_threads(movie: bytes) -> None:
     frames = sm.decode_packets(sm.demux_video(movie))
-    want = [frame_index(frame.planes[0]) for frame in frames]
-    work = lambda k: [frame_index(frame.planes[0]) for frame in frames]  # noqa: E731
+    want = indices(frames)
+    work = lambda k: indices(frames)  # noqa: E731
     assert at_once(work) == [want] * THREADS
 
 

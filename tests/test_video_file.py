@@ -7,13 +7,11 @@ import io
 import os
 import pickle
 import re
-import signal
 import struct
 import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from itertools import chain, product
@@ -24,8 +22,10 @@ import av
 import effort
 import numpy as np
 import pytest
+from decoded import indices
 from effort import each, examples
 from field_coded import field_coded_file
+from forks import check_in_fork, forks, start_fork
 from http_server import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,14 +116,14 @@ def of_a_phone() -> bytes:
 def test_edit_lists_of_several_pieces_lose_no_frame() -> None:
     numbers = [*range(3, 13), *range(20, 27)]
     frames = sm.decode_packets(sm.demux_video(edited()), None)
-    assert [frame_index(frame.planes[0]) for frame in frames] == numbers
-    assert [frame_index(frame.planes[0]) for frame in opened("edited")[[16, 0, 9]]] == [26, 3, 12]
+    assert indices(frames) == numbers
+    assert indices(opened("edited")[[16, 0, 9]]) == [26, 3, 12]
     # FFmpeg begins the second segment two frames early.
     times = [round(10 * time) for time in frames.timestamps]
     for first in range(8):
         for stop in range(first + 1, 17):
             window = sm.demux_video(edited(), timestamp=(first / 10, stop / 10))
-            shown = [frame_index(frame.planes[0]) for frame in sm.decode_packets(window, None)]
+            shown = indices(sm.decode_packets(window, None))
             assert shown == [
                 number for number, time in zip(numbers, times, strict=True) if first <= time < stop
             ]
@@ -134,7 +134,7 @@ def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -
     data, numbers = edited(30, (300, 1), (900, 13)), [1, 2, 3, *range(13, 22)]
 
     def shown(packets: sm.VideoPackets) -> list[int]:
-        return [frame_index(frame.planes[0]) for frame in sm.decode_packets(packets, None)]
+        return indices(sm.decode_packets(packets, None))
 
     with sm.Demuxer(data) as demuxer:
         times = sm.decode_packets(demuxer.demux_video(), None).timestamps
@@ -142,7 +142,7 @@ def test_a_second_segment_whose_hidden_frames_begin_before_the_first_segment() -
             assert shown(demuxer.demux_video((time, None))) == numbers[first:]
         assert shown(demuxer.demux_video()) == numbers
     with sm.VideoFile(data) as video:
-        assert [frame_index(frame.planes[0]) for frame in video[:]] == numbers
+        assert indices(video[:]) == numbers
 
 
 def test_the_end_of_a_video_whose_timestamps_are_negative() -> None:
@@ -169,8 +169,8 @@ def test_windows_hold_frames_that_are_stated_to_be_decoded_after_they_are_shown(
     for first in range(4):
         for stop in range(first + 1, 5):
             window = sm.demux_video(of_a_phone(), timestamp=(times[first], times[stop]))
-            shown = [frame_index(frame.planes[0]) for frame in sm.decode_packets(window, None)]
-            assert shown == [frame_index(frame.planes[0]) for frame in frames[first:stop]]
+            shown = indices(sm.decode_packets(window, None))
+            assert shown == indices(frames[first:stop])
 
 
 def of_another_process(packets: sm.VideoPackets) -> sm.VideoPackets:
@@ -180,9 +180,9 @@ def of_another_process(packets: sm.VideoPackets) -> sm.VideoPackets:
 def test_a_time_that_one_piece_hides_and_another_one_shows_is_shown_once() -> None:
     numbers = [*range(3, 13), *range(20, 27)]
     whole = of_another_process(sm.demux_video(edited()))
-    assert [frame_index(frame.planes[0]) for frame in sm.decode_packets(whole, None)] == numbers
+    assert indices(sm.decode_packets(whole, None)) == numbers
     chosen = sm.sample_decode_video(whole, [16, 0, 9], filter_desc=None)
-    assert [frame_index(frame.planes[0]) for frame in chosen] == [26, 3, 12]
+    assert indices(chosen) == [26, 3, 12]
     for num_packets, change in product((1, 4, 100), (lambda chunk: chunk, of_another_process)):
         with sm.Demuxer(edited()) as demuxer:
             decoder = sm.VideoDecoder(demuxer.video_codec, filter_desc=None)
@@ -223,7 +223,7 @@ def test_a_key_frame_that_is_shown_before_an_earlier_one_is_a_frame() -> None:
     data = make_video(planes()[:9], codec="libx264", format="mp4", gop_size=1)
     # FFmpeg gives it in the order of the file.
     with sm.VideoFile(remuxed(data, swap, use_editlist="0")) as video:
-        assert [frame_index(frame.planes[0]) for frame in video[:]] == [*range(9)]
+        assert indices(video[:]) == [*range(9)]
 
 
 # The first time in ticks, between and after the times of the second file; and the key frames of that.
@@ -248,7 +248,7 @@ def test_frames_of_joined_files_whose_times_go_back_are_in_order(start: int, gop
         for first, begin in ((0, start), (12, 0))
     ]
     with sm.VideoFile(b"".join(files)) as video:
-        assert [frame_index(frame.planes[0]) for frame in video[:]] == [*range(24)]
+        assert indices(video[:]) == [*range(24)]
         assert frame_index(video[20].planes[0]) == 20
         with pytest.raises(sm.DemuxError, match="the times of the frames step back at frame 12,"):
             video.at([0])
@@ -267,7 +267,7 @@ def test_the_first_chapter_image_of_an_m4a_is_one_frame() -> None:
     data[place + 8 : place + 8] = reference
     with sm.VideoFile(data, filter_desc=None) as video:
         assert video.timestamps == sm.demux_video(data).get_timestamps() == (0, 1, 2)
-        assert [frame_index(frame.planes[0]) for frame in video[[2, 1]]] == [2, 1]
+        assert indices(video[[2, 1]]) == [2, 1]
     with sm.VideoFile(data) as video:
         np.testing.assert_array_equal(sm.load_video(data).array, video.load(slice(None)).array)
 
@@ -518,13 +518,10 @@ def test_key_frames_and_rate() -> None:
 def test_one_frame_a_slice_and_arrays_of_indices() -> None:
     video = opened("mp4/libx265/2/closed")
 
-    def numbers(frames: sm.VideoFrames) -> list[int]:
-        return [frame_index(frame.planes[0]) for frame in frames]
-
     assert frame_index(video[-1].planes[0]) == 29
     assert frame_index(video[np.int64(3)].planes[0]) == 3
-    assert numbers(video[20:4:-7]) == [20, 13, 6]
-    assert numbers(video[np.array([9, 2, 9])]) == [9, 2, 9]
+    assert indices(video[20:4:-7]) == [20, 13, 6]
+    assert indices(video[np.array([9, 2, 9])]) == [9, 2, 9]
     assert (len(video[[]]), len(video[30:])) == (0, 0)
     with pytest.raises(
         TypeError, match="a VideoFile is not iterated, because each frame by itself"
@@ -579,7 +576,7 @@ def test_times_are_right_where_a_format_has_those_of_decoding_alone() -> None:
     for kind in ("asf/libx264/2/closed", "avi/libx264/3/open"):
         assert opened(kind).timestamps == tuple(k / 10 for k in range(NUM_FRAMES))
         found = sm.decode_packets(sm.demux_video(clip(kind), timestamp=(0.5, 0.9)), None)
-        assert [frame_index(frame.planes[0]) for frame in found] == [5, 6, 7, 8]
+        assert indices(found) == [5, 6, 7, 8]
     assert opened("MPEG-1 in AVI").timestamps == tuple(k / 25 for k in range(NUM_FRAMES))
 
 
@@ -598,7 +595,7 @@ def test_times_that_step_back_are_refused() -> None:
 
 def test_the_other_stream_is_numbered_too() -> None:
     video = sm.VideoFile(two_streams(), video_stream_index=1, filter_desc=None)
-    assert [frame_index(frame.planes[0]) for frame in video[[0, 19]]] == [19, 0]
+    assert indices(video[[0, 19]]) == [19, 0]
     with pytest.raises(sm.DemuxError, match="there is no stream 2"):
         sm.VideoFile(two_streams(), video_stream_index=2)
 
@@ -925,7 +922,7 @@ def test_an_index_is_saved_and_serves_its_own_file_alone(tmp_path: Path) -> None
         assert [one.name for one in tmp_path.iterdir()] == ["saved"]
         with sm.VideoFile(clip(kind), index=path, filter_desc=None) as video:
             assert video.timestamps == decoded(kind).timestamps
-            found = [frame_index(frame.planes[0]) for frame in video[[9, 2]]]
+            found = indices(video[[9, 2]])
             assert found == [frame_index(decoded(kind)[k].planes[0]) for k in (9, 2)]
     data = clip("avi/libx264/3/open")
     for other, what in (
@@ -1068,7 +1065,7 @@ def test_threads_wait_for_each_other() -> None:
     def read(start: int) -> None:
         wanted = [(start + 7 * k) % NUM_FRAMES for k in range(12)]
         frames = [video[k] for k in wanted]
-        found[start] = wanted == [frame_index(frame.planes[0]) for frame in frames]
+        found[start] = wanted == indices(frames)
 
     threads = [threading.Thread(target=read, args=(start,)) for start in range(4)]
     for thread in threads:
@@ -1087,8 +1084,7 @@ def test_a_mask_of_torch_is_refused_as_other_masks_are() -> None:
             video[torch.zeros(NUM_FRAMES, dtype=torch.bool)]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
     """Processes share the position in an open file: frames were missing, or those of another place."""
     images = np.random.default_rng(0).integers(0, 256, (30, 320, 320, 3), np.uint8)
@@ -1104,21 +1100,18 @@ def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
         sm.VideoFile(f"{files.url}/noise.avi") as remote,
     ):
         video[0]
-        child = os.fork()
-        if not child:
-            with suppress(BaseException):
-                found = [one.load([20]).array[0] for one in (video, copied, remote)]
-                same = np.array_equal(found, [images[20]] * 3)
-                with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
-                    other[20]
-                os._exit(7 if same else 8)
-            os._exit(9)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+        def check() -> None:
+            found = [one.load([20]).array[0] for one in (video, copied, remote)]
+            np.testing.assert_array_equal(found, [images[20]] * 3)
+            with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
+                other[20]
+
+        check_in_fork(check)
         np.testing.assert_array_equal(video.load([1]).array[0], images[1])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
     """It also drops and closes the decoders of its parent, and exits, without waiting."""
     data = make_video(planes(), codec="libx264", format="mp4")
@@ -1128,24 +1121,20 @@ def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
     decoders = [sm.VideoDecoder(packets.codec, decode_config=config)]
     expected = [video.load([3]).array for video in videos].pop()
     next(decoders[0].decode(packets))
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # ends the process
-        with suppress(BaseException):
-            same = np.array_equal(videos.pop().load([3]).array, expected)
-            decoders.clear()
-            del videos[0]
-            videos[0].close()
-            os._exit(7 if same else 8)
-        os._exit(9)
+
+    def check() -> None:
+        np.testing.assert_array_equal(videos.pop().load([3]).array, expected)
+        decoders.clear()
+        del videos[0]
+        videos[0].close()
+
+    finish = start_fork(check)
     for video in videos:
         video.close()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finish()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_a_fork_does_not_read_a_file_that_was_replaced(tmp_path: Path) -> None:
     """With the index of the old file, it gave other frames, or an error about a missing one."""
     path, other = tmp_path / "a.avi", tmp_path / "b.avi"
@@ -1155,18 +1144,15 @@ def test_a_fork_does_not_read_a_file_that_was_replaced(tmp_path: Path) -> None:
     with sm.VideoFile(path) as video:
         other.replace(path)
         assert video.load([0]).array[0, 0, 0, 0] == 10
-        child = os.fork()
-        if not child:
-            with suppress(BaseException):
-                with pytest.raises(sm.SourceError, match="another file now than before the fork"):
-                    video.load([0])
-                os._exit(7)
-            os._exit(9)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+        def check() -> None:
+            with pytest.raises(sm.SourceError, match="another file now than before the fork"):
+                video.load([0])
+
+        check_in_fork(check)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_an_interrupt_in_a_fork_leaves_no_decoder_of_the_parent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1174,26 +1160,22 @@ def test_an_interrupt_in_a_fork_leaves_no_decoder_of_the_parent(
     config = sm.decode_config(decoder_options={"threads": 2})
     with sm.VideoFile(data, decode_config=config) as video:
         expected = video.load([3]).array
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # ends the process
-            with suppress(BaseException):
-                monkeypatch.setattr("spdl_media.codec.make_decoder", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    video.load([3])
-                monkeypatch.undo()
-                os._exit(7 if np.array_equal(video.load([3]).array, expected) else 8)
-            os._exit(9)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+        def check() -> None:
+            monkeypatch.setattr("spdl_media.codec.make_decoder", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                video.load([3])
+            monkeypatch.undo()
+            np.testing.assert_array_equal(video.load([3]).array, expected)
+
+        check_in_fork(check)
 
 
 def interrupted(*_: object) -> Any:
     raise KeyboardInterrupt
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (30, 64, 64, 3), np.uint8)
     data = make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=10, format="avi")
@@ -1212,13 +1194,10 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None
         thread = threading.Thread(target=video.load, args=([5],), kwargs={"crops": wait})
         thread.start()
         assert decoding.wait(60)
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)  # ends the process
-            with suppress(BaseException):
-                os._exit(7 if np.array_equal(video.load([24]).array[0], images[24]) else 8)
-            os._exit(9)
+        load = video.load
+        finish = start_fork(
+            lambda load=load: np.testing.assert_array_equal(load([24]).array[0], images[24])
+        )
         forked.set()
         thread.join()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        finish()

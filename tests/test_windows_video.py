@@ -17,6 +17,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from decoded import indices
 from effort import LONG, each, examples
 from field_coded import field_coded_file
 from hypothesis import given, settings
@@ -35,11 +36,6 @@ from spdl_media.testing import (
     make_media,
     make_video,
 )
-
-
-def indices(frames: sm.VideoFrames) -> list[int]:
-    return [frame_index(frame.planes[0]) for frame in frames]
-
 
 CLIPS = [
     *(
@@ -384,7 +380,7 @@ def test_program_streams_state_few_times_and_are_exact_all_the_same(
     start, end = (first + index / 25 - 0.01 for index in window)
     packets = sm.demux_video(data, timestamp=(start, end))
     got = sm.decode_packets(packets)
-    assert [frame_index(frame.planes[0]) for frame in got] == list(range(*window))
+    assert indices(got) == list(range(*window))
     # FFmpeg reads them from the start, but what precedes the last key frame is not decoded.
     assert len(packets) < window[1] - window[0] + 12 + 17
 
