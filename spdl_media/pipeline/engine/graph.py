@@ -14,7 +14,6 @@ from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Inlet, Node, Slot
 from spdl_media.pipeline.engine.joints import (
     Aggregate,
     CustomAggregate,
-    Disaggregate,
     Join,
     Switch,
     routed,
@@ -254,7 +253,7 @@ class Graph:
             fn = routed(router, num_paths)
             return Switch(hub, fn, name, self._share_threads(1), num_paths=num_paths)
         assert isinstance(config, DisaggregateConfig)
-        return Disaggregate(hub, iter, name, self._share_threads(1), ordered=True)
+        return FanOut(hub, iter, name, self._share_threads(1), ordered=True)
 
     def _pipe(self, config: PipeConfig) -> Node:
         fn, kind, name, timeout = config.fn, kind_of(config.fn), config.name, config.timeout

@@ -1,15 +1,14 @@
-"""Nodes that build and split groups of items, and nodes at which the chain splits and joins."""
+"""Nodes that build groups of items, and nodes at which the chain splits and joins."""
 
 from __future__ import annotations
 
 import copy
 import operator
 from collections.abc import Callable, Iterable
-from time import perf_counter
 from typing import Any, SupportsIndex
 
 from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot
-from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot, Stage
+from spdl_media.pipeline.engine.nodes import Stage
 from spdl_media.pipeline.engine.workers import WorkerThreads
 from spdl_media.pipeline.failures import PipelineError, describe, short_repr
 from spdl_media.pipeline.stages import Aggregator
@@ -120,24 +119,6 @@ class CustomAggregate(Stage):
         if slot.item is FLUSH and self._drop_last:
             slot.result = None
         super().leave(slot)
-
-
-class Disaggregate(FanOut):
-    """Splits groups into their items, one group after the other.
-
-    Lists and tuples are split in turns. Other iterables, and subclasses of list and tuple, may run the user's
-    code when they are iterated, so threads iterate over them.
-    """
-
-    def open(self, slot: FanOutSlot) -> None:
-        """Split a group, or have a thread do it."""
-        # Exact classes only: a subclass may run any code when it is iterated.
-        if type(slot.item) in (list, tuple):
-            slot.opened_at = perf_counter()
-            slot.values.extend(slot.item)
-            self.settle(slot)
-        else:
-            super().open(slot)
 
 
 class Switch(Stage):
