@@ -102,7 +102,7 @@ class DataLoader:
         max_failures: Number (``int``) or fraction (``float`` or ``Fraction`` up to 1) of items that may fail
             in an iteration before it ends with a :class:`~spdl_media.pipeline.PipelineFailure`. ``None``:
             half of the items, so that an epoch in which everything fails is an error. ``float("inf")`` or
-            -1: any number. A resumed epoch counts from where it resumes.
+            -1: any number. A fraction holds for each stage. A resumed epoch counts from where it resumes.
         on_failure: Called with the record of each failure and the input that failed, in a thread of
             its own. If it raises, the epoch ends.
         on_error: What to do with an item that fails in the preprocessor or the source's dataset. In each

@@ -7,7 +7,7 @@ import numbers
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -257,13 +257,14 @@ def _drop_data(error: BaseException) -> None:
 
 
 @dataclass(eq=False)
-class _StageDropRate:
-    """The rate of failures of one stage in this epoch.
+class _StageFailures:
+    """The failures of one stage in this epoch.
 
     Attributes:
         counters: The counts since the run began.
         limit: The stage's own ``max_failures``, or ``None``.
-        is_alone: Whether all items pass it: it is on no path of several.
+        is_alone: Whether all items pass it, or it has a limit of its own. Other stages may get few items, so
+            a few calls say little about them.
         before: The counts when this epoch began.
     """
 
@@ -283,9 +284,10 @@ class _StageDropRate:
         counters, before = self.counters, self.before
         return counters.calls + counters.early - before.calls - before.early
 
-    def part_kept(self, min_calls: int) -> float:
-        """Return the part of the calls that did not fail; 1.0 while there were fewer than ``min_calls``."""
-        return 1 - self.failures / self.calls if self.calls >= max(1, min_calls) else 1.0
+    @property
+    def rate(self) -> float:
+        """The part of these calls that failed."""
+        return self.failures / max(1, self.calls)
 
 
 # The failure that exceeded a limit, and the message that tells the number of failures and the limit.
@@ -296,26 +298,21 @@ class FailureLog:
     """Keeps the last failures and detects when there are too many. Written in turns of the engine only.
 
     Args:
-        limit: Limit for all stages together without a limit of their own: a number of failures, or the part
-            of the items of an epoch that these stages together may lose.
+        limit: Limit for the stages without a limit of their own: a number of failures of all of them, or the
+            part of its calls in an epoch that each may fail.
 
     Raises:
         TypeError: The limit is not a real number.
         ValueError: The limit is out of range.
-
-    Attributes:
-        part_kept: Returns the part of the items that passes all stages, given a function that returns this
-            part of one stage by its name. Set before the first item.
     """
-
-    part_kept: Callable[[Callable[[str], float]], float]
 
     def __init__(self, limit: FailureLimit | None = None) -> None:
         checked = failure_limit("max_failures", limit)
         self.limit = DEFAULT_MAX_FAILURES if checked is None else checked
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self._last: dict[str, FailureRecord] = {}
-        self._stages: dict[str, _StageDropRate] = {}
+        self._stages: dict[str, _StageFailures] = {}
+        self._num_delivered = 0
 
     def watch(
         self, name: str, counters: StageCounters, limit: FailureLimit | None, *, is_alone: bool
@@ -333,7 +330,7 @@ class FailureLog:
             ValueError: The limit is out of range.
         """
         checked = failure_limit("max_failures", limit)
-        self._stages[name] = _StageDropRate(counters, checked, is_alone)
+        self._stages[name] = _StageFailures(counters, checked, is_alone or checked is not None)
 
     def counts(self) -> dict[str, int]:
         """Return the number of items that failed, by name of the stage."""
@@ -345,20 +342,28 @@ class FailureLog:
         self.records.append(record)
         self._last[record.stage] = record
         stage = self._stages[record.stage]
-        # One failing path among several does not mean that the whole pipeline fails.
-        is_alone = stage.limit is not None or stage.is_alone
-        fails_always = is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
+        fails_always = stage.is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
         return self._excess(record.stage, min_calls)
 
     def summary(self) -> str:
         """Describe how many calls failed in this epoch, by stage; an empty string if none failed."""
-        parts = [(self._stages[name], name) for name in self._by_loss()]
+        parts = [(self._stages[name], name) for name in self._by_rate()]
         return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
 
-    def end_epoch(self) -> Excess | None:
-        """Check the rates of the epoch that has ended, at any number of calls, and reset the counts."""
-        excess = next(filter(None, (self._excess(name, 0) for name in self._by_loss())), None)
+    def end_epoch(self, num_delivered: int) -> Excess | None:
+        """Check the rates of the epoch that has ended, and reset the counts.
+
+        Args:
+            num_delivered: Number of items that were delivered since the run began.
+        """
+        # An epoch that gives nothing because of failures is an error, wherever they were.
+        is_empty, self._num_delivered = num_delivered == self._num_delivered, num_delivered
+        found = (
+            self._excess(name, 0 if is_empty or self._stages[name].is_alone else MIN_CALLS_FOR_RATE)
+            for name in self._by_rate()
+        )
+        excess = next(filter(None, found), None)
         for stage in self._stages.values():
             # Losing a whole epoch is an error, however good the epochs before were.
             stage.before = stage.counters.copy()
@@ -366,40 +371,29 @@ class FailureLog:
 
     def _excess(self, name: str, min_calls: int) -> Excess | None:
         stage = self._stages[name]
-        if stage.limit is None:
-            shared = {name: one for name, one in self._stages.items() if one.limit is None}
-            kept = self.part_kept(lambda n: shared[n].part_kept(min_calls) if n in shared else 1.0)
-            rule = _broken_rule(self.limit, shared.values(), kept)
+        limit, counted = stage.limit, [stage]
+        if limit is None:
+            limit = self.limit
+            counted = [one for one in self._stages.values() if one.limit is None]
+        if isinstance(limit, int) or math.isinf(limit):
+            number = sum(one.counters.failures for one in counted)
+            if number <= limit:
+                return None
+            rule = f"{number} failed, and max_failures={limit} allows {limit}"
         else:
-            rule = _broken_rule(stage.limit, [stage], stage.part_kept(min_calls))
-        if rule is None:
-            return None
+            if stage.calls < min_calls or stage.rate <= limit:
+                return None
+            rule = (
+                f"{stage.failures} of {stage.calls} calls failed, and max_failures={limit} allows "
+                f"{limit:.0%}"
+            )
         last = self._last[name]
         return last, (
             f"Stage {name!r} failed too often: {rule}. "
             f"The last was {describe(last.exception)} (input {last.input})"
         )
 
-    def _by_loss(self) -> list[str]:
-        """Return the names of the stages that failed in this epoch, the one that lost most items first."""
-
-        def part_kept(name: str) -> float:
-            return self.part_kept(
-                lambda other: self._stages[name].part_kept(0) if other == name else 1.0
-            )
-
-        return sorted((name for name, one in self._stages.items() if one.failures), key=part_kept)
-
-
-def _broken_rule(limit: float, stages: Collection[_StageDropRate], part_kept: float) -> str | None:
-    if isinstance(limit, int) or math.isinf(limit):
-        failures = sum(stage.counters.failures for stage in stages)
-        if failures <= limit:
-            return None
-        return f"{failures} failed, and max_failures={limit} allows {limit}"
-    # Rounded, so that floating-point error does not exceed a limit of exactly this rate.
-    if (lost := round(1 - part_kept, 9)) <= limit:
-        return None
-    failures = sum(stage.failures for stage in stages)
-    found = f"{failures} failed, which lost {lost:.0%} of the items"
-    return f"{found}, and max_failures={limit} allows {limit:.0%}"
+    def _by_rate(self) -> list[str]:
+        """Return the names of the stages that failed in this epoch, the highest rate first."""
+        failed = (name for name, one in self._stages.items() if one.failures)
+        return sorted(failed, key=lambda name: self._stages[name].rate, reverse=True)

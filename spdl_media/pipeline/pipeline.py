@@ -85,10 +85,10 @@ class Pipeline(Generic[T_co]):
         num_threads: Maximum number of synchronous calls at once (default 8), over all stages without an
             executor of their own.
         max_failures: Number (``int``) or rate (``float`` or ``Fraction``) of items that may fail before the
-            run ends with :class:`PipelineFailure`. It applies to all stages together that set no limit of
-            their own. The default is 0.5: at most half of the items may fail. A rate applies to one epoch. It
-            is checked after 100 calls of a stage (10 if all failed) and at the end of the epoch. -1 or
-            ``math.inf`` allows any number.
+            run ends with :class:`PipelineFailure`. A number applies to all stages together that set no limit
+            of their own, a rate to each of them. The default is 0.5: at most half of the calls of a stage may
+            fail. A rate applies to one epoch. It is checked after 100 calls of a stage (10 if all failed) and
+            at the end of the epoch. -1 or ``math.inf`` allows any number.
         on_failure: Called with the record and the input of each item that fails. All calls are made by one
             separate thread, one after the other. An exception that it raises ends the run.
         report_stats_interval: Seconds between two reports of the statistics to the logger

@@ -119,6 +119,7 @@ class Sink:
         continuous: Whether an epoch begins by itself when the one before has ended.
 
     Attributes:
+        delivered: Number of items that were added to the buffer.
         slack: Additional capacity while items pass quickly, so that not each item wakes the loop.
         quiet_since: Time of the last item, or of the begin of the epoch.
         look_out: Called by a waiting consumer from time to time; returns the seconds until the next call.
@@ -129,7 +130,7 @@ class Sink:
         self.upstream: Any
         self.quiet_since = perf_counter()
         self.look_out: Callable[[], float] = lambda: math.inf
-        self._delivered = 0
+        self.delivered = 0
         self._occupied = 0
         self._waited = 0.0
         # Several consumers add to the sum. Reentrant, because a signal handler may take an item, too.
@@ -167,7 +168,7 @@ class Sink:
             return sys.maxsize
         if self._ends_waiting > 1:
             return 0
-        self._pace.look(self._delivered, perf_counter())
+        self._pace.look(self.delivered, perf_counter())
         capacity = self._buffer_size + (self.slack if self.hub.is_quick else 0)
         room = capacity - len(self._ready)
         if room <= 0:
@@ -181,7 +182,7 @@ class Sink:
         # The sum over all deliveries gives the mean number of items in the buffer.
         self._occupied += len(self._ready)
         self._ready.append(item)
-        self._delivered += 1
+        self.delivered += 1
         self.quiet_since = perf_counter()
         if self._waiters:
             self._wake_one()
@@ -216,7 +217,7 @@ class Sink:
     def statistics(self, elapsed: float, before: SinkStatistics | None = None) -> SinkStatistics:
         """Return the statistics of the last ``elapsed`` seconds. ``before`` are the totals at their begin."""
         before = before or SinkStatistics(0, 0.0, 0.0, 0.0)
-        number = self._delivered - before.number
+        number = self.delivered - before.number
         occupied = self._occupied - round(before.occupancy * before.number)
         now = perf_counter()
         waited = self._waited + sum(now - since for since in self._waiting_since.copy())

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from spdl_media._checks import check_callable, check_int, check_seconds
 from spdl_media.pipeline.engine.ends import Sink, Source
-from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Inlet, Node, Slot
+from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
 from spdl_media.pipeline.engine.joints import (
     Aggregate,
     CustomAggregate,
@@ -138,7 +138,6 @@ class Graph:
         tail.connect(self.sink)
         if not tail.depth:
             self._quick.append(self.sink)
-        log.part_kept = lambda part_of: _chain_before(self.sink, part_of)[1]
         # Minus one, because one item is the one that the source is just making.
         share = (QUICK_ITEMS - 1) // (len(self.sources) + len(self.stages) + 1)
         for node in self._quick:
@@ -249,9 +248,8 @@ class Graph:
                 return Aggregate(hub, name, size, drop_last=drop_last)
             return CustomAggregate(hub, size, name, self._share_threads(1), drop_last=drop_last)
         if isinstance(config, PathVariantsConfig):
-            router, num_paths = self._hooked(config.router, name), len(config.paths)
-            fn = routed(router, num_paths)
-            return Switch(hub, fn, name, self._share_threads(1), num_paths=num_paths)
+            fn = routed(self._hooked(config.router, name), len(config.paths))
+            return Switch(hub, fn, name, self._share_threads(1), ordered=True)
         assert isinstance(config, DisaggregateConfig)
         return FanOut(hub, iter, name, self._share_threads(1), ordered=True)
 
@@ -316,36 +314,6 @@ class Graph:
             )
         self.hooks.append(hook)
         return hooked(fn, hook)
-
-
-def _chain_before(
-    inlet: Inlet, part_of: Callable[[str], float]
-) -> tuple[int, float, Switch | None]:
-    """Return how many items entered a chain, the part that it keeps, and the switch before it, if any.
-
-    The part is the product over the stages. It is not all failures divided by all calls: with three stages,
-    that would be a third when the last stage always fails, and it would be wrong when a stage makes many
-    items of each input.
-
-    Args:
-        inlet: The node after the chain.
-        part_of: Returns the part of its calls that a stage, given by its name, keeps.
-    """
-    kept = 1.0
-    while not isinstance(node := inlet.upstream, Source):
-        if isinstance(node, Join):
-            branches = [_chain_before(one, part_of) for one in node.inlets]
-            # All branches together count as one stage: the mean, weighted by the number of items.
-            if number := sum(number for number, _, _ in branches):
-                kept *= sum(number * part for number, part, _ in branches) / number
-            if (switch := branches[0][2]) is None:
-                return number, kept, None
-            node = switch
-        elif isinstance(node, Switch):
-            return node.num_sent[node.outlets.index(inlet)], kept, node
-        kept *= part_of(node.name)
-        inlet = node
-    return node.counters.outputs, kept, None
 
 
 def _describe_call(slot: Slot, where: str = "") -> str:

@@ -127,10 +127,6 @@ class Switch(Stage):
     While the path of the first item has no room, all items behind it wait.
     """
 
-    def __init__(self, *args: Any, num_paths: int, **options: Any) -> None:
-        super().__init__(*args, ordered=True, **options)
-        self.num_sent = [0] * num_paths
-
     def hand_on(self) -> None:
         """Pass items to their paths, until an item has to wait."""
         out = self.out
@@ -143,7 +139,6 @@ class Switch(Stage):
             path.accept(item)
             self.held -= 1
             self.counters.outputs += 1
-            self.num_sent[index] += 1
 
 
 def routed(

@@ -250,7 +250,7 @@ class Run:
         """Log and check the failures of an epoch whose items have all been delivered."""
         if summary := self.log.summary():
             LOG.warning("failures of this epoch: %s", summary)
-        self._end_after(self.log.end_epoch())
+        self._end_after(self.log.end_epoch(self.graph.sink.delivered))
         if (error := self._source_error) is not None:
             self.fail("source", f"The source failed: {describe(error)}", error)
 
