@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import zlib
 from collections import deque
@@ -50,7 +49,6 @@ class VideoSource:
         metadata: Metadata of its packets.
         index: Index of its frames.
         container: The open file; ``None`` once it is closed.
-        process: Identifier of the process that uses it.
 
     Raises:
         SourceError: The source cannot be opened or read, or the index belongs to another video.
@@ -72,7 +70,7 @@ class VideoSource:
         config: DecodeConfig,
         name: str | None,
     ) -> None:
-        self._src, self.process = src, os.getpid()
+        self._process = os.getpid()
         self._input = open_input(src, demux_config, name=name)
         self._config = config
         try:
@@ -109,33 +107,28 @@ class VideoSource:
             self._failure = f"{type(error).__name__}: {getattr(error, 'message', error)}"
             self.close()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process opened the file, and not the one that it is a fork of."""
+        return self._process == os.getpid()
+
     def opened(self) -> Container:
-        """Return the open container. If another process opened it, before a fork, it is opened again.
+        """Return the open container.
 
         Raises:
-            ValueError: The file is closed, or was opened before a fork and is a file object.
-            SourceError: The source cannot be opened again, is another file now, or was closed because a read
-                has failed.
-            DemuxError: The source is no longer a media file.
+            ValueError: The file is closed, or was opened before a fork.
+            SourceError: The source was closed because a read has failed.
         """
         if self._failure:
             text = f"an earlier read failed, so open it again ({self._failure})"
             raise SourceError(text, source=self._input.name)
         if self.container is None:
             raise ValueError(f"{self._input.name}: this VideoFile is closed")
-        # Processes share the position in a file that was open at the fork: one would read where another one
-        # has moved it.
-        if self.process != os.getpid():
-            if not (self._input.is_local or isinstance(self._src, str | io.BytesIO)):
-                raise ValueError(
-                    f"{self._input.name}: this VideoFile was opened before the fork of this process. Open it "
-                    "in each process, or give its path, URL or content"
-                )
-            self._input = open_input(self._src, self._input.config, name=self._input.name)
-            if self._read_identity() != self.identity:
-                text = "it is another file now than before the fork of this process. Open it again"
-                raise SourceError(text, source=self._input.name)
-            self.container = Container(self._input)
+        if not self.is_ours:
+            raise ValueError(
+                f"{self._input.name}: this VideoFile was opened before the fork of this process, with whose "
+                "parent it shares the position in the file. Open it in each process, or by VideoCache.open"
+            )
         return self.container
 
     def _read_identity(self) -> dict[str, int]:

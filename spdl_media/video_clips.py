@@ -294,7 +294,8 @@ class VideoCache:
     """LRU cache of open videos, so that loading further clips of a video does not open it again.
 
     A video that was evicted stays usable while references to it exist, and is closed with the last one. A
-    closed video is opened again. Changes of a file are not detected: the cache may keep the old video.
+    closed video is opened again, and in a fork each. Changes of a file are not detected: the cache may keep
+    the old video.
 
     Args:
         max_videos: Maximum number of videos.

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NoReturn, SupportsIndex, Unpack, overload
 
 import numpy as np
@@ -116,11 +116,9 @@ class VideoFile(ClosedByWith):
         self.frame_rate, size = file.codec.frame_rate, (file.codec.width, file.codec.height)
         # The size of upright frames.
         self.width, self.height = size[::-1] if swaps_sides(file.metadata.orientation) else size
-        # A fork needs a new one: a thread that it lacks may be decoding.
-        self._new_decoder = partial(
-            FrameDecoder, file.codec, file.metadata, file.index, for_video, file.packets_from
+        self._decoder = FrameDecoder(
+            file.codec, file.metadata, file.index, for_video, file.packets_from
         )
-        self._decoder = self._new_decoder()
 
     # Properties.
 
@@ -318,8 +316,11 @@ class VideoFile(ClosedByWith):
 
     @property
     def closed(self) -> bool:
-        """Whether the video is closed, as it is after a failed read; a :class:`VideoCache` opens it again."""
-        return self._file.container is None
+        """Whether the video is closed: also after a failed read, and in a fork of the process that opened it.
+
+        A :class:`VideoCache` then opens it again.
+        """
+        return self._file.container is None or not self._file.is_ours
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -331,12 +332,7 @@ class VideoFile(ClosedByWith):
     def _opened(self) -> Iterator[Container]:
         with self._lock:
             try:
-                container = self._file.opened()
-                if self._file.process != os.getpid():
-                    self._decoder = self._new_decoder()
-                    # Last, so that a call after a Ctrl-C in between repeats this.
-                    self._file.process = os.getpid()
-                yield container
+                yield self._file.opened()
             finally:
                 self._file.close_if_failed()
 

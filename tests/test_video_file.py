@@ -1085,27 +1085,20 @@ def test_a_mask_of_torch_is_refused_as_other_masks_are() -> None:
 
 
 @forks
-def test_a_fork_reads_the_file_anew(tmp_path: Path) -> None:
+def test_a_fork_opens_the_file_anew_by_a_cache(tmp_path: Path) -> None:
     """Processes share the position in an open file: frames were missing, or those of another place."""
     images = np.random.default_rng(0).integers(0, 256, (30, 320, 320, 3), np.uint8)
     path = tmp_path / "noise.avi"
     path.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", gop_size=1, format="avi"))
-    memory = io.BytesIO(path.read_bytes())  # of which each process has its own position
-    with (
-        path.open("rb") as file,
-        sm.VideoFile(path) as video,
-        sm.VideoFile(memory) as copied,
-        sm.VideoFile(file) as other,
-        serve({"noise.avi": path.read_bytes()}) as files,
-        sm.VideoFile(f"{files.url}/noise.avi") as remote,
-    ):
-        video[0]
+    cache = sm.VideoCache()
+    with sm.VideoFile(path) as video:
+        cache.open(path).load([0])
 
         def check() -> None:
-            found = [one.load([20]).array[0] for one in (video, copied, remote)]
-            np.testing.assert_array_equal(found, [images[20]] * 3)
+            np.testing.assert_array_equal(cache.open(path).load([20]).array[0], images[20])
+            assert video.closed
             with pytest.raises(ValueError, match=r"opened before the fork .* Open it in each"):
-                other[20]
+                video[20]
 
         check_in_fork(check)
         np.testing.assert_array_equal(video.load([1]).array[0], images[1])
@@ -1119,11 +1112,11 @@ def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
     packets = sm.demux_video(data)
     videos = [sm.VideoFile(data, decode_config=config) for _ in range(3)]
     decoders = [sm.VideoDecoder(packets.codec, decode_config=config)]
-    expected = [video.load([3]).array for video in videos].pop()
+    for number in range(3):
+        videos[number].load([3])
     next(decoders[0].decode(packets))
 
     def check() -> None:
-        np.testing.assert_array_equal(videos.pop().load([3]).array, expected)
         decoders.clear()
         del videos[0]
         videos[0].close()
@@ -1132,47 +1125,6 @@ def test_a_fork_does_not_wait_for_threads_of_the_decoder() -> None:
     for video in videos:
         video.close()
     finish()
-
-
-@forks
-def test_a_fork_does_not_read_a_file_that_was_replaced(tmp_path: Path) -> None:
-    """With the index of the old file, it gave other frames, or an error about a missing one."""
-    path, other = tmp_path / "a.avi", tmp_path / "b.avi"
-    for file, value in ((path, 10), (other, 20)):
-        images = np.full((3, 48, 64, 3), value, np.uint8)
-        file.write_bytes(make_video(images, codec="ffv1", pix_fmt="bgr0", format="avi"))
-    with sm.VideoFile(path) as video:
-        other.replace(path)
-        assert video.load([0]).array[0, 0, 0, 0] == 10
-
-        def check() -> None:
-            with pytest.raises(sm.SourceError, match="another file now than before the fork"):
-                video.load([0])
-
-        check_in_fork(check)
-
-
-@forks
-def test_an_interrupt_in_a_fork_leaves_no_decoder_of_the_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    data = make_video(planes(), codec="libx264", format="mp4")
-    config = sm.decode_config(decoder_options={"threads": 2})
-    with sm.VideoFile(data, decode_config=config) as video:
-        expected = video.load([3]).array
-
-        def check() -> None:
-            monkeypatch.setattr("spdl_media.codec.make_decoder", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                video.load([3])
-            monkeypatch.undo()
-            np.testing.assert_array_equal(video.load([3]).array, expected)
-
-        check_in_fork(check)
-
-
-def interrupted(*_: object) -> Any:
-    raise KeyboardInterrupt
 
 
 @forks
@@ -1188,16 +1140,17 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_lacks(tmp_path: Path) -> None
         return 0, 0, 64, 64
 
     cache = sm.VideoCache()
-    for video in (cache.open(tmp_path / "noise.avi"), sm.VideoFile(data)):
-        decoding.clear()
-        forked.clear()
-        thread = threading.Thread(target=video.load, args=([5],), kwargs={"crops": wait})
-        thread.start()
-        assert decoding.wait(60)
-        load = video.load
-        finish = start_fork(
-            lambda load=load: np.testing.assert_array_equal(load([24]).array[0], images[24])
-        )
-        forked.set()
-        thread.join()
-        finish()
+    video = cache.open(tmp_path / "noise.avi")
+    thread = threading.Thread(target=video.load, args=([5],), kwargs={"crops": wait})
+    thread.start()
+    assert decoding.wait(60)
+
+    def check() -> None:
+        video.close()
+        again = cache.open(tmp_path / "noise.avi")
+        np.testing.assert_array_equal(again.load([24]).array[0], images[24])
+
+    finish = start_fork(check)
+    forked.set()
+    thread.join()
+    finish()
