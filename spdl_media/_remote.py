@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,9 +27,8 @@ _MAX_FETCH = 512 * 1024
 _NUM_SPANS = 6
 # If a server does not support range requests, a file of up to this many bytes is held in memory.
 _MAX_WHOLE = 1024 * 1024 * 1024
-# Seconds to wait before each retry, and the most that a server may ask for.
+# Seconds to wait before each retry.
 _PAUSES = (0.5, 2.0)
-_LONGEST_PAUSE = 60
 # fsspec protocols that cache another file system on disk.
 _DISK_CACHES = ("blockcache", "cached", "filecache", "simplecache")
 
@@ -195,8 +194,6 @@ async def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSessi
     async with await session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
         if answer.status == 404:
             raise FileNotFoundError(url)
-        if answer.status == 429:  # further requests would get the same answer
-            answer.raise_for_status()
         told = answer.headers
         is_part = answer.status == 206 or "Content-Range" in told
         # Servers without ranges send the whole file, from its beginning.
@@ -265,24 +262,8 @@ def retried(call: Callable[[], T]) -> T:
         except SourceError as error:
             if _is_refusal(error.__cause__):
                 raise
-            time.sleep(max(seconds, _requested_pause(error)))
+            time.sleep(seconds)
     return call()
-
-
-def _requested_pause(error: BaseException | None) -> float:
-    """Return the seconds for which a web server asks not to be called; 0: it does not."""
-    from email.utils import parsedate_to_datetime  # needed only after errors
-
-    seconds = 0.0
-    while error is not None:
-        headers = getattr(error, "headers", None)
-        text = str(headers.get("Retry-After", "")) if isinstance(headers, Mapping) else ""
-        if text.isdecimal():
-            seconds = int(text[:9])  # Python refuses to convert thousands of digits
-        with suppress(ValueError, OverflowError):  # no date, or none that can be
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        error = error.__cause__
-    return min(max(seconds, 0.0), _LONGEST_PAUSE)
 
 
 def _is_refusal(error: BaseException | None) -> bool:

@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
-    The next ``busy`` requests are answered by 503, with ``retry_after`` by 429. Instead of a requested range
-    from ``start`` to ``stop``, ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive. With
+    The next ``busy`` requests are answered by 503. Instead of a requested range from ``start`` to ``stop``,
+    ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive. With
     ``zips``, bodies are compressed, although HEAD states the size of the file.
     """
 
@@ -26,7 +26,6 @@ class HTTPFiles:
     sizes: bool = True
     url: str = ""
     busy: int = 0
-    retry_after: str = ""
     etag: str = ""
     modified: str = ""
     cut: int | None = None
@@ -57,9 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.served.busy -= is_busy
         if is_busy or path not in self.served.files:
             self.served.requests[path] += not is_busy
-            busy = 429 if self.served.retry_after else 503
-            self.send_response(busy if is_busy else 404)
-            self.send_header("Retry-After", self.served.retry_after)
+            self.send_response(503 if is_busy else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -438,26 +438,6 @@ class TestRemote:
             with pytest.raises(sm.SourceError, match="Error: 404, message"):
                 sm.Shards(f"{server.url}/b.tar", **ALONE)
 
-    def test_a_server_is_not_asked_before_the_time_that_it_states(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pauses: list[float] = []
-        monkeypatch.setattr("time.sleep", pauses.append)
-        with serve(self.FILES) as server:
-            for text, pause in (
-                ("9", 9),
-                ("99", 60),
-                ("9" * 5000, 60),
-                ("Sat, 01 Jan 2000 00:00:00 GMT", 0),
-                ("Fri, 01 Jan 2100 00:00:00 GMT", 60),
-                ("Fri, 01 Jan 99999999999 00:00:00 GMT", 0),
-                ("later", 0),
-            ):
-                server.busy, server.retry_after = 1, text
-                assert numbers(sm.Shards(f"{server.url}/a-1.tar", **ALONE)) == [8, 9, 10, 11]
-                assert pauses == [pause]
-                pauses.clear()
-
     def test_what_fails_is_tried_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
