@@ -8,8 +8,6 @@ import io
 import os
 import re
 import struct
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import pytest
 from damage import CONTAINERS, HUGE, STILLS, container, made, read_everything
 from effort import each
 from left_behind import descriptors
+from programs import run_code
 
 import spdl_media as sm
 from spdl_media.testing import AudioTrack, VideoTrack, index_frames, make_image, make_media
@@ -152,22 +151,12 @@ def test_no_permission(tmp_path: Path) -> None:
         "    except sm.SourceError as error:\n"
         "        print(error.errno, error.source == path, error.__cause__ is not None, error)\n"
     )
-    done = run(code, str(path), *DEMUXERS)
+    done = run_code(code, path, *DEMUXERS)
     lines = done.stdout.splitlines()
     assert len(lines) == len(DEMUXERS), done.stdout + done.stderr
     for line in lines:
         assert line.startswith("13 True True")
         assert "Permission denied. Check the owner and mode" in line
-
-
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
 
 
 @pytest.mark.parametrize("name", HUGE)
@@ -206,8 +195,7 @@ def test_headers_that_claim_too_much_take_no_memory(tmp_path: Path) -> None:
     )
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc")
-    done = run(code, str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = run_code(code, tmp_path)
     assert done.stderr == ""
     assert int(done.stdout) < 400_000
 
@@ -255,7 +243,7 @@ def test_too_little_memory_is_no_damage(
     )
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc")
-    last = run(code, str(large_image), str(small)).stderr.splitlines()[-1]
+    last = run_code(code, large_image, small, status=1).stderr.splitlines()[-1]
     assert re.search(f"MemoryError: {message}", last), last
 
 
@@ -338,9 +326,8 @@ def test_hostile_files_crash_nothing(tmp_path: Path) -> None:
         "    read_everything(path); read_everything(path.read_bytes())\n"
         "print('alive')\n"
     )
-    done = run(code, str(tmp_path))
+    done = run_code(code, tmp_path)
     assert (done.stdout, done.stderr) == ("alive\n", "")
-    assert done.returncode == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")

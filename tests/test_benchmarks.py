@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from programs import BENCHMARKS, run_python
 
-from spdl_media.testing import make_image
+from spdl_media.testing import index_frames, index_planes, make_audio, make_image, make_video
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-IMAGES = CHECKOUT / "samples" / "benchmarks" / "images.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+IMAGES = BENCHMARKS / "images.py"
 DOWNSCALE = ["spdl_media, downscale"] if importlib.util.find_spec("simplejpeg") else []
 OURS = ["spdl_media", "spdl_media, fast", "spdl_media, float32", *DOWNSCALE, "spdl_media, in steps"]
 SPREAD = {"median", "lowest", "highest"}
 
 
-def run(
-    *args: str | Path, status: int = 0, script: Path = IMAGES
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, script, *map(str, args)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(*args: object, status: int = 0, script: Path = IMAGES) -> CompletedProcess[str]:
+    done = run_python(script, *args, status=status)
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == status, done.stderr
     return done
 
 
@@ -88,13 +76,11 @@ def test_images_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_audio_writes_figures_of_every_work(tmp_path: Path) -> None:
-    from spdl_media.testing import make_audio
-
     path, result = tmp_path / "a.flac", tmp_path / "audio.json"
     samples = (np.arange(3 * 8000, dtype=np.int16) % 100).reshape(-1, 1)
     path.write_bytes(make_audio(samples, 8000, codec="flac", format="flac"))
     tiny = ("--peers", "none", "--rounds", "2", "--seconds", "0.01", "--json", result)
-    done = run(path, *tiny, script=IMAGES.with_name("audio.py"))
+    done = run(path, *tiny, script=BENCHMARKS / "audio.py")
     works = json.loads(result.read_text())["results"]["a.flac"]
     assert {work: list(routes) for work, routes in works.items()} == {
         "whole": ["spdl_media", "PyAV"],
@@ -103,3 +89,55 @@ def test_audio_writes_figures_of_every_work(tmp_path: Path) -> None:
     }
     assert set(works["whole"]["spdl_media"]["two_over_one"]) == SPREAD
     assert len(done.stdout.splitlines()) == 5
+
+
+VIDEO = BENCHMARKS / "video.py"
+ROUTES = ["spdl_media", "spdl_media, fresh", "PyAV"]
+WORKS = ["native", "square", "square, fast", "planes"]
+
+
+def test_video_writes_figures_of_every_route(tmp_path: Path) -> None:
+    video, result = tmp_path / "made.mp4", tmp_path / "result.json"
+    video.write_bytes(make_video(index_frames(5, 64, 48), codec="mpeg4", pix_fmt="yuv420p"))
+    options = ("--peers", "none", "--rounds", "2", "--json", result)
+    done = run(video, *options, script=VIDEO)
+    assert done.stderr == ""  # the lean loop gives equal pixels
+    works = json.loads(result.read_text())["results"]["made.mp4"]
+    assert list(works) == WORKS
+    for routes in works.values():
+        assert list(routes) == ROUTES
+        for row in routes.values():
+            assert set(row["frames_per_second"]) == set(row["ratio_to_pyav"]) == SPREAD
+            assert row["frames_per_second"]["lowest"] > 0
+            assert row["faults_per_frame"]["lowest"] >= 0
+    assert len(done.stdout.splitlines()) == 1 + len(WORKS) * len(ROUTES)
+
+
+def test_an_unknown_work_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path / "none.mp4", "--works", "upside down", status=2, script=VIDEO)
+    assert "'upside down' is none of native; square; square, fast; planes" in done.stderr
+
+
+CLIP_ROUTES = {
+    "clips": ["spdl_media"],
+    "opened": ["spdl_media"],
+    "training": ["spdl_media"],
+    "long": ["10 s", "10 minutes"],
+    "index": ["Matroska, read", "Matroska, loaded", "MPEG-TS, read", "MPEG-TS, loaded"],
+}
+
+
+def test_clips_writes_figures_of_every_route(tmp_path: Path) -> None:
+    video, result = tmp_path / "made.mp4", tmp_path / "result.json"
+    planes = index_planes(120, 64, 48)
+    video.write_bytes(make_video(planes, codec="libx264", format="mp4", gop_size=20))
+    works = ",".join(CLIP_ROUTES)
+    options = ["--peers", "none", "--rounds", "2", "--works", works, "--json", str(result)]
+    done = run(video, *options, script=BENCHMARKS / "clips.py")
+    assert done.stderr == ""
+    results = json.loads(result.read_text())["results"]
+    assert {name: list(routes) for name, routes in results.items()} == CLIP_ROUTES
+    for routes in results.values():
+        for row in routes.values():
+            assert row["ms"]["lowest"] > 0
+    assert len(done.stdout.splitlines()) == 1 + sum(map(len, CLIP_ROUTES.values()))

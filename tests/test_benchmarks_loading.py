@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 
 import numpy as np
 import pytest
+from programs import BENCHMARKS, run_python
 
 from spdl_media.testing import make_image
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-BENCHMARKS = CHECKOUT / "samples" / "benchmarks"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, BENCHMARKS)))}
 OURS = ["spdl_media", "spdl_media, fast", "spdl_media, whole batches"]
 # The library beyond PyTorch that a loader needs.
 PEERS = {
@@ -33,16 +31,9 @@ SPREAD = {"median", "lowest", "highest"}
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 
-def run(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(*command: object, status: int = 0) -> CompletedProcess[str]:
+    done = run_python(*command, status=status, path=[BENCHMARKS])
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == status, done.stderr
     return done
 
 

@@ -4,33 +4,21 @@ checked."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from programs import BENCHMARKS, run_python
 
 from spdl_media.testing import make_audio, make_image
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-SCRIPT = CHECKOUT / "samples" / "benchmarks" / "recipes.py"
+SCRIPT = BENCHMARKS / "recipes.py"
 AUGMENTATION = SCRIPT.with_name("augmentation.py")
 
 
-def run(
-    *args: str | Path, status: int = 0, script: Path = SCRIPT
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, script, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    return done
+def run(*args: object, status: int = 0, script: Path = SCRIPT) -> CompletedProcess[str]:
+    return run_python(script, *args, status=status)
 
 
 @pytest.mark.long

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from programs import SAMPLES, run_python
 
 import spdl_media as sm
 from spdl_media.testing import (
@@ -21,18 +19,6 @@ from spdl_media.testing import (
     make_tone,
     make_video,
 )
-
-SAMPLES = Path(__file__).resolve().parent.parent / "samples"
-
-
-def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SAMPLES / script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_damaged_videos_are_named_and_the_others_described(tmp_path: Path) -> None:
@@ -50,8 +36,10 @@ def test_damaged_videos_are_named_and_the_others_described(tmp_path: Path) -> No
     damaged = bytearray(make_video(index_planes(20, 160, 120), codec="libx264", format="mpegts"))
     damaged[len(damaged) // 2 : len(damaged) // 2 + 4000] = bytes(4000)
     (folder / "damaged.ts").write_bytes(damaged)
-    done = run("clean_videos.py", folder, out, "--start", "2.5", "--seconds", "3")
-    assert (done.returncode, done.stderr) == (1, "")
+    done = run_python(
+        SAMPLES / "clean_videos.py", folder, out, "--start", 2.5, "--seconds", 3, status=1
+    )
+    assert done.stderr == ""
     assert done.stdout.startswith("4 videos, 3 damaged\n")
     report = (out / "damaged.tsv").read_text(encoding="utf-8").splitlines()
     assert [Path(line.split("\t")[0]).name for line in report] == [
@@ -72,15 +60,15 @@ def test_damaged_videos_are_named_and_the_others_described(tmp_path: Path) -> No
 
 
 def test_a_folder_without_videos_is_reported(tmp_path: Path) -> None:
-    done = run("clean_videos.py", tmp_path, tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, "")
+    done = run_python(SAMPLES / "clean_videos.py", tmp_path, tmp_path / "out", status=2)
+    assert done.stdout == ""
     assert "there are no videos in" in done.stderr
 
 
 def test_the_benchmark_of_encoders_prints_ratios(tmp_path: Path) -> None:
     sm.save_video(tmp_path / "made.mkv", index_frames(12, 64, 48), encoder="ffv1")
-    done = run("benchmarks/encode.py", tmp_path / "made.mkv", "--rounds", "1", "--frames", "12")
-    assert done.returncode == 0, done.stderr
+    script, options = SAMPLES / "benchmarks" / "encode.py", ("--rounds", 1, "--frames", 12)
+    done = run_python(script, tmp_path / "made.mkv", *options)
     lines = done.stdout.splitlines()
     assert lines[0] == "12 frames of 64x48 RGB, 1 pairs"
     rows = [

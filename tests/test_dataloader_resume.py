@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import runpy
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -22,6 +20,7 @@ import pytest
 from effort import each, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_python
 
 from spdl_media.dataloader import DataLoader, MapIterator, sample_rng
 from spdl_media.pipeline import PipelineFailure, PoolBroken
@@ -558,15 +557,7 @@ def test_another_process_continues(order: str, tmp_path: Path) -> None:
 
     def run(count: int, state: Any) -> Any:
         arguments = json.dumps([order, count, state])
-        command = [sys.executable, str(script), arguments]
-        # The package need not be installed.
-        done = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        done = run_python(script, arguments, path=sys.path)
         assert done.stderr == ""
         return json.loads(done.stdout)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import av.logging
 import effort
 import numpy as np
 import pytest
 from damage import VIDEO, container, flipped, overwritten
+from programs import run_code
 
 import spdl_media as sm
 
@@ -50,7 +50,7 @@ def damaged_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, setup: str = "") -> subprocess.CompletedProcess[str]:
+def run(folder: Path, setup: str = "") -> CompletedProcess[str]:
     done = run_code(READ_ALL.format(setup=setup), folder)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     return done
@@ -58,16 +58,6 @@ def run(folder: Path, setup: str = "") -> subprocess.CompletedProcess[str]:
 
 # For tests in which one file with messages is enough.
 FFV1 = "files = [path for path in files if path.name.startswith('ffv1')]\n"
-
-
-def run_code(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
 
 
 def test_nothing_reaches_stderr(damaged_files: Path) -> None:

@@ -6,10 +6,8 @@ import ast
 import dataclasses
 import importlib
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +17,10 @@ import effort
 import numpy as np
 import pytest
 from notebooks import run as run_notebook
+from programs import SAMPLES, run_python
 
 import spdl_media as sm
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-SAMPLES = CHECKOUT / "samples"
 # Expected messages about the images that the samples damage.
 LOGGED = re.compile(
     r"first failure of stage '((ImageRecipe|load)': DecodeError|download': ClientResponseError): |"
@@ -45,14 +42,7 @@ def run_apart(script: Path) -> tuple[str, str]:
     """Run a program in a process of its own, and return what it printed and what it logged."""
     # Ray warns about its own settings.
     strict = [] if script.stem == "ray_data" else ["-W", "error"]
-    done = subprocess.run(
-        [sys.executable, *strict, script],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(*strict, script)
     return done.stdout, done.stderr
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from decoded import indices
+from programs import BENCHMARKS, run_python
 
 import spdl_media as sm
 from spdl_media import _checks
@@ -244,13 +241,6 @@ def test_loaders_made_at_one_line_have_different_names() -> None:
     ("options", "words"), [(["--json", "-"], '"ratio"'), (["--beside-python"], "0.2 ms")]
 )
 def test_the_benchmark_runs(options: list[str], words: str) -> None:
-    checkout = Path(__file__).resolve().parent.parent
-    script = checkout / "samples" / "benchmarks" / "decode_threads.py"
-    if not script.exists():
-        pytest.skip("the samples are not here")
-    command = [sys.executable, str(script), "--rounds", "1", "--seconds", "0.005", *options]
-    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path}
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert run.returncode == 0, run.stderr
+    script = BENCHMARKS / "decode_threads.py"
+    run = run_python(script, "--rounds", 1, "--seconds", 0.005, *options)
     assert words in run.stdout

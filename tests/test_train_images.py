@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import SAMPLES, run_python
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-SCRIPT = CHECKOUT / "samples" / "train_images.py"
+SCRIPT = SAMPLES / "train_images.py"
 
 
 def without_figures(text: str) -> list[str]:
@@ -22,15 +19,7 @@ def without_figures(text: str) -> list[str]:
 
 @pytest.mark.long
 def test_prints_what_its_docstring_shows(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", SCRIPT],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
+    done = run_python("-W", "error", SCRIPT, cwd=tmp_path)
     said = (
         "first failure of stage 'ImageRecipe': DecodeError: ",
         "failures of this epoch: 1 of 240 in 'ImageRecipe'",

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import runpy
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from programs import BENCHMARKS, run_python
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
-SCRIPT = CHECKOUT / "samples" / "benchmarks" / "data_formats.py"
+SCRIPT = BENCHMARKS / "data_formats.py"
 TINY = ("--peers", "--rounds", "1", "--seconds", "0.002", "--bytes", "100000", "--repeat", "3")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, *TINY, "--workers", "1", "2", *arguments],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def run(*arguments: object) -> CompletedProcess[str]:
+    return run_python(SCRIPT, *TINY, "--workers", 1, 2, *arguments)
 
 
 @pytest.mark.long

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 from array_formats import data_formats_program as program
 from array_formats.made_files import npy, tar
+from programs import run_python
 
 import spdl_media as sm
 from spdl_media.pipeline import PipelineBuilder
@@ -34,14 +32,7 @@ CONFIGS = [
 def test_the_program() -> None:
     # With --long, it starts 400 processes.
     most_workers = 32 if effort.LONG else 1
-    done = subprocess.run(
-        [sys.executable, program.__file__, str(REPEAT), str(most_workers)],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(program.__file__, REPEAT, most_workers)
     lines = [line.split(",") for line in done.stdout.splitlines()]
     assert [tuple(line[:5]) for line in lines] == [
         (format, str(compressed), library, mode, str(num_workers))

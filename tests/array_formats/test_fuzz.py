@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ from array_formats import fuzz, made_files
 from effort import LONG, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run_python
 
 import spdl_media as sm
 
@@ -81,11 +79,5 @@ def test_a_lie_about_the_size_allocates_nothing() -> None:
 
 
 def test_the_command_counts_its_inputs() -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--inputs", "40"],
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parent.parent.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(SCRIPT, "--inputs", 40)
     assert done.stdout.startswith("40 inputs, no failure; could be read all the same: npy ")
