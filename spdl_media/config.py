@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, get_args
 
@@ -38,11 +38,6 @@ class _Config:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # For copy.deepcopy, too, which would copy the sessions and locks in options.
-        plain = {each.name: _copied(getattr(self, each.name)) for each in fields(self)}
-        return partial(type(self), **plain), ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemuxConfig(_Config):
@@ -59,8 +54,7 @@ class DemuxConfig(_Config):
             Each file system has its own: ``{"anon": True}`` for ``s3://``, and ``{"client_kwargs":
             {"timeout": aiohttp.ClientTimeout(total=10)}}`` for ``http://``, whose default is five minutes.
             Options of a part of a chained URL are given under the name of its protocol:
-            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources ignore them. The mapping is
-            copied, with the dictionaries and lists in it.
+            ``{"simplecache": {"cache_storage": "/scratch"}}``. Other sources ignore them.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -87,7 +81,7 @@ class DemuxConfig(_Config):
             )
         self._set(
             format_options=string_options("format_options", self.format_options or {}),
-            storage_options=_copied(dict(storage)),
+            storage_options=dict(storage),
         )
 
 
@@ -196,13 +190,6 @@ def string_options(name: str, options: Mapping[str, object]) -> dict[str, str]:
         # FFmpeg accepts 0 and 1 for flags, but not "True".
         strings[key] = str(int(value) if isinstance(value, bool) else value)
     return strings
-
-
-def _copied(value: Any) -> Any:
-    # Not copy.deepcopy, because options may contain sessions and locks.
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return list(map(_copied, value)) if isinstance(value, list) else value
 
 
 # The default values, made only once, because loading a still image needs both of them every time.

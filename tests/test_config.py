@@ -71,11 +71,6 @@ def test_options_are_our_own() -> None:
     config = decode_config(decoder_options=given)
     given["threads"] = "3"
     assert config.decoder_options["threads"] == "2"
-    storage: dict[str, Any] = {"client": {"timeout": 1, "hosts": ["a"]}}
-    source = demux_config(storage_options=storage)
-    storage["client"]["timeout"] = 2
-    storage["client"]["hosts"].append("b")
-    assert source.storage_options == {"client": {"timeout": 1, "hosts": ["a"]}}
 
 
 @pytest.mark.parametrize("size", [0, -1, 1023])
