@@ -147,11 +147,6 @@ class _Buffer:
             mask[:] = [index not in failed for index in self.indices]
         return mask
 
-    @property
-    def is_released(self) -> bool:
-        """Whether :meth:`release` was called."""
-        return self._array is None
-
     def __enter__(self) -> Self:
         self._alive()  # raises if the buffer was released
         return self

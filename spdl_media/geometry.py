@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from spdl_media._checks import check_choice, check_positive
 
@@ -191,15 +191,6 @@ class Placement:
     def has_border(self) -> bool:
         """Whether the image leaves part of the canvas uncovered."""
         return self.scaled[0] < self.canvas[0] or self.scaled[1] < self.canvas[1]
-
-    def part_of(self, canvas: Any, axis: int = 0) -> Any:
-        """Return the view of a canvas ``(..., H, W, ...)`` that the image fills; ``axis`` is its row axis."""
-        starts, sizes = (self.left, self.top), zip(self.scaled, self.canvas, strict=True)
-        columns, rows = (
-            slice(max(0, first), max(0, first) + min(size))
-            for first, size in zip(starts, sizes, strict=True)
-        )
-        return canvas[(*[slice(None)] * axis, rows, columns)]
 
 
 def place(

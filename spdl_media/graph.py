@@ -307,16 +307,15 @@ def wire_simple(desc: str, kind: Kind) -> Wiring:
     declared = [node.name for node in wiring.nodes if node.name in (*SOURCES, *SINKS)]
     ends = len(wiring.inputs), len(wiring.outputs)
     if declared or ends != (1, 1):
-        found = f"has {ends[0]} open inputs and {ends[1]} open outputs"
-        raise FilterError(
-            f"filter description {desc!r} {f'declares {declared[0]}' if declared else found}; decoding needs "
-            "one input and one output, both left open. FilterGraph runs any graph over decoded frames",
-            filter_desc=desc,
+        found = f"declares {declared[0]}" if declared else "has {} open inputs and {} open outputs"
+        raise graph_error(
+            desc,
+            f"it {found.format(*ends)}; decoding needs one input and one output, both left open. FilterGraph "
+            "runs any graph over decoded frames",
         )
     for pad, verb in ((wiring.inputs[0], "takes"), (wiring.outputs[0], "gives")):
         if pad.kind != kind:
-            problem = f"{verb} {pad.kind}, but the packets are {kind}"
-            raise FilterError(f"filter description {desc!r} {problem}", filter_desc=desc)
+            raise graph_error(desc, f"it {verb} {pad.kind}, but the packets are {kind}")
     return wiring
 
 

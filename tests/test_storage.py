@@ -160,10 +160,9 @@ def test_planes_share_one_block_until_the_last_is_gone() -> None:
 def test_release_gives_back_at_once_and_ends_the_use() -> None:
     pool = pool_of(1, on_exhausted="raise")
     buffer = sm.convert_frames(rgb(8, 6), pool)
-    assert not buffer.is_released
     buffer.release()
     buffer.release()
-    assert buffer.is_released
+    assert repr(buffer) == "<CPUBuffer: released>"
     assert pool.num_free == 1
     for use in (
         np.asarray,

@@ -303,7 +303,7 @@ class DeviceRows:
             rows = rows if output.layout == "NHWC" else rows.transpose(0, 2, 3, 1)
             source = source_of(ops)
             planes = [kind.views(frame_planes(shown), source) for shown in frames]
-            self._device.convert(planes, plan_of(kind, output), placement.part_of(rows, 1))
+            self._device.convert(planes, plan_of(kind, output), covered(rows, placement))
         self._written = stop
 
     def _memory(self, placement: Placement, stored: str, count: int) -> Any:
@@ -349,3 +349,16 @@ class DeviceRows:
             self._device.convert(
                 [(plane, plane, plane) for plane in planes], plan, target[..., None]
             )
+
+
+def covered(canvas: Any, placement: Placement) -> Any:
+    """Return the view of a canvas ``(N, H, W, ...)`` that the image fills."""
+    starts, sizes = (
+        (placement.left, placement.top),
+        zip(placement.scaled, placement.canvas, strict=True),
+    )
+    columns, rows = (
+        slice(max(0, first), max(0, first) + min(size))
+        for first, size in zip(starts, sizes, strict=True)
+    )
+    return canvas[:, rows, columns]

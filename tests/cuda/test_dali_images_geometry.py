@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdl_media as sm
+from spdl_media.cuda.video_rows import covered
 from spdl_media.geometry import Placement, place
 
 SIDES = st.integers(1, 90)
@@ -30,7 +31,7 @@ def test_border_is_where_ffmpeg_puts_it(iw: int, ih: int, width: int, height: in
     found = place((iw, ih), width, height, "pad")
     oracle = np.asarray(sm.load_image(white(iw, ih), width=width, height=height))
     own = np.zeros((height, width, 3), np.uint8)
-    found.part_of(own)[:] = 255
+    covered(own[None], found)[:] = 255
     np.testing.assert_array_equal(own, oracle)
     assert (not found.has_border) is bool(oracle.all())
 
