@@ -250,10 +250,11 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | N
     if times is None:
         return None
     counts_samples = codec.time_base * codec.sample_rate == 1
-    # FFmpeg 9 cuts the end, but not all of it in Opus, and in audio that begins late.
-    is_cut = CUTS_LAST_FRAME and codec.name != "opus" and not stream.start_time
-    has_no_padding = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
-    if counts_samples and not (is_cut or has_no_padding):
+    # FFmpeg 9 cuts the end, but not all of it in Opus, and too much of audio that begins late.
+    is_right = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
+    if CUTS_LAST_FRAME:
+        is_right = codec.name != "opus" and not stream.start_time
+    if counts_samples and not is_right:
         _cut_end(times, stream, packet_samples(codec))
     return ExactTimes(times)
 
@@ -334,7 +335,7 @@ def _cut_end(times: _Times, stream: Any, size: int) -> None:
         cut, hidden = min(begin + size - end, size), max(start - begin, 0)
         # The sound may also start in this packet. The values replace FFmpeg's.
         is_shown = hidden < size if hidden else not entry.is_discard
-        if cut and is_shown and (padding or cut < size):
+        if is_shown and (padding or cut < size):
             exact = times.get(key) or ExactTime(begin)
             last_size = size if begin == last else 0
             times[key] = exact._replace(skipped=hidden, rest=max(cut, 0), last_size=last_size)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._ffmpeg import CUTS_LAST_FRAME, AvPacket
+from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import vorbis_blocks
 from spdl_media.coded_units import STATE_PICTURE_TYPE, is_intra
 from spdl_media.packets import set_side_data, with_data
@@ -44,8 +44,6 @@ def corrected(
         packets = _changed(packets, partial(_clear_false_duration, of("flv")))
     if tested := {i: codec for i, codec in codecs.items() if codec.name in STATE_PICTURE_TYPE}:
         packets = _changed(packets, partial(_clear_false_key, tested))
-    if CUTS_LAST_FRAME and format.startswith("mov") and (ends := _late_ends(streams)):
-        packets = _changed(packets, partial(_correct_end, ends))
     if format == "caf" and of("alac"):
         packets = _changed(packets, _clear_repeated_padding)
     if format != "asf":  # there FFmpeg delays H.264 by a frame even if nothing is reordered
@@ -91,25 +89,6 @@ def _clear_false_key(codecs: Mapping[int, Any], packet: AvPacket) -> None:
     codec = codecs.get(packet.stream_index)
     if codec is not None and packet.is_keyframe and not is_intra(packet, codec):
         packet.is_keyframe = False
-
-
-def _late_ends(streams: Sequence[Any]) -> dict[int, int]:
-    """Return the ends of audio that begins late, by stream: FFmpeg 9 measures its length from second 0."""
-    ends: dict[int, int] = {}
-    for stream in streams:
-        start = stream.start_time or 0
-        entries = stream.index_entries if stream.type == "audio" and start > 0 else ()
-        # The delay that iTunes states hides packets from second 0 on.
-        if entries and (entries[0].timestamp or entries[0].is_discard):
-            ends[stream.index] = start + (stream.duration or 0)
-    return ends
-
-
-def _correct_end(ends: Mapping[int, int], packet: AvPacket) -> None:
-    if packet.stream_index in ends and packet.has_sidedata("skip_samples"):
-        skipped, cut = _skipped(packet)
-        rest = (packet.pts or 0) + (packet.duration or 0) - ends[packet.stream_index]
-        _set_skipped(packet, skipped, min(max(rest, 0), cut))
 
 
 _ALAC_STATES_LENGTH = 0x10  # in the third byte of a packet

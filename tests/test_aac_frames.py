@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from functools import cache
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from audio_oracle import clip, outcome, sound
 
 import spdl_media as sm
-from spdl_media import audio_arrays, packet_corrections
+from spdl_media import audio_arrays
 from spdl_media.testing import AudioTrack, VideoTrack, index_planes, make_media
 
 RATE = 44100
@@ -203,18 +202,6 @@ def test_sound_that_starts_in_the_last_packet_ends_with_its_duration(hidden: int
     # The edit ends after the sound.
     assert sm.load_audio(data).array.shape == (2, 1024 + 777 - hidden)
     assert len(sm.decode_packets(sm.demux_audio(data), None)) == 1024 + 777 - hidden
-
-
-def test_damaged_times_of_fragments_are_no_error_of_python_with_ffmpeg_9() -> None:
-    data = movie(movflags="frag_keyframe+empty_moov")
-    # The first fragment's time, of 64 bits.
-    place = data.index(b"tfdt\1") + 8
-    data = data[:place] + struct.pack(">Q", 1 << 63) + data[place + 8 :]
-    with av.open(io.BytesIO(data)) as container:
-        assert container.streams.audio[0].start_time is None
-    with mock.patch.object(packet_corrections, "CUTS_LAST_FRAME", new=True):
-        found = outcome(data)
-    np.testing.assert_array_equal(found, outcome(data))
 
 
 def test_windows_of_usac_are_read_from_the_start() -> None:
