@@ -282,9 +282,6 @@ class Input:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<Input {self.name}{'' if self.seekable else ', not seekable'}>"
-
     def _stream(self) -> FileReader:
         if self._reader is None:
             raise ValueError(f"{self.name}: the input is closed")

@@ -17,7 +17,7 @@ from spdl_media._checks import counted
 from spdl_media.errors import ArrayFormatError
 from spdl_media.inputs import Buffer
 from spdl_media.readers import Content, content_of, name_of
-from spdl_media.timing import Seconds, Window, parse_window
+from spdl_media.timing import Seconds, Window, parse_time
 
 __all__ = ("WAVHeader", "load_wav", "parse_wav")
 
@@ -133,7 +133,8 @@ def load_wav(
         ArrayFormatError: The data is not WAV, is cut short, has another sample format or contradictory
             values. Sizes are checked before memory is allocated.
         TypeError: ``data`` is not memory (a path, for example), or a time is not a number.
-        ValueError: The offset is negative or past the end, the duration is negative, or one of them is NaN.
+        ValueError: The offset is negative or past the end, the duration is negative, or one of them is not
+            finite.
 
     Thread safety: safe. Conversion of more than 64 KiB is done without the GIL.
     """
@@ -165,11 +166,9 @@ def _error(content: Content, message: str, offset: int) -> ArrayFormatError:
 
 def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None) -> tuple[int, int]:
     """Return the indices of the first sample and of the one after the last."""
-    begin = _seconds("time_offset_seconds", 0 if offset is None else offset)
-    if begin is None:
-        raise ValueError(f"time_offset_seconds must be finite, not {offset!r}")
-    length = None if duration is None else _seconds("duration_seconds", duration)
-    end = None if length is None else begin + length
+    begin = Fraction(0) if offset is None else _seconds("time_offset_seconds", offset)
+    end = None if duration is None else begin + _seconds("duration_seconds", duration)
+    # Separately, because a window of no length is no Window.
     start, _ = Window(begin).samples(header.sample_rate)
     _, stop = Window(None, end).samples(header.sample_rate)
     if start > header.num_samples:
@@ -179,15 +178,9 @@ def _window(header: WAVHeader, offset: Seconds | None, duration: Seconds | None)
     return start, max(start, stop)
 
 
-def _seconds(name: str, value: Seconds) -> Fraction | None:
-    """Check and return a time of at least 0; ``None`` means infinity."""
-    message = f"{name} must be a number of seconds, 0 or more, not {value!r}"
-    try:
-        seconds = parse_window((None, value)).end
-    except (TypeError, ValueError) as error:
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(message) from error
-    if seconds is not None and seconds < 0:
-        raise ValueError(message)
+def _seconds(name: str, value: Seconds) -> Fraction:
+    if (seconds := parse_time(value, name)) < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value!r}")
     return seconds
 
 

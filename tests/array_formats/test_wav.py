@@ -231,7 +231,6 @@ STEREO = wav(wav_format(PCM, 2, 16), samples("<i2", RATE).tobytes())
         (0.3, 0.3, 2400, 4800),
         (0.7, 0.1, 5600, 6400),
         (0.7, 100, 5600, RATE),
-        (0.7, float("inf"), 5600, RATE),
         (None, 0.5, 0, 4000),
         (None, 1e-9, 0, 1),
         (0.5, 0, 4000, 4000),
@@ -284,14 +283,14 @@ def test_windows_computed_in_floats_share_no_sample(rate: int, count: int) -> No
 @each(
     "offset, duration, match",
     [
-        (-0.1, None, "time_offset_seconds must be a number of seconds, 0 or more, not -0.1"),
-        (float("-inf"), None, "time_offset_seconds must be .* 0 or more, not -inf"),
+        (-0.1, None, "time_offset_seconds must be 0 or more, not -0.1"),
+        (float("-inf"), None, "time_offset_seconds must be finite, not -inf"),
         (1.001, None, "time_offset_seconds=1.001 is past the end, at 1 s"),
-        (0, -1, "duration_seconds must be a number of seconds, 0 or more, not -1"),
-        (float("nan"), None, "time_offset_seconds must be a number of seconds, 0 or more, not nan"),
-        (0, float("nan"), "duration_seconds must be a number of seconds, 0 or more, not nan"),
+        (0, -1, "duration_seconds must be 0 or more, not -1"),
+        (float("nan"), None, "time_offset_seconds must be a number of seconds, not nan"),
+        (0, float("nan"), "duration_seconds must be a number of seconds, not nan"),
         (float("inf"), None, "time_offset_seconds must be finite, not inf"),
-        (0, float("-inf"), "duration_seconds must be a number of seconds, 0 or more, not -inf"),
+        (0, float("-inf"), "duration_seconds must be finite, not -inf"),
     ],
 )
 def test_invalid_windows(offset: Any, duration: Any, match: str) -> None:
@@ -303,11 +302,11 @@ def test_invalid_windows(offset: Any, duration: Any, match: str) -> None:
 @pytest.mark.parametrize("value", [True, 1j, b"1", [1], (0, 1)])
 def test_times_that_are_no_numbers(value: Any) -> None:
     with pytest.raises(
-        TypeError, match="time_offset_seconds must be a number of seconds, 0 or more, not"
+        TypeError, match="time_offset_seconds must be a number of seconds or a numeric string, not"
     ):
         sm.load_wav(STEREO, value)
     with pytest.raises(
-        TypeError, match="duration_seconds must be a number of seconds, 0 or more, not"
+        TypeError, match="duration_seconds must be a number of seconds or a numeric string, not"
     ):
         sm.load_wav(STEREO, None, value)
 
