@@ -26,7 +26,6 @@ RATE = 24000
 NUM_VARIANTS = 16
 
 # Audio encoders that FFmpeg marks as experimental.
-_EXPERIMENTAL = {"strict": "experimental"}
 
 
 @cache

@@ -320,9 +320,6 @@ class TorchEvent(Event):
     def record(self, stream: TorchStream) -> None:
         stream.stream.record(self)
 
-    def query(self) -> bool:
-        return self.fired.is_set()
-
 
 class Driver:
     """The functions of libcuda that the package uses. Addresses and sizes are Python integers."""
@@ -456,14 +453,6 @@ class Driver:
         _, (device, own, _) = self.card.blocks[address]
         assert (device, own) == (self.contexts[-1], stream or 1), "freed on another stream"
         self.card.free(address)
-        return 0
-
-    def cuMemsetD8Async(self, target: int, value: int, nbytes: int, stream: int) -> int:  # noqa: N802
-        def do() -> bool:
-            ctypes.memset(target, value, nbytes)
-            return True
-
-        self._stream(stream).put("set", do)
         return 0
 
     def _copy(self, what: str, target: int, source: int, nbytes: int, stream: int) -> int:
@@ -721,14 +710,6 @@ class CupyStream:
         self._cupy, self.stream = cupy, stream
         self.ptr = 0 if stream.address == 1 else stream.address
 
-    def wait_event(self, event: CupyEvent) -> None:
-        self.stream.wait(event)
-
-    def synchronize(self) -> None:
-        event = CupyEvent(self._cupy, block=True)
-        event.record(self)
-        event.synchronize()
-
     def __enter__(self) -> Self:
         self._cupy.current.append(self)
         return self
@@ -747,23 +728,6 @@ class CupyDefaultStream(CupyStream):
     @property
     def stream(self) -> Stream:  # type: ignore[override]  # of a device that is known later
         return self._cupy.card.stream(self._cupy.selected, self.address)
-
-
-class CupyEvent(Event):
-    def __init__(self, cupy: FakeCupy, *, block: bool, disable_timing: bool = True) -> None:
-        super().__init__(cupy.card, blocking=block)
-        self._cupy = cupy
-
-    def __del__(self) -> None:
-        if HISTORY.lost:  # no driver survives a fork, and CuPy asks it to destroy the event
-            raise RuntimeError("cudaErrorInitializationError: initialization error")
-
-    def record(self, stream: CupyStream | None = None) -> None:
-        (stream or self._cupy.cuda.get_current_stream()).stream.record(self)
-
-    @property
-    def done(self) -> bool:
-        return self.fired.is_set()
 
 
 class CupyDeviceBlock:
@@ -811,26 +775,13 @@ class FakeCupy:
         self._local = threading.local()
         self.started: set[int] = set()
         self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(
-                getDeviceCount=self._count,
-                free=self._begin,
-                memGetInfo=lambda: (card.total - card.used[self.selected], card.total),
-                memcpyAsync=self._copy,
-                memcpyHostToDevice=1,
-                memcpyDeviceToHost=2,
-            ),
+            runtime=SimpleNamespace(getDeviceCount=self._count),
             Device=partial(CupyDeviceBlock, self),
             get_current_stream=lambda: self.current[-1] if self.current else self.cuda.Stream.null,
-            Event=lambda **options: CupyEvent(self, **options),
-            nvrtc=SimpleNamespace(getVersion=lambda: (12, 0)),
             alloc_pinned_memory=card.pin,
-        )
-        self._core = SimpleNamespace(
-            core=SimpleNamespace(assemble_cupy_compiler_options=lambda options: options)
         )
         self.cuda.Stream = own_streams(self, CupyStream)
         self.cuda.Stream.null = CupyDefaultStream(self, 1)
-        self.cuda.Stream.ptds = CupyDefaultStream(self, 2)
 
     @property
     def current(self) -> list[CupyStream]:
@@ -847,32 +798,14 @@ class FakeCupy:
             raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
         return self.card.devices
 
-    @property
-    def context(self) -> int | None:
-        """The device whose context is current in this thread."""
-        found: int | None = self._local.__dict__.get("context")
-        return found
-
-    def _begin(self, address: int) -> None:
-        assert address == 0
-        self._local.context = self.selected
-
     def stream_at(self, address: int, index: int) -> CupyStream:
         """Return the stream with an address, for tests."""
         return CupyStream(self, self.card.stream(index, address))
 
     def select(self, index: int) -> None:
         """Make a device current as the CUDA runtime does; since CUDA 12, this initialises the device."""
-        self._local.selected = self._local.context = index
+        self._local.selected = index
         self.started.add(index)
-
-    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        def do() -> bool:
-            ctypes.memmove(target, source, nbytes)
-            return True
-
-        what = {1: "copy in", 2: "copy out"}[kind]
-        self.card.stream(self.selected, stream).put(what, do)
 
     def from_dlpack(self, array: Any) -> DeviceArray:
         kind, index = array.__dlpack_device__()

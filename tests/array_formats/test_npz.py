@@ -291,7 +291,6 @@ def one_member(body: bytes, size: int, crc: int) -> bytes:
 
 PLAIN = zip_of({"a.npy": npy(np.arange(3)), "b.npy": npy(np.arange(4))})
 ENTRY, ENTRY_B, END = entry_of(PLAIN), entry_of(PLAIN, 1), PLAIN.rindex(b"PK\x05\x06")
-SIZE_A = len(npy(np.arange(3)))
 
 
 @pytest.mark.parametrize("compressed", [False, True])

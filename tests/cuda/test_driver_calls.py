@@ -64,11 +64,7 @@ static int copy(void *target, const void *source, size_t size) { memcpy(target, 
 current(); } int cuMemcpyHtoDAsync_v2(void *target, const void *source, size_t size, void *stream) {
 return copy(target, source, size); } int cuMemcpyDtoHAsync_v2(void *target, const void *source, size_t
 size, void *stream) { return copy(target, source, size); } int cuMemcpyDtoDAsync_v2(void *target, const
-void *source, size_t size, void *stream) { return copy(target, source, size); } int cuMemsetD8Async(void
-*target, unsigned char value, size_t size, void *stream) {
-    memset(target, value, size);
-    return current();
-}
+void *source, size_t size, void *stream) { return copy(target, source, size); }
 
 int cuModuleLoadData(void **module, const char *ptx)
 {
