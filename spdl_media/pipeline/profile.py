@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -58,7 +58,8 @@ class StageProfile:
         is_configured: Whether that is the concurrency in the definition.
         inputs_per_item: Number of inputs of the stage per item of the source: 1 / 32 after ``aggregate(32)``,
             more than 1 after a generator.
-        calls: The calls. A low occupancy means that they were too short to keep so many workers busy.
+        calls: The calls. Of a source, and of stages that call no function, only the mean duration is
+            measured. A low occupancy means that they were too short to keep so many workers busy.
         failures: Number of calls that failed.
     """
 
@@ -252,18 +253,16 @@ class _Profiler:
         return inputs
 
     def _source(self, source: SourceConfig) -> _Inputs:
-        durations: list[float] = []
-        given: Any = source.source
-        timed: Any
-        if isinstance(given, Iterable):
-            timed = OwnSource(lambda: _timed(given, durations), source.name)
-        else:
-            timed = _timed_async(given, durations)
-        config = PipelineConfig(SourceConfig(timed), (), SinkConfig())
+        config = PipelineConfig(SourceConfig(source.source), (), SinkConfig())
         pipeline: Pipeline[Any] = Pipeline(config, num_threads=1)
         with pipeline.auto_stop():
             # Take only so many items: the source may be infinite.
-            items = list(itertools.islice(pipeline, self._num_iterations))
+            taken = itertools.islice(pipeline, self._num_iterations)
+            # The time of the first item includes the start of the run.
+            items = list(itertools.islice(taken, 1))
+            start = time.perf_counter()
+            items += taken
+            elapsed = time.perf_counter() - start
         if not items:
             raise PipelineError(
                 f"The source {source.name} gave no items, so nothing can be measured"
@@ -271,11 +270,8 @@ class _Profiler:
         self._source_sizes.append(len(items))
         # Sources are numbered only if pipelines are merged.
         name = f"source_{len(self._source_sizes)}" if len(self._source_sizes) > 1 else "source"
-        # The pipeline has read ahead of the items that were taken.
-        durations = durations[: len(items)]
         # The time may be below the resolution of the clock, and the rate divides by it.
-        total = max(sum(durations), 1e-9)
-        calls = timing(len(durations), total, deque(durations), total, total)
+        calls = _of_mean(len(items), max(elapsed / max(1, len(items) - 1), 1e-9))
         profile = StageProfile(name, 1, is_configured=True, inputs_per_item=len(items), calls=calls)
         self._profiles.append(profile)
         return _Inputs(items, len(items))
@@ -332,11 +328,10 @@ class _Profiler:
                 f"All inputs of stage {stage.name!r} failed, so it cannot be measured. The first failure: "
                 f"{first_failure!r}"
             ) from first_failure
-        # Calls of other stages are not timed one by one, so the mean is used for all.
         calls = (
             counters.statistics(stage.name, elapsed, before).calls
             if is_pipe
-            else timing(number, elapsed, deque([elapsed / number]), elapsed, elapsed)
+            else _of_mean(number, elapsed / number)
         )
         num_failed = sum(pipeline.failure_counts.values()) - num_failed
         self._profiles.append(
@@ -347,18 +342,7 @@ class _Profiler:
         return _Inputs(kept, inputs.number * num_outputs / number)
 
 
-def _timed(items: Iterable[Any], durations: list[float]) -> Iterator[Any]:
-    """Yield the items, and time how long the source takes for each, without the consumer's time."""
-    start = time.perf_counter()
-    for item in items:
-        durations.append(time.perf_counter() - start)
-        yield item
-        start = time.perf_counter()
-
-
-async def _timed_async(items: AsyncIterable[Any], durations: list[float]) -> AsyncIterator[Any]:
-    start = time.perf_counter()
-    async for item in items:
-        durations.append(time.perf_counter() - start)
-        yield item
-        start = time.perf_counter()
+def _of_mean(number: int, mean: float) -> Timing:
+    """Return the timing of calls that were not timed one by one."""
+    total = number * mean
+    return timing(number, total, deque([mean]), total, total)
