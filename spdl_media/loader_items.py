@@ -156,13 +156,7 @@ class SampleCache:
             TypeError: The item cannot be hashed.
             Exception: The sample cannot be made or pickled.
         """
-        try:
-            kept = self._samples.get(item)
-        except TypeError as error:
-            raise TypeError(
-                f"the items are the keys of cache=, but one cannot be: {error}. Use paths or indices, such "
-                "as those of MapIterator(dataset)"
-            ) from error
+        kept = self._samples.get(item)
         # Unpickled for each use, so that changing a sample in place does not change the cached one.
         if kept is not None:
             return pickle.loads(kept)  # noqa: S301  # our own

@@ -82,9 +82,7 @@ def test_stand_ins_are_kept_as_well() -> None:
 
 def test_items_that_are_no_keys_are_reported() -> None:
     loader = sm.DataLoader([{"path": "a"}], preprocessor=repr, cache=1000)
-    with pytest.raises(
-        PipelineFailure, match=r"keys of cache=.*unhashable type: 'dict'\)?\. Use paths"
-    ):
+    with pytest.raises(PipelineFailure, match="unhashable type: 'dict'"):
         list(loader)
 
 

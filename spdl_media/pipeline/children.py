@@ -27,7 +27,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.random  # here, because a Ctrl-C in an import of compiled modules may get lost
 
-from spdl_media._checks import warn_once
 from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.executors import WHAT_PICKLES, WHERE_TO_WRITE_IT
 from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
@@ -105,9 +104,14 @@ class Child:
         self._lock = threading.Lock()
         theirs: list[Connection] = []
         try:
-            # On other systems, arrays are pickled.
+            # Without a ring, arrays are pickled.
             if CAN_SHARE:
-                self.ring = _make_ring(context, **ring_options)
+                try:
+                    self.ring = Ring(context, **ring_options)
+                except OSError as error:
+                    # A limited address space (ulimit -v) may have no room for its blocks.
+                    if error.errno != errno.ENOMEM:
+                        raise
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -222,7 +226,9 @@ class Child:
         """End the process, and return an error that tells how it ended."""
         self.end()
         code = self._code
-        how = f"exit code {code}" if code is None or code >= 0 else _signal_name(-code)
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {-code}, {signal.strsignal(-code)}"
         kind = WorkerEnded if self._is_asked_to_end else WorkerDied
         return kind(
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
@@ -272,21 +278,6 @@ class Child:
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
-
-
-def _make_ring(context: BaseContext, **options: Any) -> Ring | None:
-    """Make a ring; ``None`` where the limited address space has no room for its blocks."""
-    try:
-        return Ring(context, **options)
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-    warn_once(
-        "address space",
-        "the address space of this process is too small (ulimit -v) for memory that it shares with others, "
-        "so arrays from them are pickled, which is slower",
-    )
-    return None
 
 
 _children: set[Child] = set()
@@ -403,10 +394,3 @@ def failure(error: BaseException) -> tuple[BaseException, str]:
             "which cannot be pickled)"
         )
     return error, text
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"killed by signal {number}"
