@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, Unpack, get_args, get_type_hints
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
@@ -63,11 +62,10 @@ def collate(
         An object of the same structure as an item (a dataclass is rebuilt without running its ``__init__``)
         with a :class:`~spdl_media.CPUBuffer` in place of each field. Frames are converted as by
         :func:`~spdl_media.convert_frames`. Numbers become ``(B,)`` with the dtype that
-        :func:`~spdl_media.convert_array` chooses. Arrays keep their dtype and get B as first axis; a batch
-        of buffers has the sample rate and colours that all of them have. A field that a named tuple or
-        dataclass declares as ``tuple[float, ...]`` or ``tuple[int, ...]``, such as the times of a
-        :class:`~spdl_media.Clip`, is treated as an array, so a list of clips becomes one clip of batches. All
-        other values (strings and dates, NumPy's too, ``None``) become lists, unchanged.
+        :func:`~spdl_media.convert_array` chooses. Arrays keep their dtype and get B as first axis; a batch of
+        buffers has the sample rate and colours that all of them have. A list of :class:`~spdl_media.Clip`
+        becomes one clip of batches. All other values (strings and dates, NumPy's too, ``None``) become lists,
+        unchanged.
 
     Raises:
         ConvertError: There are no items, their structure differs, a field has values of two kinds (such as
@@ -104,14 +102,13 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
     axis = None if axis is False else axis
     if fields is None:
         return _collate_values(values, storage, -1 if axis is True else axis, where)
-    dtypes = _rows_of_numbers(values[0].__class__)
     rows = []
     for position, value in enumerate(values):
         # The class must be the same, because the result is an object of the first item's class.
         row = fields_of(value) if type(value) is type(values[0]) else None
         if row is None or row.keys() != fields.keys():
             raise _structures_differ(values[0], value, position, where)
-        rows.append(row | {key: np.asarray(row[key], dtype) for key, dtype in dtypes.items()})
+        rows.append(row)
     storages = _by_field("storage", storage, fields, where)
     axes = dict.fromkeys(fields, axis) if axis is True else _by_field("pad", axis, fields, where)
     collated = {
@@ -122,19 +119,6 @@ def _collate(values: list[Any], storage: Any, axis: Any, where: str) -> Any:
         for key in fields
     }
     return rebuilt(values[0], collated)
-
-
-@cache
-def _rows_of_numbers(cls: type) -> dict[Key, type]:
-    """Map fields that a class declares as ``tuple[float, ...]`` or ``tuple[int, ...]`` to their type."""
-    if not dataclasses.is_dataclass(cls) and not hasattr(cls, "_fields"):
-        return {}
-    try:
-        hints = get_type_hints(cls)
-    except (NameError, TypeError):  # names imported under TYPE_CHECKING
-        return {}
-    rows = tuple[float, ...], tuple[int, ...]
-    return {name: get_args(hint)[0] for name, hint in hints.items() if hint in rows}
 
 
 def _structures_differ(first: Any, value: Any, position: int, where: str) -> ConvertError:

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any, NamedTuple, Unpack, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from spdl_media._checks import check_choice, check_int
 from spdl_media._probe import MediaInfo, probe
@@ -39,14 +40,15 @@ class Clip(NamedTuple):
     Attributes:
         video: The frames; for ``rgb24``, ``(N, height, width, 3)`` uint8.
         audio: The samples; for ``fltp``, ``(channels, samples)`` float32.
-        timestamps: Time of each frame on the container's clock, in seconds; ``nan`` for a frame of zeros.
+        timestamps: Time of each frame on the container's clock, in seconds, ``(N,)`` float64; ``nan`` for a
+            frame of zeros.
         audio_timestamp: Time of the first sample on the same clock, in seconds.
         sample_rate: Sample rate in Hz.
     """
 
     video: Buffer
     audio: Buffer
-    timestamps: tuple[float, ...]
+    timestamps: npt.NDArray[np.float64]
     audio_timestamp: float
     sample_rate: int
 
@@ -148,7 +150,7 @@ def load_clip(
         # Released explicitly, because the traceback would keep the memory through this frame.
         video.release()
         raise
-    return Clip(video, buffer, timestamps(), audio.timestamp, audio.sample_rate)
+    return Clip(video, buffer, np.array(timestamps()), audio.timestamp, audio.sample_rate)
 
 
 async_load_clip = awaitable(load_clip)

@@ -344,20 +344,19 @@ def _check_number(dtype: np.dtype[Any], values: Array) -> None:
 def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
     if not source.size or np.can_cast(source.dtype, wanted, "safe"):
         return
-    reason = "round the values yourself, or leave dtype out"
-    fits = np.can_cast(source.dtype, wanted, "same_kind")
     if source.dtype.kind in "iu" and wanted.kind in "iu":
         # Compare the values, not the ranges of the dtypes.
         limits = np.iinfo(wanted)
         fits = source.min() >= limits.min and source.max() <= limits.max
-        reason = f"its range is {limits.min} to {limits.max}"
-    elif fits:
-        largest = np.finfo(wanted).max
-        # As floats, because the absolute value of the smallest integer overflows its dtype.
-        fits = not (np.abs(1.0 * source[np.isfinite(source)]) > largest).any()
-        reason = f"its range is {-largest:g} to {largest:g}"
+    elif fits := np.can_cast(source.dtype, wanted, "same_kind"):
+        with np.errstate(over="ignore"):
+            # Floats may be rounded, but not to infinity.
+            fits = not (np.isinf(source.astype(wanted)) & np.isfinite(source)).any()
     if not fits:
-        raise TypeError(f"{source.dtype} values would be cut by dtype={wanted.name!r}: {reason}")
+        raise TypeError(
+            f"{source.dtype} values would be cut by dtype={wanted.name!r}: round the values yourself, or "
+            "take a dtype that holds them"
+        )
 
 
 def stack_arrays(

@@ -373,8 +373,11 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
         raise TypeError(f"crops is the class {crops.__name__}, so make one: {crops.__name__}()")
     if crops is None or callable(crops):
         return [crops] * count
-    wanted = "a box (x, y, width, height), a function, or a sequence of them, one an image"
-    entries = _entries("crops", crops, wanted)
+    if isinstance(crops, str) or not isinstance(crops, Iterable):
+        wanted = "a box (x, y, width, height), a function, or a sequence of them, one an image"
+        raise TypeError(f"crops must be {wanted}, not {crops!r}")
+    # Not list() of an array: the entries of a tensor would be tensors.
+    entries = as_numpy(crops).tolist() if hasattr(crops, "__array__") else list(crops)
     if entries and isinstance(entries[0], Real):
         return [_checked_box(entries, "crops")] * count
     for position, one in enumerate(entries):
@@ -385,29 +388,18 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
 
 def _flip_list(flips: Any, count: int) -> list[Any]:
     """Return one flip per image, a bool or a probability, from one for all images or from a sequence."""
-    if flips is None or isinstance(flips, bool | np.bool_):
-        return [bool(flips)] * count
-    if isinstance(flips, Real):
+    if flips is None:
+        return [False] * count
+    if isinstance(flips, Real | np.bool_):
         probability = float(flips)
         # `not (... <= ...)`, so that NaN fails.
         if not 0 <= probability <= 1:
             raise ValueError(f"flips must be a probability from 0 to 1, not {flips!r}")
         # A bool draws no random number.
         return [probability if 0 < probability < 1 else bool(probability)] * count
-    entries = _entries("flips", flips, "one True or False for each image")
-    for position, flip in enumerate(entries):
-        # NumPy's bools, and those of a list of tensors.
-        is_scalar = getattr(flip, "shape", None) == () and str(flip.dtype).endswith("bool")
-        if not isinstance(flip, bool) and not is_scalar:
-            raise TypeError(f"flips[{position}] must be True or False, not {flip!r}")
-    return [*map(bool, entries)]
-
-
-def _entries(name: str, values: Any, wanted: str) -> list[Any]:
-    """Return the entries of a sequence or an array."""
-    # Not list() of an array: the entries of a tensor would be tensors.
-    if hasattr(values, "__array__"):
-        return list(np.atleast_1d(as_numpy(values)).tolist())
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be {wanted}, not {values!r}")
-    return list(values)
+    entries = np.atleast_1d(as_numpy(flips))
+    if entries.dtype != np.bool_ or entries.ndim != 1:
+        raise TypeError(
+            f"flips must be a bool, a probability, or True or False for each image, not {flips!r}"
+        )
+    return list(entries.tolist())

@@ -67,7 +67,7 @@ def test_results_are_the_same() -> None:
 
 def test_a_clip() -> None:
     clip = asyncio.run(sm.async_load_clip(CLIP, 0.2, 0.3))
-    assert clip.timestamps == (0.2, 0.3, 0.4)
+    assert clip.timestamps.tolist() == [0.2, 0.3, 0.4]
 
 
 class Noting(ThreadPoolExecutor):

@@ -76,13 +76,15 @@ def test_dataclasses_frozen_ones_too() -> None:
 
 def test_clips_become_a_clip_of_batches() -> None:
     pictures, audio = sm.convert_frames(FRAMES), sm.convert_array(np.zeros((2, 5), np.float32))
-    batch = sm.collate([sm.Clip(pictures, audio, (0.0, 0.5, i), i / 4, 8000) for i in range(2)])
+    batch = sm.collate(
+        [sm.Clip(pictures, audio, np.array([0, 0.5, i]), i / 4, 8000) for i in range(2)]
+    )
     assert isinstance(batch, sm.Clip)
     assert (batch.video.shape, batch.audio.shape) == ((2, *pictures.shape), (2, 2, 5))
     assert np.asarray(batch.timestamps).tolist() == [[0.0, 0.5, 0.0], [0.0, 0.5, 1.0]]
     assert values(batch.audio_timestamp).tolist() == [0.0, 0.25]
     with pytest.raises(sm.ConvertError, match=r"items\[0\]\['timestamps'\] has shape \(1,\)"):
-        sm.collate([sm.Clip(audio, audio, (0.0,) * n, 0.0, 8000) for n in (1, 2)])
+        sm.collate([sm.Clip(audio, audio, np.zeros(n), 0.0, 8000) for n in (1, 2)])
     pool = sm.StoragePool(1 << 16, 1, pin_memory=False)
     kept = sm.collate([batch], storage={"video": pool})
     assert (pool.num_free, kept.video.shape[0]) == (0, 1)
