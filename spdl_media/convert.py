@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import prod
 from numbers import Integral
@@ -100,30 +100,23 @@ def _items(frames: Frames | Sequence[Frames]) -> tuple[list[Any], bool]:
     """Return the frames as a list of items of one kind, and whether the argument was a single item."""
     if isinstance(frames, _KINDS):
         return [frames], True
-    try:
-        items = list(frames)
-    except TypeError:
-        raise TypeError(_not_frames(f"not {type(frames).__name__}")) from None
+    items: list[Any] = list(frames) if isinstance(frames, Iterable) else [frames]
     if not items:
         raise ConvertError("there are no frames to convert: the sequence is empty")
     kind = type(items[0])
     # Check every item: one of another kind would fail later, with an unclear error.
     for position, item in enumerate(items):
         if not isinstance(item, _KINDS):
-            raise TypeError(_not_frames(f"but item {position} is {type(item).__name__}"))
+            raise TypeError(
+                "convert_frames takes ImageFrames, VideoFrames, AudioFrames or a sequence of one of them, "
+                f"but item {position} is {type(item).__name__}. decode_packets makes frames"
+            )
         if type(item) is not kind:
             raise ConvertError(
                 f"item 0 is {kind.__name__}, but item {position} is {type(item).__name__}; one array holds "
                 "one kind"
             )
     return items, False
-
-
-def _not_frames(found: str) -> str:
-    return (
-        f"convert_frames takes ImageFrames, VideoFrames, AudioFrames or a sequence of one of them, {found}. "
-        "decode_packets makes frames"
-    )
 
 
 def _convert_pictures(

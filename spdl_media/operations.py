@@ -38,9 +38,8 @@ _QUALITIES = get_args(Quality)
 ACCURATE = "accurate_rnd+full_chroma_int+full_chroma_inp"
 # quality="fast": a bilinear kernel for chroma with a bicubic one for luma. 13% less time, error +0.03 levels.
 _QUICK_ALGO = {"bicubic": "bicublin"}
-_COLOR = re.compile(
-    r"([A-Za-z]+|(0x|#)[0-9A-Fa-f]{6}([0-9A-Fa-f]{2})?)(@(0x[0-9A-Fa-f]{1,2}|[0-9.]+))?\Z"
-)
+# Characters of colours, none of which needs quotes in a graph.
+_COLOR = re.compile(r"[A-Za-z0-9#@.]+\Z")
 _RGB = re.compile("rgb|bgr|gbr")
 
 
