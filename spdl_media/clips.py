@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal
 from fractions import Fraction
-from numbers import Real
 from os import PathLike
-from typing import Any, NamedTuple, Unpack, cast, get_args
+from typing import Any, NamedTuple, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -209,16 +206,8 @@ def _read(
         seconds *= 2
 
 
-# The sample rate to use if only a duration is given.
-_RATE = 48000
-
-
 def sample_windows(
-    src: Source | MediaInfo | float | Decimal | Fraction,
-    length: Seconds,
-    *,
-    num: int = 1,
-    rng: Rng | None = None,
+    src: Source | MediaInfo, length: Seconds, *, num: int = 1, rng: Rng | None = None
 ) -> list[tuple[Fraction, Fraction]]:
     """Draw random windows of one length for :func:`~spdl_media.load_audio`.
 
@@ -226,8 +215,7 @@ def sample_windows(
     have the same number of samples: ``length * sample_rate``, rounded up.
 
     Args:
-        src: A source, whose header is read by :func:`~spdl_media.probe`; a result of ``probe``; or the
-            duration of the audio in seconds.
+        src: A source, whose header is read by :func:`~spdl_media.probe`, or a result of ``probe``.
         length: Length of a window in seconds. If the audio is shorter, all windows start at 0, and
             ``load_audio(num_samples=, on_short=)`` fills them up.
         num: Number of windows, which may overlap.
@@ -240,37 +228,28 @@ def sample_windows(
     Raises:
         SourceError: The source cannot be opened or read.
         DemuxError: The source is not a media file, has no audio, or does not state its duration.
-        ValueError: ``length`` or the duration is not positive and finite, ``num`` is below 1, or the seed is
-            negative.
+        ValueError: ``length`` is not positive and finite, ``num`` is below 1, or the seed is negative.
         TypeError: ``src`` is not a source, or ``rng`` is neither a generator nor a seed.
 
     Thread safety: safe, if no other thread uses a file-like ``src`` or the ``rng``.
 
     Example:
-        >>> [(start, end)] = sm.sample_windows(12.5, 3, rng=0)
+        >>> [(start, end)] = sm.sample_windows("clip.mp4", 3, rng=0)
         >>> end - start
         Fraction(3, 1)
     """
-    seconds, rate = parse_duration(length, "length"), _RATE
-    duration: Seconds | None
-    if isinstance(src, int | float | Real | Decimal):
-        duration = cast("float", src)
-        if not 0 < duration < math.inf:
-            raise ValueError(
-                f"the duration must be a finite number of seconds above 0, not {duration}"
-            )
-    else:
-        info = src if isinstance(src, MediaInfo) else probe(src)
-        name = str(src) if isinstance(src, str | PathLike) else None
-        if info.audio is None:
-            raise DemuxError("there is no audio stream to choose windows from", source=name)
-        rate, duration = info.audio.sample_rate, info.audio.duration or info.duration
-        if duration is None:
-            raise DemuxError(
-                f"this {info.format} states no duration. Pass the seconds instead of the source, such as "
-                "sm.demux_audio(src).get_timestamps()[-1], which reads all of it",
-                source=name,
-            )
+    seconds = parse_duration(length, "length")
+    info = src if isinstance(src, MediaInfo) else probe(src)
+    name = str(src) if isinstance(src, str | PathLike) else None
+    if info.audio is None:
+        raise DemuxError("there is no audio stream to choose windows from", source=name)
+    rate, duration = info.audio.sample_rate, info.audio.duration or info.duration
+    if duration is None:
+        raise DemuxError(
+            f"this {info.format} states no duration. Choose the starts yourself, up to the last of "
+            "sm.demux_audio(src).get_timestamps(), which reads all of it",
+            source=name,
+        )
     # In samples, so that all windows begin exactly at one and have equal numbers of them.
     found, wanted = (parse_window((None, one)).samples(rate)[1] or 0 for one in (duration, seconds))
     generator = np.random.default_rng(check_rng(rng))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -40,12 +39,9 @@ def test_windows_hold_equally_many_samples(name: str, tmp_path: Any) -> None:
 
 
 def test_all_starts_are_drawn() -> None:
-    starts = {
-        start for start, _ in sm.sample_windows(Fraction(5, 48000), Fraction(3, 48000), num=99)
-    }
+    data = make_audio(SAMPLES[:5], 48000, codec="pcm_s16le", format="wav")
+    starts = {start for start, _ in sm.sample_windows(data, Fraction(3, 48000), num=99)}
     assert starts == {Fraction(0), Fraction(1, 48000), Fraction(2, 48000)}
-    for duration in (1, 1.0, Decimal(1), np.float32(1)):
-        assert sm.sample_windows(duration, 1) == [(0, 1)]
 
 
 def test_audio_that_is_shorter_is_filled_up() -> None:
@@ -62,18 +58,15 @@ def test_what_has_no_windows() -> None:
         )
     with pytest.raises(ValueError, match="length must be above 0 seconds, not 0"):
         sm.sample_windows(FILES["wav"], 0)
-    for seconds in (-1, 0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"of seconds above 0, not {seconds}"):
-            sm.sample_windows(seconds, 1)
     bad: Any = "x"
     with pytest.raises(TypeError, match=r"rng must be a generator, .*, or a seed, not 'x'"):
-        sm.sample_windows(12.5, 1, rng=bad)
+        sm.sample_windows(FILES["wav"], 1, rng=bad)
     with pytest.raises(ValueError, match="rng must be at least 0"):
-        sm.sample_windows(12.5, 1, rng=-1)
+        sm.sample_windows(FILES["wav"], 1, rng=-1)
     with pytest.raises(ValueError, match="num must be at least 1"):
         sm.sample_windows(FILES["wav"], 1, num=0)
     stated = sm.probe(FILES["wav"])
     assert stated.audio is not None
     unknown = replace(stated, duration=None, streams=(replace(stated.audio, duration=None),))
-    with pytest.raises(sm.DemuxError, match=r"states no duration. Pass the seconds"):
+    with pytest.raises(sm.DemuxError, match=r"states no duration. Choose the starts yourself"):
         sm.sample_windows(unknown, 1)
