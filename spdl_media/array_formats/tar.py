@@ -288,10 +288,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
         stored = _parse_number(checksum_field)
     except _HeaderError:
         stored = -1  # never equal to a sum
-    # Some old programs summed up the bytes as signed numbers.
-    if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored and (
-        sum(struct.unpack("<148b8x356b", block)) + _CHECKSUM_AT_SPACES != stored
-    ):
+    if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored:
         raise _ChecksumError("is not a tar header, or a damaged one: its checksum is wrong")
     name = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:

@@ -342,10 +342,8 @@ def test_invalid_archives(data: bytes, match: str) -> None:
 @each("data, match", [
         (changed(PLAIN, 0 + 26, "<H", 60000), "run into what follows"),
         (changed(PLAIN, 28, "<H", 30), "run into what follows"),
-        (changed(PLAIN, 30, "<B", ord("x")), "its own header says otherwise: 'x.npy'"),
-        (changed(changed(PLAIN, 6, "<H", 0x800), 30, "<B", 0xFF), "its own header says otherwise"),
-        (changed(PLAIN, 6, "<H", 1), "its own header says otherwise: .* flags 0x1"),
-        (changed(PLAIN, 8, "<H", 8), "its own header says otherwise: .* method 8"),
+        (changed(PLAIN, 6, "<H", 1), "its own header says otherwise: .* flags=0x1"),
+        (changed(PLAIN, 8, "<H", 8), "its own header says otherwise: method=8"),
         (changed(PLAIN, ENTRY + 16, "<L", 0), "is damaged: its CRC-32 is .*, not 00000000"),
     ])  # fmt: skip
 def test_invalid_members(data: bytes, match: str) -> None:
