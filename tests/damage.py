@@ -25,8 +25,6 @@ from spdl_media.testing import (
 RATE = 24000
 NUM_VARIANTS = 16
 
-# Audio encoders that FFmpeg marks as experimental.
-
 
 @cache
 def picture(seed: int = 1, width: int = 96, height: int = 64) -> np.ndarray:

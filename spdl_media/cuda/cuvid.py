@@ -41,7 +41,7 @@ _OF_DATA, _OUT_OF_MEMORY = (1, 801), 2
 
 
 class NotOnDeviceError(Exception):
-    """The hardware does not decode this video. The message says why."""
+    """The hardware, or DALI, does not decode this video or image. The message says why."""
 
 
 class Format(Structure):

@@ -190,10 +190,6 @@ class Slot:
             self._operators.popitem(last=False)
         return operator
 
-    def as_array(self, batch: DaliBatch) -> Any:
-        """Convert a batch of images of one size to a DALI tensor, which owns its memory."""
-        return self._dynamic.as_tensor(batch)
-
 
 class SlotPool:
     """Slots that are made when needed, up to a limit, and lent to threads.

@@ -32,12 +32,14 @@ from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.config import DEFAULT_DECODE_CONFIG
 from spdl_media.convert import no_frames
+from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.dali import (
     DALI_ERRORS,
     DaliBatch,
     Settings,
     Slot,
     dali_module,
+    dynamic,
     named,
     ready_buffer,
     slot_pool,
@@ -71,10 +73,6 @@ _FFMPEG_LIMIT, _FFMPEG_MARGIN = (2**31 - 1) // 8, 128
 _PADDING = 1 << 20
 
 
-class NotForDaliError(Exception):
-    """DALI cannot decode an image of the batch. The message says which and why."""
-
-
 @dataclass(frozen=True, slots=True)
 class _File:
     """The file of an image, and its crop and placement.
@@ -103,7 +101,7 @@ def _read_all(
 
     Raises:
         MediaError: An input fails, and ``on_error`` is ``"raise"``. The message has its name and position.
-        NotForDaliError: DALI does not decode an input, or an input fails and ``on_error`` is not ``"raise"``.
+        NotOnDeviceError: DALI does not decode an input, or an input fails and ``on_error`` is not ``"raise"``.
     """
     # The error of a single image has no position in a batch.
     if request.is_single:
@@ -120,7 +118,7 @@ def _read_all(
         stopped=stopped,
     )
     if failures:
-        raise NotForDaliError(str(failures[0].error).rstrip("."))
+        raise NotOnDeviceError(str(failures[0].error).rstrip("."))
     pix_fmt = request.ops.pix_fmt or ""
     kinds = [
         (f"input {at} ({file.source})", FrameKind(*file.placement.canvas, pix_fmt))
@@ -150,7 +148,7 @@ def _read(inputs: list[Any], position: int, request: FrameRequest) -> _File:
     in_xmp = facts.orientation != 1 and b"tiff:Orientation" in head
     size = _size(data) if is_jpeg and facts.incomplete is None and not in_xmp else None
     if size is None:
-        raise NotForDaliError(
+        raise NotOnDeviceError(
             f"{facts.source}: DALI is used for whole JPEGs without an orientation in XMP"
         )
     if request.decode_config.orient and swaps_sides(facts.orientation):
@@ -199,7 +197,7 @@ def load_images(
         MissingDependencyError: DALI is not installed, or is too old.
         TransferError: The batch does not fit into the memory of the device; there is no GPU; or this process
             was forked after CUDA had been used.
-        NotForDaliError: DALI cannot decode the batch, so the CPU has to.
+        NotOnDeviceError: DALI cannot decode the batch, so the CPU has to.
     """
     pool, files = slot_pool(index), _read_all(inputs, request, stopped)
     with pool.borrow() as slot:
@@ -208,13 +206,13 @@ def load_images(
         except DALI_ERRORS as error:
             said = f"DALI says {str(error).strip() or type(error).__name__!r}"
             if not is_out_of_memory(error):
-                raise NotForDaliError(said) from error
+                raise NotOnDeviceError(said) from error
             size = sum(3 * file.size[0] * file.size[1] for file in files) / 1e6
             raise TransferError(
                 f"the {len(files)} images of this batch, {size:.1f} MB when decoded, do not fit into the "
                 f"memory of {named(index)}: {said}. Load fewer at a time, in smaller batches or fewer threads"
             ) from error
-        array = made.tensors[0] if request.is_single else slot.as_array(made)
+        array = made.tensors[0] if request.is_single else dynamic().as_tensor(made)
         positions = range(len(files))
         indices = None if request.is_single else tuple(positions)
         buffer = ready_buffer(array, slot.stream, indices=indices)
@@ -329,7 +327,7 @@ def load_video_by_dali(
     if refusals := list(_refusals(packets, index)):
         raise DecodeError(
             f"decoder='dali' would not decode this video right: it needs {'; '.join(refusals)}. "
-            "decoder='auto' takes PyAV's decoder for such a video, or the CPU",
+            "decoder='auto' takes NVDEC or the CPU for such a video",
             source=source,
         )
     check_complete(packets, DEFAULT_DECODE_CONFIG)

@@ -17,8 +17,9 @@ from spdl_media.arguments import OnError, as_list, check_array_layout
 from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer
 from spdl_media.config import CUDAConfig, one_cuda_config
+from spdl_media.cuda.cuvid import NotOnDeviceError
 from spdl_media.cuda.dali import check_device
-from spdl_media.cuda.dali_decode import COLORS, FILTERS, NotForDaliError, load_images
+from spdl_media.cuda.dali_decode import COLORS, FILTERS, load_images
 from spdl_media.devices import check_stream, open_device
 from spdl_media.errors import ConvertError, MissingDependencyError, TransferError
 from spdl_media.inputs import Source
@@ -128,7 +129,7 @@ def _load_by_dali(
     index, inputs = None if config is None else config.device_index, list(srcs)
     try:
         return load_images(inputs, request, index, stopped, hw_decoder_load)
-    except NotForDaliError as found:
+    except NotOnDeviceError as found:
         # Load the whole batch on the CPU, so that all its images are decoded the same way.
         buffer = load_rows(inputs, request, stopped)
         warn_of_fallback(str(found), "the images")
