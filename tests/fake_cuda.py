@@ -15,6 +15,7 @@ import importlib
 import importlib.machinery
 import itertools
 import math
+import sys
 import threading
 import weakref
 from collections import deque
@@ -63,6 +64,12 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh = functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__)
         monkeypatch.setattr(module, name, fresh)
     _CARDS.clear()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, fake: Any) -> Any:
+    """Make a stand-in for a library what its name imports, and return it."""
+    monkeypatch.setitem(sys.modules, fake.__spec__.name, fake)
+    return fake
 
 
 _CACHED = (

@@ -22,6 +22,7 @@ from fake_cuda import (
     FakeCupy,
     FakeTorch,
     fresh_process,
+    install,
     values_of,
 )
 
@@ -50,16 +51,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def torch(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch(card)
-    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
-    return fake
+    return install(monkeypatch, FakeTorch(card))
 
 
 @pytest.fixture
 def cupy(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy(card)
-    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
-    return fake
+    return install(monkeypatch, FakeCupy(card))
 
 
 @pytest.fixture(params=["torch", "cupy"])
@@ -425,7 +422,7 @@ def test_to_torch_of_anothers_array_goes_through_dlpack(
 ) -> None:
     buffer = there(np.arange(3))
     torch = FakeTorch(card)
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # a stand-in
+    install(monkeypatch, torch)
     with torch.cuda.stream(torch.cuda.ExternalStream(SIDE, 1)):
         tensor = sm.to_torch(buffer)
     assert tensor.data.ptr == values_of(buffer).ctypes.data

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from cupy_stand_in import CupyWithKernels, LazyCard, host
 from dali_oracle import CLOSE, differences, jpeg
-from fake_cuda import HISTORY, FakeTorch, fresh_process
+from fake_cuda import HISTORY, FakeTorch, fresh_process, install
 from nvdec_stand_in import HardwareDecoder
 from still_metadata import exif_block, jpeg_with_exif, png_with_exif
 
@@ -83,9 +83,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def torch(card: LazyCard, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     """Install a stand-in for PyTorch only: finished arrays are copied."""
-    fake = FakeTorch(card)
-    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
-    return fake
+    return install(monkeypatch, FakeTorch(card))
 
 
 @pytest.fixture
@@ -94,7 +92,7 @@ def cupy(
 ) -> Iterator[CupyWithKernels]:
     """Install a stand-in for CuPy only: planes are copied, and the kernel converts them to RGB."""
     fake = CupyWithKernels(card, library)
-    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
+    install(monkeypatch, fake)
     yield fake
     card.run()
 
@@ -116,6 +114,12 @@ def way(request: pytest.FixtureRequest) -> str:
     """Each path of images to a device: copied by one of the libraries, or decoded by DALI."""
     request.getfixturevalue(request.param)
     return str(request.param)
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def copying_library(request: pytest.FixtureRequest) -> None:
+    """Each of the libraries that copy finished arrays to a device."""
+    request.getfixturevalue(request.param)
 
 
 def rows_of(buffer: Any) -> np.ndarray:
@@ -223,11 +227,8 @@ def test_nothing_but_bad_images(way: str) -> None:
     assert not buffer.valid.any()
 
 
-@pytest.mark.parametrize("library_name", ["torch", "cupy"])
-def test_crops_and_flips_are_finished_on_the_cpu(
-    library_name: str, request: pytest.FixtureRequest
-) -> None:
-    request.getfixturevalue(library_name)
+@pytest.mark.usefixtures("copying_library")
+def test_crops_and_flips_are_finished_on_the_cpu() -> None:
     cuts: dict[str, Any] = {
         "crops": [(3, 5, 50, 31), None, (0, 0, 64, 64), (1, 1, 9, 9)],
         "flips": [True, False, False, True],
@@ -241,11 +242,8 @@ def test_crops_and_flips_are_finished_on_the_cpu(
     assert (buffer.boxes, buffer.flips) == (expected.boxes, expected.flips)
 
 
-@pytest.mark.parametrize("library_name", ["torch", "cupy"])
-def test_frames_by_number_and_clips_are_copied(
-    library_name: str, request: pytest.FixtureRequest
-) -> None:
-    request.getfixturevalue(library_name)
+@pytest.mark.usefixtures("copying_library")
+def test_frames_by_number_and_clips_are_copied() -> None:
     data = make_media(
         [
             VideoTrack(frames=index_planes(12, 64, 48), codec="libx265", max_b_frames=2),
@@ -326,11 +324,8 @@ def test_a_still_loaded_as_a_video_is_upright(
     )
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_leases_come_back_when_the_copy_is_done(
-    name: str, request: pytest.FixtureRequest, card: LazyCard
-) -> None:
-    request.getfixturevalue(name)
+@pytest.mark.usefixtures("copying_library")
+def test_leases_come_back_when_the_copy_is_done(card: LazyCard) -> None:
     card.runs_by_itself = False
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
     buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
@@ -341,29 +336,24 @@ def test_leases_come_back_when_the_copy_is_done(
     assert differences(host(buffer), again).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_a_storage_for_the_result_will_do(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.usefixtures("copying_library")
+def test_a_storage_for_the_result_will_do() -> None:
     """Planes have the size of the files, so they need more memory."""
-    request.getfixturevalue(name)
     pool = sm.StoragePool(4 * 40 * 48 * 3, 1, pin_memory=False, on_exhausted="raise")
     buffer = sm.load_image_batch(PHOTOS, cuda=0, storage=pool, **OPTIONS)
     assert differences(host(buffer), sm.load_image_batch(PHOTOS, **OPTIONS)).max() <= 1
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_leases_come_back_after_an_error(name: str, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue(name)
+@pytest.mark.usefixtures("copying_library")
+def test_leases_come_back_after_an_error() -> None:
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="raise")
     with pytest.raises(sm.DecodeError, match="input 3 of the batch of 4") as kept:
         sm.load_image_batch([*PHOTOS[:3], BAD], cuda=0, storage=pool, **OPTIONS)
     assert pool.num_free == 1, f"{kept} holds it"
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_a_full_device_is_an_error_with_sizes(
-    name: str, request: pytest.FixtureRequest, card: LazyCard
-) -> None:
-    request.getfixturevalue(name)
+@pytest.mark.usefixtures("copying_library")
+def test_a_full_device_is_an_error_with_sizes(card: LazyCard) -> None:
     card.total = 20_000
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
     with pytest.raises(
@@ -668,11 +658,8 @@ def test_what_nvdec_cannot_decode(
         sm.load_video(data, cuda=0, decoder="cpu")
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_without_nvdec_a_warning_says_what_is_missing(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request.getfixturevalue(name)
+@pytest.mark.usefixtures("copying_library")
+def test_without_nvdec_a_warning_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = sm.StoragePool(200_000, 1, pin_memory=False, on_exhausted="wait", timeout=10)
     missing = sm.MissingDependencyError("needs libnvcuvid.so.1")
     monkeypatch.setattr("spdl_media.cuda.videos.missing_library", lambda: missing)

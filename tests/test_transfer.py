@@ -20,7 +20,7 @@ import fake_cuda
 import numpy as np
 import pytest
 from effort import each
-from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process, values_of
+from fake_cuda import HISTORY, Card, FakeCupy, FakeTorch, fresh_process, install, values_of
 
 import spdl_media as sm
 from spdl_media import devices
@@ -49,16 +49,12 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def torch(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch(card)
-    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]  # a stand-in
-    return fake
+    return install(monkeypatch, FakeTorch(card))
 
 
 @pytest.fixture
 def cupy(card: Card, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    fake = FakeCupy(card)
-    monkeypatch.setitem(sys.modules, "cupy", fake)  # type: ignore[arg-type]  # a stand-in
-    return fake
+    return install(monkeypatch, FakeCupy(card))
 
 
 @pytest.fixture(params=["torch", "cupy"])
@@ -68,6 +64,10 @@ def library(request: pytest.FixtureRequest) -> Any:
 
 def buffer_of(values: Any, **options: Any) -> sm.CPUBuffer:
     return sm.CPUBuffer(np.array(values), **options)
+
+
+def transferred(values: Any, config: Any = 0) -> sm.CUDABuffer:
+    return sm.transfer_buffer(buffer_of(values), cuda_config=config)
 
 
 def test_a_copy_begins_and_ends_on_the_stream(card: Card, library: Any) -> None:
@@ -93,10 +93,8 @@ def test_a_copy_begins_and_ends_on_the_stream(card: Card, library: Any) -> None:
 
 def test_without_a_stream_each_thread_has_its_own(card: Card, library: Any) -> None:
     for _ in range(2):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=0).synchronize()
-    thread = threading.Thread(
-        target=lambda: sm.transfer_buffer(buffer_of([1]), cuda_config=0).synchronize()
-    )
+        transferred([1]).synchronize()
+    thread = threading.Thread(target=lambda: transferred([1]).synchronize())
     thread.start()
     thread.join()
     used = [line.partition(" on ")[2] for line in card.log if line.startswith("copy")]
@@ -135,7 +133,7 @@ def test_threads_at_the_same_time_have_streams_of_their_own(card: Card, library:
 
     def send(value: int) -> sm.CUDABuffer:
         together.wait(10)
-        buffer = sm.transfer_buffer(buffer_of([value]), cuda_config=value % 2)
+        buffer = transferred([value], value % 2)
         together.wait(10)
         return buffer
 
@@ -149,7 +147,7 @@ def test_threads_at_the_same_time_have_streams_of_their_own(card: Card, library:
 
 @pytest.mark.parametrize("stream", [0, 1])
 def test_the_default_stream_has_two_addresses(card: Card, library: Any, stream: int) -> None:
-    sm.transfer_buffer(buffer_of([1]), cuda_config=sm.cuda_config(0, stream=stream)).synchronize()
+    transferred([1], sm.cuda_config(0, stream=stream)).synchronize()
     assert card.log[0] == "copy in on stream 0x1 of device 0"
 
 
@@ -181,7 +179,7 @@ def test_a_source_that_is_read_already_is_not_kept(card: Card, library: Any) -> 
 
     card.streams[0, 0x4400] = Eager(card, 0, 0x4400)
     before = set(threading.enumerate())
-    sm.transfer_buffer(buffer_of([1]), cuda_config=sm.cuda_config(0, stream=0x4400))
+    transferred([1], sm.cuda_config(0, stream=0x4400))
     assert set(threading.enumerate()) <= before
 
 
@@ -237,17 +235,17 @@ def test_one_thread_a_stream_idles_between_copies(
     card.runs_by_itself = False
     before = set(threading.enumerate())
     for value in range(5):
-        sm.transfer_buffer(buffer_of([value]), cuda_config=0)
+        transferred([value])
         card.run()
         assert KEEPER.drain(10)
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon, "it would keep the process from ending"
     monkeypatch.setattr("spdl_media.handover._IDLE", 0.01)
-    sm.transfer_buffer(buffer_of([5]), cuda_config=0)
+    transferred([5])
     card.run()
     thread.join(20)
     assert not thread.is_alive(), "without work it ends"
-    sm.transfer_buffer(buffer_of([6]), cuda_config=0)
+    transferred([6])
     card.run()
     assert KEEPER.drain(10)
 
@@ -256,7 +254,7 @@ def test_the_thread_that_keeps_a_source_starts_no_other_device(card: Card, cupy:
     """With CUDA 12, it would start the first device by selecting the device that was current before."""
     cupy.cuda.Device(1).use()
     card.runs_by_itself = False
-    buffer = sm.transfer_buffer(buffer_of(np.arange(5)), cuda_config=1)
+    buffer = transferred(np.arange(5), 1)
     card.run()
     assert KEEPER.drain(10)
     del buffer
@@ -307,7 +305,7 @@ def test_the_callers_allocator_is_used(card: Card, library: Any) -> None:
         card.free(address)
 
     config = sm.cuda_config(0, stream=0x4400, allocator=(allocate, free))
-    buffer = sm.transfer_buffer(buffer_of(np.arange(5, dtype=np.int32)), cuda_config=config)
+    buffer = transferred(np.arange(5, dtype=np.int32), config)
     buffer.synchronize()
     assert calls == [(20, 0, 0x4400)]
     np.testing.assert_array_equal(values_of(buffer), np.arange(5))
@@ -325,7 +323,7 @@ def test_an_allocator_that_gives_nothing_is_an_error(library: Any) -> None:
     with pytest.raises(
         sm.TransferError, match=r"gave no memory for 8 bytes on CUDA device 0: it returned 0"
     ):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=config)
+        transferred([1], config)
 
 
 def test_memory_that_does_not_suffice_is_named_and_the_pools_continue(
@@ -341,7 +339,7 @@ def test_memory_that_does_not_suffice_is_named_and_the_pools_continue(
     del source
     gc.collect()
     assert pool.num_free == 1
-    sm.transfer_buffer(buffer_of([1]), cuda_config=0).synchronize()
+    transferred([1]).synchronize()
 
 
 def test_nothing_is_asked_of_an_allocator_for_no_elements(card: Card, library: Any) -> None:
@@ -349,7 +347,7 @@ def test_nothing_is_asked_of_an_allocator_for_no_elements(card: Card, library: A
         raise AssertionError("asked")
 
     config = sm.cuda_config(0, allocator=(never, never))
-    buffer = sm.transfer_buffer(buffer_of(np.zeros((0, 3))), cuda_config=config)
+    buffer = transferred(np.zeros((0, 3)), config)
     assert buffer.shape == (0, 3)
 
 
@@ -400,7 +398,7 @@ def test_a_type_that_pytorch_lacks_is_named(torch: FakeTorch) -> None:
     with pytest.raises(
         sm.TransferError, match=r"PyTorch has no tensors of (float128|longdouble|float64)"
     ):
-        sm.transfer_buffer(buffer_of(np.zeros(2, np.longdouble)), cuda_config=0)
+        transferred(np.zeros(2, np.longdouble))
 
 
 def test_a_copy_that_fails_says_what_it_was(
@@ -409,14 +407,14 @@ def test_a_copy_that_fails_says_what_it_was(
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    buffer = sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+    buffer = transferred([1])
     tensor = fake_cuda.HostTensor(torch, np.arange(3))
 
     torch.card.broken = True
     for name, call in (
         (
             "8 bytes to CUDA device 0 failed: NVIDIA's driver refuses cuMemcpyHtoDAsync_v2",
-            lambda: sm.transfer_buffer(buffer_of([1]), cuda_config=0),
+            lambda: transferred([1]),
         ),
         ("8 bytes from cuda:0 failed: NVID", lambda: sm.transfer_buffer_cpu(buffer)),
     ):
@@ -462,7 +460,7 @@ def test_and_back(card: Card, library: Any) -> None:
 
 def test_no_dimensions_and_no_elements(library: Any) -> None:
     for shape in ((), (0, 3)):
-        buffer = sm.transfer_buffer(buffer_of(np.zeros(shape, np.int64)), cuda_config=0)
+        buffer = transferred(np.zeros(shape, np.int64))
         assert buffer.shape == shape
         assert sm.transfer_buffer_cpu(buffer).shape == shape
 
@@ -478,7 +476,7 @@ def test_no_device_at_all(card: Card, library: Any) -> None:
         match=rf"^transfer_buffer needs a CUDA device, and there is none: {name} finds no CUDA.*"
         r"the driver serves CUDA 12\.4.*nvidia-smi",
     ):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+        transferred([1])
 
 
 def test_a_pytorch_without_cuda_is_named(card: Card, torch: FakeTorch) -> None:
@@ -486,21 +484,21 @@ def test_a_pytorch_without_cuda_is_named(card: Card, torch: FakeTorch) -> None:
     torch.backends.cuda.is_built = lambda: False
     message = r"there is none: torch 0.fake is built without CUDA. .*pytorch.org.*pip install cupy-cuda12x"
     with pytest.raises(sm.TransferError, match=message):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+        transferred([1])
 
 
 def test_neither_library() -> None:
     with pytest.raises(
         sm.TransferError, match=r"neither torch nor cupy is installed\. pip install"
     ):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+        transferred([1])
 
 
 def test_a_number_that_no_device_has(library: Any) -> None:
     with pytest.raises(
         ValueError, match="CUDA device 2 was asked for, and there are 2, counted from 0"
     ):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=2)
+        transferred([1], 2)
 
 
 def test_a_stream_of_another_device(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,16 +506,16 @@ def test_a_stream_of_another_device(library: Any, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         sm.TransferError, match=r"stream 0x4400 belongs to CUDA device 1, and device 0"
     ):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=sm.cuda_config(0, stream=0x4400))
-    sm.transfer_buffer(buffer_of([1]), cuda_config=sm.cuda_config(1, stream=0x4400)).synchronize()
+        transferred([1], sm.cuda_config(0, stream=0x4400))
+    transferred([1], sm.cuda_config(1, stream=0x4400)).synchronize()
 
 
 def test_in_a_forked_child(library: Any) -> None:
-    sm.transfer_buffer(buffer_of([1]), cuda_config=0).synchronize()
+    transferred([1]).synchronize()
     assert HISTORY.used
     HISTORY.after_fork()
     for call in (
-        lambda: sm.transfer_buffer(buffer_of([1]), cuda_config=0),
+        lambda: transferred([1]),
         lambda: sm.transfer_tensor([1]),
     ):
         with pytest.raises(
@@ -529,7 +527,7 @@ def test_in_a_forked_child(library: Any) -> None:
 def test_looking_for_devices_in_vain_is_not_using_cuda(card: Card, library: Any) -> None:
     card.devices = 0
     with pytest.raises(sm.TransferError, match="needs a CUDA device"):
-        sm.transfer_buffer(buffer_of([1]), cuda_config=0)
+        transferred([1])
     HISTORY.after_fork()
     assert not HISTORY.lost
 
@@ -539,12 +537,12 @@ def test_looking_for_devices_in_vain_is_not_using_cuda(card: Card, library: Any)
     [
         (lambda: sm.transfer_buffer([1], cuda_config=0), TypeError, "takes a CPUBuffer, not list"),
         (
-            lambda: sm.transfer_buffer(buffer_of([1]), cuda_config="0"),
+            lambda: transferred([1], "0"),
             TypeError,
             "cuda_config must be",
         ),
         (
-            lambda: sm.transfer_buffer(buffer_of([1]), cuda_config=True),
+            lambda: transferred([1], True),
             TypeError,
             "cuda_config must be",
         ),
@@ -602,7 +600,7 @@ def test_a_stream_of_cupys_lives_as_long_as_the_memory_that_it_reads(
 ) -> None:
     """CuPy destroys a stream with its object, and an event cannot be recorded there any more."""
     card.runs_by_itself = False
-    buffer = sm.transfer_buffer(buffer_of(np.arange(4)), cuda_config=0)
+    buffer = transferred(np.arange(4))
     stream = cupy.cuda.Stream(non_blocking=True)
     inner = stream.stream
     with stream:
@@ -630,7 +628,7 @@ def test_a_stream_of_cupys_lives_as_long_as_the_memory_that_it_reads(
 def test_memory_that_a_destroyed_stream_has_read_goes_back_when_all_is_done(
     card: Card, cupy: FakeCupy
 ) -> None:
-    buffer = sm.transfer_buffer(buffer_of(np.arange(4)), cuda_config=0)
+    buffer = transferred(np.arange(4))
     stream = card.new_stream(0)
     buffer.wait_on(stream.address)
     stream.destroy()
@@ -757,7 +755,7 @@ def test_with_cupy_alone_buffers_move_and_tensors_are_refused(
     result = sm.transfer_tensor([buffer_of([1, 2])])
     np.testing.assert_array_equal(values_of(result[0]), [1, 2])
     without = FakeTorch(Card(devices=0))
-    monkeypatch.setitem(sys.modules, "torch", without)  # type: ignore[arg-type]  # a stand-in
+    install(monkeypatch, without)
     with pytest.raises(
         sm.TransferError, match="this PyTorch finds no CUDA device, although CuPy does"
     ):
@@ -789,7 +787,7 @@ def test_many_threads(card: Card, library: Any) -> None:
         same = []
         for step in range(20):
             values = np.full(64, seed * 20 + step)
-            buffer = sm.transfer_buffer(buffer_of(values), cuda_config=seed % 2)
+            buffer = transferred(values, seed % 2)
             same.append(np.array_equal(sm.transfer_buffer_cpu(buffer).array, values))
         return all(same)
 

@@ -101,7 +101,8 @@ def _read_all(
 
     Raises:
         MediaError: An input fails, and ``on_error`` is ``"raise"``. The message has its name and position.
-        NotOnDeviceError: DALI does not decode an input, or an input fails and ``on_error`` is not ``"raise"``.
+        NotOnDeviceError: DALI does not decode an input, or an input fails and ``on_error`` is not
+            ``"raise"``.
     """
     # The error of a single image has no position in a batch.
     if request.is_single:

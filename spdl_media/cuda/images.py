@@ -149,8 +149,9 @@ def decode_image_nvjpeg(
     layout: ArrayLayout = "NCHW",
     hw_decoder_load: float | None = 1.0,
 ) -> Buffer:
-    """Decode an image on a device by DALI, or a list of images into one array.
+    """Decode a JPEG on a device by DALI, or a list of JPEGs into one array.
 
+    If a file is in another format, all are decoded on the CPU, with a :class:`CPUFallbackWarning`.
     ``load_image_batch(cuda=0, decoder="dali")`` does the same with more options.
 
     Args:
