@@ -25,7 +25,7 @@ from spdl_media.formats import (
     plane_views,
     whole_samples,
 )
-from spdl_media.geometry import CHROMA_GRID, Placement, Size, fits, middle, place
+from spdl_media.geometry import CHROMA_GRID, Box, Placement, Size, fits, middle, place
 from spdl_media.operations import PictureOps
 
 _HALF_CHROMA = "yuv420p"
@@ -73,6 +73,7 @@ class FastChain:
         flags: Scaler flags of the first conversion.
 
     Attributes:
+        converts_first: Whether a part around the box is converted before the box is cropped.
         plan: :meth:`_plan` with a cache of its last results.
 
     Thread safety: free to share; a scaler serves one thread at a time.
@@ -82,6 +83,7 @@ class FastChain:
         self.ops, self._formats, self._before = ops, formats, before
         self._flags = flags, *[BICUBIC] * (len(formats) - 1)
         self._is_yuv = formats[-1] in _YUV
+        self.converts_first = ops.is_exact_conversion
         # Frames in this format need no conversion if they have the right size: planar RGB and back would not
         # change them.
         is_exact = formats[-1] in RGB_8BIT and formats[0] != _HALF_CHROMA
@@ -251,22 +253,23 @@ def without_graph(frame: av.VideoFrame, ops: PictureOps) -> av.VideoFrame | None
     """
     is_cut = ops.box is not None or ops.mirror
     chain = fast_chain(ops.uncut if is_cut else ops)
-    size = frame.width, frame.height
-    x, y, w, h = box = ops.box or (0, 0, *size)
-    if chain is None or not chain.takes(frame) or (ops.box is not None and not fits(box, *size)):
+    if chain is None or not chain.takes(frame):
         return None
-    if ops.is_exact_conversion and converts_first(frame, ops):
+    if chain.converts_first and (part := part_to_convert(frame, ops)) is not None:
         if carries_more(frame):
             return None
-        whole = whole_samples(frame)
+        outer, (x, y, w, h) = part
+        whole = whole_samples(frame, outer)
         inner = Placement((whole.width, whole.height), (w, h), -x, -y)
         return chain.run(whole, inner, mirror=ops.mirror)
+    size = frame.width, frame.height
     if not is_cut:
         placement = chain.plan(size)
         if placement is None or (not _is_whole(placement) and carries_more(frame)):
             return None
         return chain.run(frame, placement)
-    placement = chain.plan((w, h))
+    x, y, w, h = box = ops.box or (0, 0, *size)
+    placement = chain.plan((w, h)) if fits(box, *size) else None
     if placement is None or frame.format.name not in _CUTTABLE or carries_more(frame):
         return None
     cut = Placement(size, (w, h), -x, -y)
@@ -351,19 +354,50 @@ def _has_full_chroma(pix_fmt: str) -> bool:
     return len(components) > 2 and all(part.width == part.height == 16 for part in components)
 
 
-def converts_first(frame: av.VideoFrame, ops: PictureOps, turn: str = "") -> bool:
-    """Whether an image is converted before its box is cropped.
+# Pixels converted around a box: at least one chroma sample of 4:1:0, then up to a multiple of twice that,
+# where the scaler's rounding pattern restarts.
+_MARGIN = 4
+# Fewer than five chroma samples across or down are scaled by a kernel of less than three.
+_LEAST = 5 * _MARGIN
+
+
+def part_to_convert(
+    frame: av.VideoFrame, ops: PictureOps, turn: str = ""
+) -> tuple[Box, Box] | None:
+    """Return the part of an image to convert before its box is cropped, and the box within that part.
 
     A box may begin and end inside a chroma sample, and a sample at the edge may cover fewer pixels.
+    Converting a larger part of whole samples and then cropping gives the same pixels as converting the
+    whole image, bit for bit. For a box of 256x256 in a JPEG of 2040x1356 it takes 14 ms with decoding, and
+    the whole image 22.
 
     Args:
         frame: The image.
-        ops: The operations, an exact conversion.
+        ops: The operations: an exact conversion.
         turn: Filters that turn it upright before the box is cropped.
+
+    Returns:
+        The part and the box; ``None``: the crop can come first, or the box exceeds the image.
     """
     if ops.pix_fmt is None or not _has_full_chroma(ops.pix_fmt):
-        return False
-    name = frame.format.name
+        return None
+    name, width, height = frame.format.name, frame.width, frame.height
     is_cut = ops.box is not None or ops.mirror
-    may_split = bool(turn) or has_cut_chroma(name, frame.width, frame.height)
-    return may_split or (is_cut and max(chroma_steps(name)) > 1)
+    if not (turn or has_cut_chroma(name, width, height)) and not (
+        is_cut and max(chroma_steps(name)) > 1
+    ):
+        return None
+    # ops.box refers to the upright image, so a turned one is converted whole.
+    x, y, w, h = (0, 0, width, height) if turn or ops.box is None else ops.box
+    if ops.box is not None and not fits((x, y, w, h), width, height):
+        return None
+    left, right = _around(x, x + w, width)
+    top, bottom = _around(y, y + h, height)
+    return (left, top, right - left, bottom - top), (x - left, y - top, w, h)
+
+
+def _around(start: int, end: int, side: int) -> tuple[int, int]:
+    grain = 2 * _MARGIN
+    first = max(0, min(start - _MARGIN, side - _LEAST)) // grain * grain
+    last = max(end + _MARGIN, first + _LEAST)
+    return first, min(side, -(-last // grain) * grain)

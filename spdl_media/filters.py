@@ -18,7 +18,7 @@ from spdl_media._ffmpeg import as_fraction, current_log, describe, ffmpeg_log, k
 from spdl_media.codec import VideoCodec, usual_duration
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import FilterError, PictureSizeError
-from spdl_media.fast_images import BICUBIC, FULL_RANGE, GBR, converts_first
+from spdl_media.fast_images import BICUBIC, FULL_RANGE, GBR, part_to_convert
 from spdl_media.formats import (
     FLOAT_GRAY,
     full_range_gray,
@@ -27,7 +27,7 @@ from spdl_media.formats import (
     to_ints,
     whole_samples,
 )
-from spdl_media.geometry import UPRIGHT_FILTERS
+from spdl_media.geometry import UPRIGHT_FILTERS, Box
 from spdl_media.graph import (
     AvFrame,
     BuiltGraph,
@@ -40,7 +40,7 @@ from spdl_media.graph import (
     quote_option,
     wire_simple,
 )
-from spdl_media.operations import Desc, filter_text, filters_of_whole, picture_ops
+from spdl_media.operations import Desc, filter_text, filters_of_part, picture_ops
 from spdl_media.packets import PacketMetadata
 from spdl_media.timing import ConstantRate, parse_rate
 
@@ -278,8 +278,8 @@ class PictureFilter:
         self._orient = config.orient
         self._graph: FrameFilter | None = None
         self._quick: Callable[[av.VideoFrame], av.VideoFrame] | None = None
-        # Whether the graph takes frames of whole chroma samples.
-        self._takes_whole = False
+        # The part of a frame that is copied before the graph runs, if any.
+        self._part: Box | None = None
         self._key: object = None
         self.orientation = 0
         self.copied_corrupt: frozenset[int | None] = frozenset()
@@ -340,9 +340,7 @@ class PictureFilter:
         turn = UPRIGHT_FILTERS[orientation] if self._orient else ""
         if self._ops is not None and self._ops.keeps_frames and not (turn or self.rate):
             return [frame]  # even an empty graph costs 25 microseconds per frame
-        exact = self._ops if self._ops is not None and self._ops.is_exact_conversion else None
-        self._takes_whole = exact is not None and converts_first(frame, exact, turn)
-        desc = self._route(frame, turn)
+        desc, self._part = self._route(frame, turn)
         before: list[av.VideoFrame] = []
         if self._graph is None or desc != self._graph.desc:
             before = self._drain()  # the size has changed in the stream
@@ -388,23 +386,25 @@ class PictureFilter:
     def _drain(self) -> list[av.VideoFrame]:
         return [] if self._graph is None else self._graph.flush()
 
-    def _route(self, frame: av.VideoFrame, turn: str) -> str:
-        """Return the graph for such frames."""
+    def _route(self, frame: av.VideoFrame, turn: str) -> tuple[str, Box | None]:
+        """Return the graph for such frames, and the part that is copied first, if any."""
         ops = self._ops
         if ops is None:
-            return _joined(turn, str(self._desc))
+            return _joined(turn, str(self._desc)), None
+        part = part_to_convert(frame, ops, turn) if ops.is_exact_conversion else None
         name = frame.format.name
         first = to_ints(name, ops.pix_fmt, is_scaled=ops.is_scaled)
         last = "" if ops.pix_fmt or not name.startswith(FLOAT_GRAY) else f"format={name}"
-        if self._takes_whole:
-            return _joined(first, *filters_of_whole(ops, (frame.width, frame.height), turn))
-        return _joined(first, turn, *filter_text(ops), last) or "null"
+        if part is None:
+            return _joined(first, turn, *filter_text(ops), last) or "null", None
+        outer, inner = part
+        return _joined(first, *filters_of_part(ops, inner, turn)), outer
 
     def _through_graph(
         self, graph: FrameFilter, frame: av.VideoFrame, *, is_alike: bool = False
     ) -> list[av.VideoFrame]:
-        if self._takes_whole:
-            frame = self._marked(whole_samples(frame), frame)
+        if self._part is not None:
+            frame = self._marked(whole_samples(frame, self._part), frame)
         # The scaler alone would convert the fields of an interlaced frame one by one.
         if self._quick is not None and not frame.interlaced_frame:
             result = self._quick(frame)

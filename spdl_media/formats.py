@@ -341,20 +341,26 @@ def has_cut_chroma(pix_fmt: str, width: int, height: int) -> bool:
 # of 255 on average for a photograph, and 40 at edges. One more column of pixels, a copy of the last, avoids
 # that. For images that are scaled as well, the drift is below a fifth of a pixel at common sizes (0.2 levels
 # at 224x224) and is not corrected.
-def whole_samples(frame: av.VideoFrame) -> av.VideoFrame:
-    """Copy an image, repeating its last row and column where a chroma sample would be incomplete.
+def whole_samples(frame: av.VideoFrame, box: tuple[int, int, int, int]) -> av.VideoFrame:
+    """Copy a box, repeating its last row and column where a chroma sample would be incomplete.
+
+    Args:
+        frame: The image.
+        box: The part to copy; its corner lies on a whole chroma sample.
 
     Returns:
-        The copy, or ``frame`` itself if no chroma sample is incomplete.
+        The copy, or ``frame`` itself if the box covers it and no chroma sample is incomplete.
     """
-    name, w, h = frame.format.name, frame.width, frame.height
-    if not has_cut_chroma(name, w, h):
+    name = frame.format.name
+    if box == (0, 0, frame.width, frame.height) and not has_cut_chroma(name, *box[2:]):
         return frame
     across, down = chroma_steps(name)
+    x, y, w, h = box
     part = like_frame(frame, -(-w // across) * across, -(-h // down) * down)
     planes = plane_views(part), plane_views(frame), plane_steps(name)
-    for target, source, (right, below) in zip(*planes, strict=True):
+    for target, whole, (right, below) in zip(*planes, strict=True):
         width, height = -(-w // right), -(-h // below)
+        source = whole[y // below :, x // right :][:height, :width]
         target[:height, :width] = source
         target[:height, width:] = source[:, -1:]
         target[height:] = target[height - 1 : height]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
 from spdl_media._checks import check_choice, check_positive
 from spdl_media._ffmpeg import is_color
 from spdl_media.formats import PLANAR, format_name
-from spdl_media.geometry import CHROMA_GRID, Box, ScaleMode, Size
+from spdl_media.geometry import CHROMA_GRID, Box, ScaleMode
 from spdl_media.timing import Rate, Window, parse_rate
 
 __all__ = ("PictureOps", "SoundOps")
@@ -77,6 +77,7 @@ class PictureOps:
     color_matrix: ColorMatrix | None = None
     color_range: ColorRange | None = None
     filter_desc: str | None = None
+    _uncut: PictureOps | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_choice("scale_algo", self.scale_algo, _SCALE_ALGOS)
@@ -161,7 +162,7 @@ class PictureOps:
         ops = object.__new__(PictureOps)
         for name in PictureOps.__slots__:
             object.__setattr__(ops, name, getattr(self, name))
-        for name, value in (("box", box), ("mirror", mirror)):
+        for name, value in (("box", box), ("mirror", mirror), ("_uncut", self.uncut)):
             object.__setattr__(ops, name, value)
         return ops
 
@@ -177,7 +178,9 @@ class PictureOps:
     @property
     def uncut(self) -> PictureOps:
         """The same operations without box and mirroring: one value for all images of a batch."""
-        return self.with_cut(None, mirror=False) if self.box or self.mirror else self
+        if self.box is None and not self.mirror:
+            return self
+        return self._uncut or replace(self, box=None, mirror=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +309,12 @@ def _cut(box: Box | None, *, mirror: bool) -> list[str]:
     return [*filters, "hflip"] if mirror else filters
 
 
-def filters_of_whole(ops: PictureOps, size: Size, turn: str) -> list[str]:
-    """Return the filters that convert an image exactly, extended from this size, and then turn and cut it."""
+def filters_of_part(ops: PictureOps, part: Box, turn: str) -> list[str]:
+    """Return the filters that convert exactly, crop a part in the planar format, and turn that."""
+    x, y, w, h = part
     scaler, planar, *rest = _conversion(ops)
-    own_size = f"crop={size[0]}:{size[1]}:0:0:exact=1"
-    return [scaler, planar, own_size, turn, *_cut(ops.box, mirror=ops.mirror), *rest]
+    cut = _cut(ops.box if turn else None, mirror=ops.mirror)
+    return [scaler, planar, f"crop={w}:{h}:{x}:{y}:exact=1", turn, *cut, *rest]
 
 
 def _conversion(ops: PictureOps) -> list[str]:
