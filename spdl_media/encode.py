@@ -127,9 +127,6 @@ class AudioEncodeConfig:
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of range, or a name is unknown.
-
-    See:
-        FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders
     """
 
     sample_rate: int
@@ -367,14 +364,17 @@ def set_all(context: Any, **values: object) -> None:
 def _set_rate(context: Any, config: VideoEncodeConfig | AudioEncodeConfig) -> None:
     options: dict[str, Any] = dict(config.encoder_options or {})
     check_codec_options(context.name, options, "w")
+    is_narrow = isinstance(config, VideoEncodeConfig) and min(config.width, config.height) < 64
     if context.name == "libx265":  # it writes its settings to stderr, without FFmpeg's log
-        options["x265-params"] = f"log-level=error:{options.get('x265-params', '')}"
+        safe = "cutree=0:" if is_narrow else ""  # for 33 to 48 columns, cutree corrupts memory
+        options["x265-params"] = f"log-level=error:{safe}{options.get('x265-params', '')}"
+    if context.name == "libsvtav1" and is_narrow:  # for sides up to 24, threads wait forever
+        options["svtav1-params"] = f"lp=1:{options.get('svtav1-params', '')}"
     set_all(context, bit_rate=config.bit_rate, qscale=config.qscale and True)
-    if config.qscale is not None:
-        quality = {"global_quality": str(_QP2LAMBDA * config.qscale)}
-        if isinstance(config, VideoEncodeConfig):  # video encoders take it from each frame instead
-            quality = dict.fromkeys(("qmin", "qmax"), str(config.qscale))
-        options = {**quality, **options}
+    if (number := config.qscale) is not None:
+        # Audio encoders take the first, video encoders the others.
+        quality = {"global_quality": _QP2LAMBDA * number, "qmin": number, "qmax": number}
+        options = string_options("qscale", quality) | options
     context.options = options
 
 

@@ -75,11 +75,22 @@ for height, width in ((1, 1), (16, 8), (16, 16), (1, 64)):
             loaded = sm.load_image(sm.encode_image(image, "jpeg")).array.astype(int)
         assert abs(loaded - [40, 120, 200]).max() <= 3, loaded
 """
+# Of SVT-AV1, which waited forever, and x265, which crashed.
+NARROW = """
+import io, numpy as np, spdl_media as sm
+for height, width, encoder in ((16, 130, "libsvtav1"), (300, 24, "libsvtav1"), (32, 34, "libx265")):
+    frames = np.zeros((6, height, width, 3), np.uint8)
+    for _ in range(9):
+        file = io.BytesIO()
+        sm.save_video(file, frames, format="matroska", encoder=encoder)
+    assert sm.load_video(file.getvalue()).shape == frames.shape
+"""
 
 
-def test_the_smallest_images() -> None:
-    """Run in a new process, because FFmpeg's scaler once crashed on them."""
-    subprocess.run([sys.executable, "-c", SMALLEST], check=True)
+@pytest.mark.parametrize("program", [SMALLEST, NARROW], ids=["smallest", "narrow"])
+def test_sizes_at_which_encoders_and_scalers_fail(program: str) -> None:
+    """Run in a new process, because it would crash or hang."""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 # Measured PSNR of the drawing in decibels, minus one.
