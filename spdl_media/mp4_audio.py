@@ -51,11 +51,8 @@ _PREROLL = 3
 _MOST_BOXES = 64
 # The index of an hour of audio has 600 kB. A damaged header may state any size.
 _MOST_INDEX_BYTES = 1 << 24
-_ITUNES = b"iTunSMPB"
 # Eight zeros, the encoder's delay and padding, and the number of samples.
-_ITUNES_EDGES = re.compile(rb"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) ([0-9A-F]+)")
-_ITUNES_VALUE = re.compile(_ITUNES + rb".{16}" + _ITUNES_EDGES.pattern, re.DOTALL)
-_LONGEST_DELAY = 16384
+_ITUNES_EDGES = re.compile(r"\s*[0-9A-F]{8} ([0-9A-F]{8}) ([0-9A-F]{8}) ([0-9A-F]+)")
 _MOST_SAMPLES = 1 << 50
 
 
@@ -69,8 +66,7 @@ def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> C
         StopIteration, struct.error, ValueError, LookupError, ArithmeticError: FFmpeg has to read it.
     """
     moov = _read_index(input)
-    tracks = list(boxes_at(moov, "trak"))
-    track = _only_audio(tracks)
+    track = _only_audio(list(boxes_at(moov, "trak")))
     codec = _read_codec(track)
     samples = track_samples(track, input.size())
     times = np.arange(len(samples.dts)) * AAC_FRAME_SIZE
@@ -78,17 +74,17 @@ def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> C
     descriptions = table_at(track, "mdia/minf/stbl/stsc", ">u4,>u4,>u4")["f2"]
     if not np.array_equal(samples.dts, times) or samples.offsets.any() or (descriptions != 1).any():
         raise ValueError("gaps, or frames that are left out")
-    hidden, delay, end = _edits(moov, track, codec.sample_rate, samples)
+    hidden, end = _edits(moov, track, codec.sample_rate, samples)
     start, stop = window.sample_range(codec.sample_rate, limit)
     stop = min(stop, end - hidden)
-    if (delay and len(tracks) > 1) or start >= stop:
+    if start >= stop:
         return None
     first = max((start + hidden) // AAC_FRAME_SIZE - _PREROLL, 0)
     last = -(-(stop + hidden) // AAC_FRAME_SIZE)
     span = first * AAC_FRAME_SIZE - hidden, last * AAC_FRAME_SIZE - hidden
     packets = _read_frames(input, samples, first, last)
     positions = frame_scan.packet_positions(*span, frame_scan.PACKET_SAMPLES)
-    return CodedFrames(codec, delay, (start, stop), positions, packets)
+    return CodedFrames(codec, 0, (start, stop), positions, packets)
 
 
 def _read_index(input: Input) -> memoryview:
@@ -170,35 +166,27 @@ def _read_codec(track: memoryview) -> AudioCodec:
     return codec
 
 
-def _edits(
-    moov: memoryview, track: memoryview, rate: int, samples: Samples
-) -> tuple[int, int, int]:
-    """Return the number of samples hidden at the start, that of samples before second 0, and the end.
-
-    Samples that iTunes hides lie before second 0. With an edit list, second 0 comes after the hidden ones.
+def _edits(moov: memoryview, track: memoryview, rate: int, samples: Samples) -> tuple[int, int]:
+    """Return the number of samples hidden at the start, and the end.
 
     Raises:
-        ValueError: Edits do more than hide the start, or iTunes states it in another way.
+        ValueError: Edits do more than hide the start, or iTunes states what is hidden.
     """
+    if b"iTunSMPB" in bytes(moov):
+        raise ValueError("no edit list states it")
     end = len(samples.dts) * AAC_FRAME_SIZE
     # FFmpeg takes a last duration of 0 for unknown.
     stated = min(end, int(samples.dts[-1] + (samples.durations[-1] or AAC_FRAME_SIZE)))
-    content = bytes(moov)
-    of_itunes = _ITUNES_VALUE.search(content) if _ITUNES in content else None
-    delay, padding = _edges(of_itunes, stated)
-    is_before = of_itunes is not None and of_itunes.start() < content.rfind(b"trak")
-    if _ITUNES in content and (is_before or not 0 < delay < _LONGEST_DELAY):
-        raise ValueError("not stated as iTunes does, or before the track")
     edits = _edit_list(moov, track, rate)
     if not edits:
-        return delay, delay, stated - padding
+        return 0, stated
     ((length, hidden, speed),) = edits
     last = hidden + length
     # FFmpeg gives no sample of frames that begin after the last one.
     hides_frames = last <= (end - 1) // AAC_FRAME_SIZE * AAC_FRAME_SIZE
-    if delay or hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
+    if hides_frames or hidden < 0 or speed != 1 << 16 or length >= _MOST_SAMPLES:
         raise ValueError("edits are not simple")
-    return hidden, 0, min(stated, last)
+    return hidden, min(stated, last)
 
 
 def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:
@@ -208,13 +196,6 @@ def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]
     unit = number_at(moov, "mvhd")
     # Rounded as FFmpeg does.
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
-
-
-def _edges(stated: re.Match[bytes] | None, num_samples: int) -> tuple[int, int]:
-    delay, padding, total = (int(one, 16) for one in stated.groups()) if stated else (0, 0, 0)
-    # As in FFmpeg 9: a part of a file keeps what is stated of the whole. More than the file is damage.
-    is_valid = total < num_samples and delay + padding <= num_samples
-    return delay, padding if is_valid else 0
 
 
 def _read_frames(input: Input, samples: Samples, first: int, last: int) -> list[memoryview]:
@@ -344,8 +325,12 @@ def _cut_end(times: _Times, stream: Any, size: int) -> None:
 def itunes_edges(stream: Any) -> tuple[int, int]:
     """Return the delay and the padding that iTunes states and the duration of the stream includes."""
     entries, start = stream.index_entries, stream.start_time or 0
-    found = _ITUNES_EDGES.match(stream.container.metadata.get(_ITUNES.decode(), "").encode())
-    delay, padding = _edges(found, stream.duration or 0)
+    found = _ITUNES_EDGES.match(stream.container.metadata.get("iTunSMPB", ""))
+    delay, padding, total = (int(one, 16) for one in found.groups()) if found else (0, 0, 0)
+    # As in FFmpeg 9: a part of a file keeps what is stated of the whole. More than the file is damage.
+    num_samples = stream.duration or 0
+    if total >= num_samples or delay + padding > num_samples:
+        padding = 0
     # FFmpeg applies the delay to the last stream, unless it has an edit list.
     is_applied = len(entries) > 0 and start - entries[0].timestamp == delay
     # The padding of a fragmented file, whose header states no packets, is not left out.
