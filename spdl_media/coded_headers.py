@@ -1,6 +1,6 @@
 """Read from headers what PyAV does not expose, or FFmpeg finds only by decoding frames.
 
-These are the display matrix, and the parameters of H.264 in MP4 and of VP9 in MP4 and WebM.
+These are the display matrix, and the parameters of H.264 in MP4 and of VP9 in WebM.
 
 See:
     ITU-T H.264, 7.3.2.1.1 (sequence parameter set), 9.1 (numbers of variable length), annex E (usability).
@@ -32,7 +32,7 @@ __all__ = ()
 
 
 def open_known(input: Input, *, audio: bool) -> InputContainer | None:
-    """Open an MP4 of one H.264 video, or an MP4 or WebM of one of VP9, so that FFmpeg does not decode it.
+    """Open an MP4 of one H.264 video, or a WebM of one of VP9, so that FFmpeg does not decode it.
 
     Args:
         input: The source.
@@ -54,7 +54,7 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
         _, moov = read_moov(input.read_at, input.size(), _LONGEST_INDEX, 8)
         moov = moov if len(moov) < _LONG else _without_tables(moov)
         if _COVER not in moov and _ENCRYPTION not in moov:
-            header = _H264.of_mp4(moov) or _VP9.of_mp4(moov)
+            header = _H264.of_mp4(moov)
     elif input.head(4) == MATROSKA:
         # Not H.264: FFmpeg has to decode it to state the start and the decode timestamps of B-frames.
         header = _VP9.of_webm(input)
@@ -191,22 +191,17 @@ _FULL_RANGE = 2
 
 
 class _VP9(NamedTuple):
-    """A file of one VP9 video. Its first frame states what a decoder finds.
+    """A WebM of one VP9 video. Its first frame states what a decoder finds.
 
     Attributes:
-        format: FFmpeg's name of the format.
-        start: Start of the first key frame; ``None``: the index tells where it is.
+        start: Start of the first key frame.
         audio: As for :class:`_H264`.
+        format: FFmpeg's name of the format.
     """
 
-    format: str
-    start: bytes | None
-    audio: str | None = "aac,opus,vorbis"
-
-    @classmethod
-    def of_mp4(cls, moov: bytes) -> _VP9 | None:
-        is_one = moov.count(b"vpcC") == _HANDLERS.findall(moov).count(b"vide") == 1
-        return cls("mov", None) if is_one else None
+    start: bytes
+    audio: str = "aac,opus,vorbis"
+    format: str = "matroska"
 
     @classmethod
     def of_webm(cls, input: Input) -> _VP9 | None:
@@ -218,19 +213,11 @@ class _VP9(NamedTuple):
         if found is None:
             return None
         start, size = ebml_size(head, len(head) - len(cluster) + found.start() + 1)
-        return cls("matroska", found[1]) if start + (size or 0) <= input.size() else None
+        return cls(found[1]) if start + (size or 0) <= input.size() else None
 
-    def complete(self, stream: Any, input: Input) -> bool:
-        """Do what :meth:`_H264.complete` does.
-
-        Raises:
-            SourceError: The first frame cannot be read.
-        """
-        video, start = stream.codec_context, self.start or b""
-        if self.start is None and (first := next(iter(stream.index_entries), None)):
-            start = bytes(input.read_at(first.pos, min(first.size, 12)))
-        if not _VP9_KEY.match(start):
-            return False
+    def complete(self, stream: Any, _: Input) -> bool:
+        """Do what :meth:`_H264.complete` does."""
+        video, start = stream.codec_context, self.start
         bits, depth = f"{int.from_bytes(start[4:10], 'big'):048b}", ""
         if start[0] & 16:  # profile 2
             depth, bits = "12le" if bits[0] == "1" else "10le", bits[1:]
