@@ -76,8 +76,8 @@ def frames_from_array(
             planes.
         colorspace: FFmpeg's name of the YUV matrix, such as ``"bt709"``. The default is that of the buffer,
             or unspecified, which is treated as BT.601.
-        color_range: ``"pc"`` (full) or ``"tv"`` (limited) for YUV. The default is that of the buffer, or
-            unspecified, which is treated as limited, in the ``yuvj`` formats as full.
+        color_range: ``"pc"`` (full) or ``"tv"`` (limited) for YUV. The default is that of the buffer, else
+            full in the ``yuvj`` formats, else unspecified, which is treated as limited.
         sample_rate: Sample rate in Hz. Passing it means that the array is audio.
         sample_fmt: FFmpeg's name of the sample format. The default is the planar format of the array's dtype,
             such as ``"fltp"`` for float32.
@@ -104,7 +104,9 @@ def frames_from_array(
         return _audio(array, sample_fmt, sample_rate, first)
     rate = parse_rate(frame_rate)
     space = color_number("colorspace", colorspace or getattr(array, "colorspace", None))
-    levels = color_number("color_range", color_range or getattr(array, "color_range", None))
+    usual = "pc" if pix_fmt and pix_fmt.startswith("yuvj") else None
+    given = color_range or getattr(array, "color_range", None) or usual
+    levels = color_number("color_range", given)
     planes, like, single = _planes(array, pix_fmt, layout)
     frames = [_frame([plane[i] for plane in planes], like) for i in range(len(planes[0]))]
     for number, frame in enumerate(frames, start=first):
@@ -137,9 +139,7 @@ def create_reference_video_frame(
         values = np.expand_dims(values, -1 if own.kind == "packed" else -3)
     if values.ndim != 4:
         raise ValueError(f"a video is an array (N, ...) of frames, not of shape {values.shape}")
-    frames = frames_from_array(values, pix_fmt, frame_rate=frame_rate, pts=pts)
-    assert isinstance(frames, VideoFrames)
-    return frames
+    return frames_from_array(values, pix_fmt, frame_rate=frame_rate, pts=pts)  # type: ignore[return-value]
 
 
 def create_reference_audio_frame(

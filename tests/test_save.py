@@ -64,7 +64,7 @@ def test_lossless_video_holds_the_same_numbers(format: str, encoder: str) -> Non
 
 @each(
     "pix_fmt",
-    ["gray", "yuv420p", "yuv422p", "yuv444p", "yuv420p10le", "gbrp10le", "gray16le", "rgba"],
+    "gray yuv420p yuv422p yuv444p yuvj444p yuv420p10le gbrp10le gray16le rgba".split(),
 )
 def test_lossless_codecs_keep_the_format_of_frames(pix_fmt: str, rng: np.random.Generator) -> None:
     shapes = {"rgba": (3, 48, 64, 4), "gray": (3, 48, 64), "yuv420p": (3, 1, 72, 64)}
