@@ -1,23 +1,24 @@
 """The loaders that ``dataloader.py`` and ``memory.py`` compare: paths to batches of (images, labels).
 
-A loader is a class. Its constructor takes a :class:`Job` and imports the library; iteration starts the work.
-Each item is a pair: images ``(B, size, size, 3)`` uint8 in RGB, and labels ``(B,)`` int64. To add a loader,
-write the class and add it to ``OURS`` or ``PEERS``.
+A loader is a function of a :class:`Job`. It imports its library, and returns an iterable, whose iteration
+starts the work. Each item is a pair: images ``(B, size, size, 3)`` uint8 in RGB, and labels ``(B,)`` int64.
+To add a loader, write the function and add it to ``OURS`` or ``PEERS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 Sample = tuple[str, int]
 Batch = tuple[Any, Any]
+Quality = Literal["accurate", "fast"]
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,6 @@ class Job:
         return 2 * self.workers
 
 
-class Loader(Protocol):
-    """Interface of the loaders below."""
-
-    def __init__(self, job: Job) -> None: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-
 def repeated(folder: Path, count: int) -> list[Sample]:
     """Repeat the JPEGs of a folder; the label is the index of the file in the folder."""
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpg", ".jpeg"))
@@ -66,94 +59,72 @@ def repeated(folder: Path, count: int) -> list[Sample]:
     return [(str(paths[index % len(paths)]), index % len(paths)) for index in range(count)]
 
 
+def labels_of(job: Job, labels: Sequence[int]) -> Any:
+    """Make labels of the job's array type."""
+    if job.arrays == "numpy":
+        return np.asarray(labels, np.int64)
+    return import_module("torch").tensor(labels, dtype=import_module("torch").int64)
+
+
 # This library.
 
 
-class OwnDataLoader:
-    """This library's DataLoader: images are decoded one by one, and batched in reused memory."""
+def own_pool(job: Job) -> Any:
+    """Return memory for the prefetched batches, one in each thread, one at the caller and one on its way."""
+    import spdl_media as sm
 
-    quality: Literal["accurate", "fast"] = "accurate"
-
-    def __init__(self, job: Job) -> None:
-        import spdl_media as sm
-
-        to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
-        labels_of = make_labels(job.arrays)
-        filters = sm.get_video_filter_desc(
-            scale_width=job.size, scale_height=job.size, scale_mode=None, quality=self.quality
-        )
-        # The prefetched batches, one in each thread, one at the caller and one on its way there.
-        count = job.ahead + job.workers + 2
-        pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
-
-        def decode(sample: Sample) -> tuple[sm.ImageFrames, int]:
-            path, label = sample
-            return sm.decode_packets(sm.demux_image(path), filters), label
-
-        def gather(samples: Sequence[tuple[sm.ImageFrames, int]]) -> Batch:
-            frames, labels = zip(*samples, strict=True)
-            return to_array(sm.convert_frames(frames, pool)), labels_of(labels)
-
-        self._loader = sm.DataLoader(
-            job.samples,
-            preprocessor=decode,
-            batch_size=job.batch,
-            aggregator=gather,
-            buffer_size=job.ahead,
-            num_threads=job.workers,
-            output_order="input",
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        return iter(self._loader)
+    count = job.ahead + job.workers + 2
+    return sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
 
 
-class OwnDataLoaderFast(OwnDataLoader):
-    """The same with ``quality="fast"``."""
+def own_loader(job: Job, samples: Any, **options: Any) -> Iterable[Batch]:
+    """Make this library's DataLoader; it yields batches in the order of the samples."""
+    import spdl_media as sm
 
-    quality = "fast"
-
-
-class OwnDataLoaderOfBatches:
-    """This library's DataLoader over lists of paths: ``load_image_batch`` loads each batch in one thread."""
-
-    def __init__(self, job: Job) -> None:
-        import spdl_media as sm
-
-        to_array: Callable[[Any], Any] = sm.to_torch if job.arrays == "torch" else sm.to_numpy
-        labels_of = make_labels(job.arrays)
-        # As for the DataLoader above.
-        count = job.ahead + job.workers + 2
-        pool = sm.StoragePool(job.batch * job.size**2 * 3, count, pin_memory=False)
-
-        def load(samples: Sequence[Sample]) -> Batch:
-            paths, labels = zip(*samples, strict=True)
-            buffer = sm.load_image_batch(
-                paths, width=job.size, height=job.size, scale_mode=None, storage=pool
-            )
-            return to_array(buffer), labels_of(labels)
-
-        self._loader = sm.DataLoader(
-            list(job.batches),
-            preprocessor=load,
-            buffer_size=job.ahead,
-            num_threads=job.workers,
-            output_order="input",
-        )
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        return iter(self._loader)
+    return sm.DataLoader(
+        samples,
+        buffer_size=job.ahead,
+        num_threads=job.workers,
+        output_order="input",
+        **options,
+    )
 
 
-def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
-    """Return the function that makes labels of one array type."""
-    if arrays == "numpy":
-        return lambda labels: np.asarray(labels, np.int64)
-    import torch
+def own_images(job: Job, quality: Quality = "accurate") -> Iterable[Batch]:
+    """Decode images one by one, and batch them in reused memory."""
+    import spdl_media as sm
 
-    return lambda labels: torch.tensor(labels, dtype=torch.int64)
+    filters = sm.get_video_filter_desc(
+        scale_width=job.size, scale_height=job.size, scale_mode=None, quality=quality
+    )
+    to_array: Any = sm.to_torch if job.arrays == "torch" else sm.to_numpy
+    pool = own_pool(job)
+
+    def decode(sample: Sample) -> tuple[sm.ImageFrames, int]:
+        path, label = sample
+        return sm.decode_packets(sm.demux_image(path), filters), label
+
+    def gather(samples: Sequence[tuple[sm.ImageFrames, int]]) -> Batch:
+        frames, labels = zip(*samples, strict=True)
+        return to_array(sm.convert_frames(frames, pool)), labels_of(job, labels)
+
+    options = {"preprocessor": decode, "batch_size": job.batch, "aggregator": gather}
+    return own_loader(job, job.samples, **options)
+
+
+def own_batches(job: Job) -> Iterable[Batch]:
+    """Load each list of paths by ``load_image_batch`` in one thread."""
+    import spdl_media as sm
+
+    to_array: Any = sm.to_torch if job.arrays == "torch" else sm.to_numpy
+    pool = own_pool(job)
+
+    def load(samples: Sequence[Sample]) -> Batch:
+        paths, labels = zip(*samples, strict=True)
+        size = {"width": job.size, "height": job.size, "scale_mode": None}
+        return to_array(sm.load_image_batch(paths, storage=pool, **size)), labels_of(job, labels)
+
+    return own_loader(job, list(job.batches), preprocessor=load)
 
 
 # SPDL, as in its documentation: the page on migrating from PyTorch, the docstring of its DataLoader, and
@@ -161,90 +132,77 @@ def make_labels(arrays: str) -> Callable[[Sequence[int]], Any]:
 
 
 class Spdl:
-    """Common base of the three SPDL loaders."""
+    """The functions that the three SPDL loaders share."""
 
     def __init__(self, job: Job) -> None:
-        import spdl.dataloader
         import spdl.io
-        import spdl.pipeline
 
-        self._job = job
-        self._io, self._pipeline, self._dataloader = spdl.io, spdl.pipeline, spdl.dataloader
+        self._job, self._io = job, spdl.io
         self._to_array = spdl.io.to_torch if job.arrays == "torch" else spdl.io.to_numpy
-        self._labels_of = make_labels(job.arrays)
         self._desc = spdl.io.get_video_filter_desc(
             scale_width=job.size, scale_height=job.size, scale_algo="bicubic", scale_mode=None
         )
 
-    def _decode(self, sample: Sample) -> tuple[Any, int]:
+    def decode(self, sample: Sample) -> tuple[Any, int]:
+        """Decode one image."""
         path, label = sample
         packets = self._io.demux_image(path)
         return self._io.decode_packets(packets, filter_desc=self._desc), label
 
-    def _convert(self, items: Sequence[tuple[Any, int]]) -> Batch:
+    def convert(self, items: Sequence[tuple[Any, int]]) -> Batch:
+        """Make a batch of decoded images."""
         frames, labels = zip(*items, strict=True)
         buffer = self._io.convert_frames(list(frames))
-        return self._to_array(buffer), self._labels_of(labels)
+        return self._to_array(buffer), labels_of(self._job, labels)
 
-    def _load(self, samples: Sequence[Sample]) -> Batch:
+    def load(self, samples: Sequence[Sample]) -> Batch:
+        """Load a batch."""
         paths, labels = zip(*samples, strict=True)
         buffer = self._io.load_image_batch(
             list(paths), width=None, height=None, filter_desc=self._desc
         )
-        return self._to_array(buffer), self._labels_of(labels)
+        return self._to_array(buffer), labels_of(self._job, labels)
 
 
-class SpdlPipeline(Spdl):
-    """A pipeline that decodes images one by one, groups them, and makes a batch."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        job = self._job
-        pipeline = (
-            self._pipeline.PipelineBuilder()
-            .add_source(job.samples)
-            .pipe(self._decode, concurrency=job.workers, output_order="input")
-            .aggregate(job.batch)
-            .pipe(self._convert)
-            .add_sink(job.ahead)
-            .build(num_threads=job.workers)
-        )
-        with pipeline.auto_stop():
-            yield from pipeline
+def spdl_run(job: Job, builder: Any) -> Iterator[Batch]:
+    """Run a pipeline of SPDL's."""
+    pipeline = builder.add_sink(job.ahead).build(num_threads=job.workers)
+    with pipeline.auto_stop():
+        yield from pipeline
 
 
-class SpdlBatches(Spdl):
-    """A pipeline that groups paths; each worker loads a whole batch."""
+def spdl_images(job: Job) -> Iterable[Batch]:
+    """Decode images one by one, group them, and make a batch, in the order of the samples."""
+    import spdl.pipeline
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        job = self._job
-        pipeline = (
-            self._pipeline.PipelineBuilder()
-            .add_source(job.samples)
-            .aggregate(job.batch)
-            .pipe(self._load, concurrency=job.workers, output_order="input")
-            .add_sink(job.ahead)
-            .build(num_threads=job.workers)
-        )
-        with pipeline.auto_stop():
-            yield from pipeline
+    steps, builder = Spdl(job), spdl.pipeline.PipelineBuilder().add_source(job.samples)
+    builder.pipe(steps.decode, concurrency=job.workers, output_order="input")
+    return spdl_run(job, builder.aggregate(job.batch).pipe(steps.convert))
 
 
-class SpdlDataLoader(Spdl):
-    """SPDL's DataLoader."""
+def spdl_batches(job: Job) -> Iterable[Batch]:
+    """Group paths; each worker loads a whole batch, in the order of the samples."""
+    import spdl.pipeline
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of their completion."""
-        job = self._job
-        yield from self._dataloader.DataLoader(
-            job.samples,
-            preprocessor=self._decode,
-            batch_size=job.batch,
-            aggregator=self._convert,
-            buffer_size=job.ahead,
-            num_threads=job.workers,
-        )
+    steps, builder = Spdl(job), spdl.pipeline.PipelineBuilder().add_source(job.samples)
+    builder.aggregate(job.batch)
+    return spdl_run(job, builder.pipe(steps.load, concurrency=job.workers, output_order="input"))
+
+
+def spdl_dataloader(job: Job) -> Iterable[Batch]:
+    """Use SPDL's DataLoader, which yields batches in the order of their completion."""
+    import spdl.dataloader
+
+    steps = Spdl(job)
+    loader: Iterable[Batch] = spdl.dataloader.DataLoader(
+        job.samples,
+        preprocessor=steps.decode,
+        batch_size=job.batch,
+        aggregator=steps.convert,
+        buffer_size=job.ahead,
+        num_threads=job.workers,
+    )
+    return loader
 
 
 # PyTorch.
@@ -284,49 +242,43 @@ def load_with_torchvision(path: str, size: int) -> Any:
     return resize(picture, [size, size], interpolation=3, antialias=True)
 
 
-class TorchPillow:
-    """PyTorch's DataLoader with processes that load with Pillow."""
-
-    def __init__(self, job: Job) -> None:
-        # Imported here, so that forked processes have it.
-        import_module("PIL.Image")
-        import torch.utils.data
-
-        self._job = job
-        self._make: Callable[..., Any] = torch.utils.data.DataLoader
-        self._pictures = Pictures(job.samples, partial(load_with_pillow, size=job.size))
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        job = self._job
-        yield from self._make(self._pictures, batch_size=job.batch, num_workers=job.workers)
+def torch_pillow(job: Job) -> Iterable[Batch]:
+    """Use PyTorch's DataLoader with processes that load with Pillow."""
+    import_module("PIL.Image")  # here, so that forked processes have it
+    return torch_loader(job, partial(load_with_pillow, size=job.size))
 
 
-class TorchTorchvision(TorchPillow):
-    """PyTorch's DataLoader with processes that load with torchvision."""
+def torch_loader(job: Job, load: Callable[[str], Any]) -> Any:
+    """Make PyTorch's DataLoader."""
+    data: Any = import_module("torch.utils.data")
+    pictures = Pictures(job.samples, load)
+    return data.DataLoader(pictures, batch_size=job.batch, num_workers=job.workers)
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        import_module("torchvision.io")
-        import_module("torchvision.transforms.v2.functional")
-        self._pictures = Pictures(job.samples, partial(load_with_torchvision, size=job.size))
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield batches in the order of the samples."""
-        for images, labels in super().__iter__():
+def torch_torchvision(job: Job) -> Iterable[Batch]:
+    """Use PyTorch's DataLoader with processes that load with torchvision."""
+    import_module("torchvision.io")
+    import_module("torchvision.transforms.v2.functional")
+    loader = torch_loader(job, partial(load_with_torchvision, size=job.size))
+
+    def batches() -> Iterator[Batch]:
+        for images, labels in loader:
             yield images.permute(0, 2, 3, 1), labels
 
+    return batches()
 
-OURS: dict[str, type[Loader]] = {
-    "spdl_media": OwnDataLoader,
-    "spdl_media, fast": OwnDataLoaderFast,
-    "spdl_media, whole batches": OwnDataLoaderOfBatches,
+
+Loader = Callable[[Job], Iterable[Batch]]
+OURS: dict[str, Loader] = {
+    "spdl_media": own_images,
+    "spdl_media, fast": partial(own_images, quality="fast"),
+    "spdl_media, whole batches": own_batches,
 }
-PEERS: dict[str, type[Loader]] = {
-    "SPDL, pipeline": SpdlPipeline,
-    "SPDL, batches": SpdlBatches,
-    "SPDL, DataLoader": SpdlDataLoader,
-    "torch, Pillow": TorchPillow,
-    "torch, torchvision": TorchTorchvision,
+PEERS: dict[str, Loader] = {
+    "SPDL, pipeline": spdl_images,
+    "SPDL, batches": spdl_batches,
+    "SPDL, DataLoader": spdl_dataloader,
+    "torch, Pillow": torch_pillow,
+    "torch, torchvision": torch_torchvision,
 }
 LOADERS = OURS | PEERS
