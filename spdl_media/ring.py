@@ -31,8 +31,6 @@ from spdl_media import shared_memory
 from spdl_media._checks import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
-__all__ = ("Sender", "shared_empty")
-
 # Arrays below this size are pickled: sharing them costs more than a few copies.
 _LEAST_SHARED: Final = 4096
 # A pickle stream of at least this size goes into a block, too.

@@ -11,7 +11,6 @@ import copy
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from numbers import Real
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -49,8 +48,6 @@ _VARIABLES = "RANK and WORLD_SIZE"
 
 # BatchByLength shuffles within so many groups of similar length, or fewer, of at least a batch each.
 _GROUPS = 32
-# Indices converted to Python's ints at a time: fast, and little memory compared to the order itself.
-_CHUNK = 4096
 
 
 class DistributedSampler(Ranked):
@@ -109,9 +106,8 @@ class DistributedSampler(Ranked):
     def __iter__(self) -> Iterator[Any]:
         order = self._order_of_rank(self.epoch, ())
         self.epoch += 1
-        # In chunks: a single tolist() would create all int objects at once.
-        starts = range(0, len(order), _CHUNK)
-        return chain.from_iterable(order[start : start + _CHUNK].tolist() for start in starts)
+        # Not tolist(), which would create all int objects at once.
+        return map(int, order)
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch. Return its indices as a sequence, in the order of an iteration.

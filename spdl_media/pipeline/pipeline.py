@@ -35,8 +35,6 @@ from spdl_media.pipeline.stages import (
 )
 from spdl_media.pipeline.stats import PipelineStatistics
 
-__all__ = ("Pipeline",)
-
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 

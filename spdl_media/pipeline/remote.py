@@ -328,7 +328,7 @@ def _answers(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[by
         if isinstance(iterable, BaseException):
             raise iterable
         for item in iterable:
-            message = _packed(item, epoch)
+            message = pack([(_ITEM, epoch, item)])
             # Keep no reference, so that the memory is free when the other process drops the item.
             del item
             try:
@@ -340,14 +340,6 @@ def _answers(iterable: Iterable[Any] | BaseException, epoch: int) -> Iterator[by
         yield dumps((_FAILED, epoch, failure(error)))
     else:
         yield dumps((_END, epoch, None))
-
-
-def _packed(item: object, epoch: int) -> bytes | memoryview:
-    try:
-        return pack([(_ITEM, epoch, item)])
-    except Exception as error:
-        error.add_note(f"While an item of class {type(item).__name__} was sent to another process.")
-        raise
 
 
 def cache_iterator(

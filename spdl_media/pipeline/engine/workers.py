@@ -21,7 +21,6 @@ from spdl_media.pipeline.failures import describe, short_repr
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.nodes import Stage
 
-__all__ = ("LoopExecutor", "TaskRunner", "ThreadRunner", "TurnRunner", "WorkerThreads", "limited")
 
 LOG = logging.getLogger("spdl_media.pipeline")
 
