@@ -376,15 +376,15 @@ class FrozenError(Exception):
     code: int
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), FrozenError(3)])
+@pytest.mark.parametrize("kind", [SystemExit, FrozenError])
 def test_an_unusual_exception_ends_the_program_and_not_a_thread_alone(
-    error: BaseException,
+    kind: type[BaseException],
 ) -> None:
     class Failing(Squares):
         def __getitem__(self, index: int) -> Any:
-            raise error
+            raise kind(3)
 
-    with pytest.raises(type(error), match="3"):
+    with pytest.raises(kind, match="3"):
         next(iter(DataLoader(Failing(), num_workers=1, timeout=10)))
 
 
