@@ -306,11 +306,6 @@ class PicturePath:
             self.decoder.follow(metadata, discarded)
             self._filter.follow(metadata)
 
-    def limit(self, num_frames: int) -> None:
-        """Note how many frames the sink takes."""
-        if self._filter.rate is not None:
-            self._filter.rate.limit = num_frames
-
     def _put(self, frames: Iterable[av.VideoFrame], sink: Sink) -> bool:
         # No variable holds a converted frame, so that its buffer is back in FFmpeg's pool for the next one.
         decoder, filter = self.decoder, self._filter
@@ -428,8 +423,6 @@ def decode_into(
     check_start(packets)
     with naming(packets.source):
         path = make_path(packets.codec, metadata, filter_desc, config)
-        if num_frames is not None:
-            path.limit(num_frames)
         # Frames that an edit list hides are decoded, because others refer to them, and dropped by timestamp:
         # packets of another process lack FFmpeg's flag. Timestamps of one part do not tell another's frames.
         path.decoder.discarded = discarded_pts(packets) if more is None else frozenset()

@@ -282,10 +282,7 @@ class ConstantRate(Generic[T]):
 
     Attributes:
         time_base: Seconds per tick of the output timestamps.
-        limit: Number of frames that the caller takes. No gap is too long if it is small.
     """
-
-    limit: float = math.inf
 
     def __init__(self, rate: Fraction, window: Window, time_base: Fraction, zero: Fraction) -> None:
         # The rate and the input times are exact in this unit, and so are starts with some decimal places.
@@ -344,7 +341,7 @@ class ConstantRate(Generic[T]):
         begin, self._next = self._next, max(self._next, number)
         if self._shown is not None:
             stop, (factor, offset, divisor) = min(number, self._stop), self._to_pts
-            if min(stop - begin, self.limit) > _MOST_COPIES:
+            if stop - begin > _MOST_COPIES:
                 start = Fraction(begin * factor + offset, divisor) * self.time_base - self._zero
                 raise FilterError(
                     f"frame_rate={float(self._rate):g} would repeat a frame {stop - begin} times, from "
