@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -90,12 +90,11 @@ class RandomResizedCrop:
             rng: A NumPy generator. The same seed gives the same boxes.
 
         Raises:
-            TypeError: ``rng`` is not a NumPy generator, or ``size`` is not two numbers.
-            ValueError: ``size`` is not positive.
+            TypeError: ``rng`` is not a NumPy generator.
         """
         if not isinstance(rng, np.random.Generator):
             raise TypeError(f"rng must be {_GENERATOR}, not {rng!r}")
-        width, height = _checked_size(size)
+        width, height = size
         least, largest = self.scale
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
@@ -149,13 +148,8 @@ class ResizeCenterCrop:
             )
 
     def __call__(self, size: Size, _rng: np.random.Generator | None = None, /) -> Box:
-        """Return the box ``(x, y, width, height)`` for an upright image of size ``(width, height)``.
-
-        Raises:
-            TypeError: ``size`` is not two numbers.
-            ValueError: ``size`` is not positive.
-        """
-        width, height = _checked_size(size)
+        """Return the box ``(x, y, width, height)`` for an upright image of size ``(width, height)``."""
+        width, height = size
         (x, w), (y, h) = (self._span(side, min(width, height)) for side in (width, height))
         return x, y, w, h
 
@@ -227,27 +221,6 @@ def apply_crop(
     return points.reshape(given.shape)
 
 
-def _whole_numbers(values: Any, count: int, message: str) -> tuple[Any, ...]:
-    """Return ``count`` whole numbers as a tuple of ints.
-
-    Raises:
-        TypeError: ``values`` is not a sequence of ``count`` whole numbers.
-    """
-    if type(values) is tuple and [*map(type, values)] == [int] * count:
-        return values  # the usual case, without a copy
-    numbers = tuple(map(as_int, values)) if hasattr(values, "__len__") else ()
-    if len(numbers) != count or None in numbers:
-        raise TypeError(message)
-    return numbers
-
-
-def _checked_size(size: Any) -> Size:
-    width, height = _whole_numbers(size, 2, f"size must be (width, height), not {size!r}")
-    if width < 1 or height < 1:
-        raise ValueError(f"size must be (width, height) of at least one pixel each, not {size!r}")
-    return width, height
-
-
 def _checked_bounds(name: str, bounds: tuple[float, float]) -> tuple[float, float]:
     unit = "fractions of the image's area" if name == "scale" else "both positive"
     message = f"{name} must be (least, largest), {unit}, not {bounds!r}"
@@ -268,7 +241,10 @@ def _checked_box(box: object, name: str, otherwise: str = "") -> Box:
         ValueError: The box begins at a negative coordinate, or is empty.
     """
     message = f"{name} must be (x, y, width, height) in whole pixels{otherwise}, not {box!r}"
-    x, y, w, h = _whole_numbers(box, 4, message)
+    numbers = tuple(map(as_int, box)) if isinstance(box, Collection) else ()
+    if len(numbers) != 4 or None in numbers:
+        raise TypeError(message)
+    x, y, w, h = cast("Box", numbers)
     if x < 0 or y < 0 or w < 1 or h < 1:
         raise ValueError(
             f"{name} is {(x, y, w, h)}: x and y must be at least 0, width and height at least 1"

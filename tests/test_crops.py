@@ -251,26 +251,21 @@ def test_thin_pictures_give_their_middle(
 
 
 @each(
-    "size, options, error, match",
+    "options, error, match",
     [
-        ((0, 5), {}, ValueError, "at least one pixel"),
-        ((5.5, 5), {}, TypeError, "size must be"),
-        ((5, 5), {"scale": (0, 1)}, ValueError, r"scale must be \(least, largest\)"),
-        ((5, 5), {"scale": (8, 100)}, ValueError, r"fractions of the image's area, not \(8, 100\)"),
-        ((5, 5), {"scale": (1, 100)}, ValueError, r"fractions of the image's area, not \(1, 100\)"),
-        ((5, 5), {"ratio": (2, 1)}, ValueError, r"ratio must be \(least, largest\)"),
-        (500, {}, TypeError, r"size must be \(width, height\), not 500"),
-        ((5, 5, 3), {}, TypeError, r"size must be \(width, height\), not \(5, 5, 3\)"),
-        ((True, 5), {}, TypeError, "size must be"),
-        ((5, 5), {"scale": 0.5}, TypeError, r"scale must be \(least, largest\)"),
-        ((5, 5), {"scale": (0.1, 0.2, 1)}, TypeError, r"scale must be \(least, largest\)"),
-        ((5, 5), {"ratio": ("a", "b")}, TypeError, r"ratio must be \(least, largest\)"),
-        ((5, 5), {"scale": (math.nan, 1)}, ValueError, r"scale must be \(least, largest\)"),
+        ({"scale": (0, 1)}, ValueError, r"scale must be \(least, largest\)"),
+        ({"scale": (8, 100)}, ValueError, r"fractions of the image's area, not \(8, 100\)"),
+        ({"scale": (1, 100)}, ValueError, r"fractions of the image's area, not \(1, 100\)"),
+        ({"ratio": (2, 1)}, ValueError, r"ratio must be \(least, largest\)"),
+        ({"scale": 0.5}, TypeError, r"scale must be \(least, largest\)"),
+        ({"scale": (0.1, 0.2, 1)}, TypeError, r"scale must be \(least, largest\)"),
+        ({"ratio": ("a", "b")}, TypeError, r"ratio must be \(least, largest\)"),
+        ({"scale": (math.nan, 1)}, ValueError, r"scale must be \(least, largest\)"),
     ],
 )
-def test_boxes_of_nothing(size: Any, options: Any, error: type[Exception], match: str) -> None:
+def test_boxes_of_nothing(options: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        sm.RandomResizedCrop(**options)(size, np.random.default_rng(0))
+        sm.RandomResizedCrop(**options)((5, 5), np.random.default_rng(0))
 
 
 def test_random_boxes_load() -> None:
