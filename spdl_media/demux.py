@@ -162,9 +162,7 @@ def is_unsupported(error: MediaError) -> bool:
 
 # FFmpeg's log says whether a feature is unsupported; the error code often does not.
 _UNSUPPORTED = re.compile(
-    # The last of these: FFmpeg looks for the code stream of a JPEG 2000 among the first boxes only.
-    r"not yet implemented|not supported|unsupported|unknown pixel format|Could not find Jpeg2000",
-    re.IGNORECASE,
+    r"not yet implemented|not supported|unsupported|unknown pixel format", re.IGNORECASE
 )
 
 

@@ -20,7 +20,7 @@ from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from spdl_media.demux import is_unsupported
 from spdl_media.errors import DecodeError, FilterError
 from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, without_graph
-from spdl_media.filters import FrameFilter, PictureFilter
+from spdl_media.filters import PictureFilter
 from spdl_media.formats import has_limited_gray
 from spdl_media.frames import FrameList
 from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
@@ -78,9 +78,6 @@ def decode_image(packets: ImagePackets, filter_desc: Desc, config: DecodeConfig)
     # Otherwise glibc would return the memory of each small image to the system and request it again.
     keep_freed_memory()
     try:
-        # A bad description is reported before damage in the data.
-        if isinstance(filter_desc, str) and picture_ops(filter_desc) is None:
-            FrameFilter(filter_desc, kind="video")
         if config.downscale is not None:
             small = _decode_downscaled(packets, filter_desc, config)
             if small is not None:

@@ -149,15 +149,18 @@ def jpeg_reason(view: memoryview) -> str | None:
 # Precision and accuracy, before the colour space, are for the reader to judge.
 _JP2_CMYK = re.compile(rb"colr\x01..\0\0\0\x0c", re.DOTALL)
 _JP2_CHANNELS = re.compile(rb"cdef\0(.)", re.DOTALL)
+_JP2_BOXES = 12  # the first ones, among which FFmpeg looks for the code stream
 
 
 def jp2_reason(view: memoryview) -> str | None:
-    """FFmpeg ignores what channels mean.
+    """FFmpeg ignores what channels mean, and finds no code stream after many boxes of metadata.
 
     Raises:
         struct.error: The data ends inside the header of a box, or the list of channels.
     """
-    boxes = parts.boxes(view)
+    boxes = list(parts.boxes(view))
+    if b"jp2c" in {kind for kind, _, _ in boxes} - {kind for kind, _, _ in boxes[:_JP2_BOXES]}:
+        return "a JPEG 2000 with many boxes before its code stream"
     head = b"".join(bytes(view[start:end]) for kind, start, end in boxes if kind == b"jp2h")
     if _JP2_CMYK.search(head):
         return "a JPEG 2000 of CMYK"

@@ -312,6 +312,15 @@ def test_comments_among_the_numbers_of_a_pnm_are_no_numbers() -> None:
         assert sm.load_image(data).array[..., 1].ravel().tolist() == want, data
 
 
+def test_a_jpeg_2000_cut_before_its_code_stream_needs_no_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = saved("RGB", "JPEG2000")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(sm.DecodeError):
+        sm.load_image(data[: data.index(b"jp2c") - 4])
+
+
 class OneWay(io.BytesIO):
     """A source that cannot seek, as a pipe."""
 
