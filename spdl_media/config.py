@@ -29,18 +29,14 @@ _MIN_BUFFER_SIZE = 1024
 _STREAM_HINT = "It is the address of a cudaStream_t, such as torch.cuda.Stream().cuda_stream"
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """Base class of option values. Their mappings are copies; changes to these are not checked."""
-
-    def _set(self, **checked: object) -> None:
-        # The classes are frozen, so set the checked values without their __setattr__.
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+def _set(config: object, **checked: object) -> None:
+    # The classes are frozen, so set the checked values without their __setattr__.
+    for name, value in checked.items():
+        object.__setattr__(config, name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemuxConfig(_Config):
+class DemuxConfig:
     """Options of opening a source. ``demux_config`` is another name of this class.
 
     Args:
@@ -79,7 +75,8 @@ class DemuxConfig(_Config):
             raise TypeError(
                 f"storage_options must be a mapping of fsspec's options by name, not {storage!r}"
             )
-        self._set(
+        _set(
+            self,
             format_options=string_options("format_options", self.format_options or {}),
             storage_options=dict(storage),
         )
@@ -87,7 +84,7 @@ class DemuxConfig(_Config):
 
 @with_argument_hints({"threads": "Use decoder_options={'threads': n}"})
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeConfig(_Config):
+class DecodeConfig:
     """Options of decoding packets. ``decode_config`` is another name of this class.
 
     Args:
@@ -133,11 +130,11 @@ class DecodeConfig(_Config):
         check_choice("on_corrupt", self.on_corrupt, get_args(OnCorrupt))
         check_choice("downscale", self.downscale, (*get_args(Downscale), None))
         check_choice("gaps", self.gaps, get_args(Gaps))
-        self._set(decoder_options=string_options("decoder_options", self.decoder_options or {}))
+        _set(self, decoder_options=string_options("decoder_options", self.decoder_options or {}))
 
 
 @dataclass(frozen=True, slots=True)
-class CUDAConfig(_Config):
+class CUDAConfig:
     """Device, stream and allocator of results on a device. ``cuda_config`` is another name of this class.
 
     Args:
@@ -161,9 +158,9 @@ class CUDAConfig(_Config):
     allocator: Allocator | None = None
 
     def __post_init__(self) -> None:
-        self._set(device_index=check_int("device_index", self.device_index, at_least=0))
+        _set(self, device_index=check_int("device_index", self.device_index, at_least=0))
         if self.stream is not None:
-            self._set(stream=check_int("stream", self.stream, at_least=0, remedy=_STREAM_HINT))
+            _set(self, stream=check_int("stream", self.stream, at_least=0, remedy=_STREAM_HINT))
         allocator = self.allocator
         if allocator is not None and not (
             isinstance(allocator, tuple) and len(allocator) == 2 and all(map(callable, allocator))
