@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from spdl_media.sample_rows import SampleRows, ops_on_samples
 from spdl_media.storage import Storage, lease_memory, new_array
 from spdl_media.timing import Window, ticks_to_seconds
 from spdl_media.window import audio_packets, read_audio
+
+TimedAudio: TypeAlias = tuple[CPUBuffer, float]
+"""Samples, and the time of the first one on the container's clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class AudioRequest:
 
     def result(
         self, array: Array, sample_fmt: str, metadata: PacketMetadata, sample_rate: int, first: int
-    ) -> AudioArray:
+    ) -> TimedAudio:
         """Return the samples in the requested length, and in the storage if there is one.
 
         Raises:
@@ -95,23 +98,7 @@ class AudioRequest:
             rows[:found] = made.T if planar else made
             if self.on_short is not None:
                 fill_up(rows, found, self.on_short, silence_of(sample_fmt))
-        buffer = CPUBuffer(array, sample_rate=sample_rate)
-        return AudioArray(buffer, sample_rate, first / sample_rate)
-
-
-@dataclass(frozen=True, slots=True)
-class AudioArray:
-    """Loaded audio.
-
-    Attributes:
-        buffer: The samples.
-        sample_rate: Sample rate in Hz.
-        timestamp: Time of the first sample on the container's clock, in seconds.
-    """
-
-    buffer: CPUBuffer
-    sample_rate: int
-    timestamp: float
+        return CPUBuffer(array, sample_rate=sample_rate), first / sample_rate
 
 
 def load_audio_array(
@@ -121,7 +108,7 @@ def load_audio_array(
     stream_index: int | None = None,
     demux_config: DemuxConfig | None = None,
     name: str | None = None,
-) -> AudioArray:
+) -> TimedAudio:
     """Read and decode audio to one array. See :func:`~spdl_media.load_audio` for the arguments.
 
     Raises:
@@ -148,7 +135,7 @@ def load_audio_array(
     return decode_audio_array(packets, request)
 
 
-def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArray:
+def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> TimedAudio:
     """Decode packets to one array, equal to that of ``convert_frames(decode_packets(...))``.
 
     Raises:
@@ -175,7 +162,7 @@ def decode_audio_array(packets: AudioPackets, request: AudioRequest) -> AudioArr
 
 def _decode_while_reading(
     input: Input, stream_index: int | None, window: Window, request: AudioRequest
-) -> AudioArray | None:
+) -> TimedAudio | None:
     """Decode each packet as it is read, without keeping packets.
 
     Returns:
@@ -226,7 +213,7 @@ _MOST_DELAYED = 32
 
 def _load_without_container(
     input: Input, window: Window, ops: SoundOps, request: AudioRequest
-) -> AudioArray | None:
+) -> TimedAudio | None:
     """Load WAV, MP3, FLAC, AAC or Ogg without PyAV's container; ``None`` if that has to read or to raise."""
     config, limit, rate, asked = request.config, request.num_samples, ops.sample_rate, window
     if config.decoder is not None or config.decoder_options:
@@ -251,7 +238,7 @@ def _load_without_container(
 
 def _load_found(
     name: str, found: CodedFrames | OggAudio | _WAVSamples, window: Window, request: AudioRequest
-) -> AudioArray | None:
+) -> TimedAudio | None:
     """Return the samples; ``None`` if a frame does not give the expected ones, or a filter fails."""
     codec, rate = found.codec, found.codec.sample_rate
     zero = Fraction(found.delay, rate) if found.delay else _ZERO
@@ -276,7 +263,7 @@ def _load_found(
 
 def _finished(
     rows: SampleRows, request: AudioRequest, metadata: PacketMetadata, codec: AudioCodec
-) -> AudioArray:
+) -> TimedAudio:
     array = rows.array()
     if array is not None:
         return request.result(array, rows.sample_fmt, metadata, rows.sample_rate, rows.first)

@@ -141,13 +141,14 @@ def load_clip(
         frames, coded_audio = _read(demuxer, begin, length, counts, rates, streams)
     video, timestamps = decode(frames)
     try:
-        audio = decode_audio_array(coded_audio, of_audio)
-        buffer = finish(audio.buffer)
+        audio, first = decode_audio_array(coded_audio, of_audio)
+        buffer = finish(audio)
     except BaseException:
         # Released explicitly, because the traceback would keep the memory through this frame.
         video.release()
         raise
-    return Clip(video, buffer, np.array(timestamps()), audio.timestamp, audio.sample_rate)
+    assert audio.sample_rate, "audio has one"
+    return Clip(video, buffer, np.array(timestamps()), first, audio.sample_rate)
 
 
 async_load_clip = awaitable(load_clip)

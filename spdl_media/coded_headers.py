@@ -51,7 +51,7 @@ def open_known(input: Input, *, audio: bool) -> InputContainer | None:
         return None
     header: _H264 | _VP9 | None = None
     if input.is_local and input.head(8)[4:] == b"ftyp":
-        _, moov = read_moov(input.read_at, input.size(), _LONGEST_INDEX, 8)
+        moov = read_moov(input.read_at, input.size(), _LONGEST_INDEX, 8)
         moov = moov if len(moov) < _LONG else _without_tables(moov)
         if _COVER not in moov and _ENCRYPTION not in moov:
             header = _H264.of_mp4(moov)

@@ -274,8 +274,8 @@ def load_audio(
     decoding = DEFAULT_DECODE_CONFIG if given is None else as_decode_config(given)
     request = AudioRequest(desc, memory, decoding, count, on_short)
     window, stream, name = parse_window(timestamp), arguments["stream_index"], arguments["name"]
-    audio = load_audio_array(src, window, request, stream, opening, name)
-    return audio.buffer if finish is None else finish(audio.buffer)
+    buffer, _ = load_audio_array(src, window, request, stream, opening, name)
+    return buffer if finish is None else finish(buffer)
 
 
 @declared(BatchArguments)

@@ -249,7 +249,7 @@ def _check_edits(stream: Any, codec: AudioCodec, input: Input) -> None:
     """
     edits = []
     with suppress(StopIteration, struct.error, ValueError):  # a box is missing or too short
-        moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES)[1])
+        moov = memoryview(read_moov(input.read_at, input.size(), _MOST_INDEX_BYTES))
         edits = _edit_list(moov, track_with_id(moov, stream.id), codec.sample_rate)
     # Silence before the audio is only a later start.
     parts = [*dropwhile(lambda edit: edit[1] < 0, edits)]

@@ -176,10 +176,8 @@ def seeks_astray(format: str, read: Read, size: Callable[[], int]) -> bool:
     return all(_MXF_INDEX not in bytes(read(at, near)) for at in (0, size() - near))
 
 
-def read_moov(
-    read: Read, size: int, most_bytes: int, most_boxes: int = MAX_PARTS
-) -> tuple[set[bytes], bytes]:
-    """Read the index of an MP4, the box moov, if it is not too long.
+def read_moov(read: Read, size: int, most_bytes: int, most_boxes: int = MAX_PARTS) -> bytes:
+    """Return the index of an MP4, the content of its box moov; empty if it is missing or too long.
 
     Args:
         read: Reads the file.
@@ -187,19 +185,14 @@ def read_moov(
         most_bytes: Limit of the size of the index.
         most_boxes: Limit of the boxes up to the index.
 
-    Returns:
-        The kinds of the boxes before it, and its content; empty if it is missing or too long.
-
     Raises:
         SourceError: ``read`` cannot read the file.
     """
-    kinds: set[bytes] = set()
     with suppress(struct.error):  # the file may be truncated
         for kind, start, end in read_boxes(read, 0, size, most_boxes):
             if kind == b"moov":
-                return kinds, bytes(read(start, end - start)) if end - start <= most_bytes else b""
-            kinds.add(kind)
-    return kinds, b""
+                return bytes(read(start, end - start)) if end - start <= most_bytes else b""
+    return b""
 
 
 _BEFORE_INDEX = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"pnot"})

@@ -277,12 +277,12 @@ def _audio(
         rate = ops.sample_rate or packets.sample_rate
         # Computed from the duration, so that rounding of starts and ends does not change the length.
         count = max(round(seconds * rate), 1)
-        one = decode_audio_array(packets, AudioRequest(ops, None, config, count, "zeros"))
-        samples, fmt = one.buffer.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
+        one, first = decode_audio_array(packets, AudioRequest(ops, None, config, count, "zeros"))
+        samples, fmt = one.array, ops.sample_fmt or packets.codec.sample_fmt or "fltp"
         if array is None:
             array = np.full((len(starts), *samples.shape), silence_of(fmt), samples.dtype)
         # Audio may begin later than the clip. A single sample is rounding of the resampler.
-        late = round(one.timestamp * rate) - Window(start, None).samples(rate)[0]
+        late = round(first * rate) - Window(start, None).samples(rate)[0]
         late = late if late > 1 else 0
         # Samples along the first axis, for planar and packed formats.
         rows = (array[clip].T, samples.T) if fmt.endswith("p") else (array[clip], samples)
