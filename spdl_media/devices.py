@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import is_available, require
+from spdl_media._checks import INSTALL, is_available, require
 from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.cuda_driver import (
     HISTORY,
@@ -39,6 +39,9 @@ HostArray: TypeAlias = npt.NDArray[Any]
 
 NEITHER = "neither torch nor cupy is installed"
 WITHOUT_CUDA = "is built without CUDA"
+SEES_NO_DEVICE = (
+    "nvidia-smi tells whether the driver sees one, CUDA_VISIBLE_DEVICES whether this process may"
+)
 
 
 def cuda_library() -> tuple[str | None, str]:
@@ -119,17 +122,12 @@ def no_such_device(index: int, count: int) -> ValueError:
 
 
 def _hint(reason: str) -> str:
+    cupy = INSTALL["cupy"][1]
     if reason == NEITHER:
-        return (
-            "pip install torch brings one, and so does pip install cupy-cuda12x (or cupy-cuda13x, as the "
-            "driver is)"
-        )
+        return f"pip install torch brings one, and so does {cupy}"
     if reason.endswith(WITHOUT_CUDA):
-        return (
-            "Install one that has it (https://pytorch.org/get-started/locally), or beside it CuPy: pip "
-            "install cupy-cuda12x (or cupy-cuda13x, as the driver is)"
-        )
-    return "nvidia-smi shows whether the driver sees one, and CUDA_VISIBLE_DEVICES whether this process may"
+        return f"Install one that has it (https://pytorch.org/get-started/locally), or CuPy: {cupy}"
+    return SEES_NO_DEVICE
 
 
 def check_stream(config: CUDAConfig) -> None:

@@ -14,7 +14,7 @@ from spdl_media.cuda.cuvid import VIDEO_LIBRARY
 from spdl_media.cuda.dali import check_device
 from spdl_media.cuda.nvdec import LIBRARIES
 from spdl_media.cuda_driver import HISTORY, LIBRARY
-from spdl_media.devices import WITHOUT_CUDA, open_device
+from spdl_media.devices import SEES_NO_DEVICE, WITHOUT_CUDA, open_device
 
 __all__ = ("CUDACapabilities", "Capability", "cuda_capabilities")
 
@@ -136,8 +136,7 @@ def _driver() -> None:
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or not count.value:
         raise RuntimeError(
-            f"NVIDIA's driver is there and finds no device (error {status}). nvidia-smi shows whether it "
-            "sees one, and CUDA_VISIBLE_DEVICES whether this process may"
+            f"NVIDIA's driver is there and finds no device (error {status}). {SEES_NO_DEVICE}"
         )
     # The driver is initialised now, and does not work in a process that is forked later.
     HISTORY.used = True

@@ -27,7 +27,7 @@ import numpy as np
 from spdl_media._checks import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
 from spdl_media.cuda_driver import HISTORY
-from spdl_media.devices import Device, no_such_device
+from spdl_media.devices import SEES_NO_DEVICE, Device, no_such_device
 from spdl_media.errors import MissingDependencyError, TransferError
 from spdl_media.handover import Block, Guard
 from spdl_media.transfer import buffer_on_stream
@@ -73,8 +73,7 @@ def check_device(index: int | None) -> None:
     HISTORY.used |= count > 0
     if count == 0:
         raise TransferError(
-            f"{_PURPOSE} on {named(index)}: DALI finds no CUDA device. nvidia-smi shows whether the driver "
-            "sees one, and CUDA_VISIBLE_DEVICES whether this process may"
+            f"{_PURPOSE} on {named(index)}: DALI finds no CUDA device. {SEES_NO_DEVICE}"
         )
     if not 0 <= index < count:
         raise no_such_device(index, count)
