@@ -263,14 +263,14 @@ class _StageFailures:
     Attributes:
         counters: The counts since the run began.
         limit: The stage's own ``max_failures``, or ``None``.
-        is_alone: Whether all items pass it, or it has a limit of its own. Other stages may get few items, so
-            a few calls say little about them.
+        counts_early: Whether a few calls count. A stage of one of several paths or merged pipelines, without
+            a limit of its own, may get few items, all of them damaged.
         before: The counts when this epoch began.
     """
 
     counters: StageCounters
     limit: float | None
-    is_alone: bool
+    counts_early: bool
     before: StageCounters = field(default_factory=StageCounters)
 
     @property
@@ -315,7 +315,7 @@ class FailureLog:
         self._num_delivered = 0
 
     def watch(
-        self, name: str, counters: StageCounters, limit: FailureLimit | None, *, is_alone: bool
+        self, name: str, counters: StageCounters, limit: FailureLimit | None, *, gets_all: bool
     ) -> None:
         """Add a stage, whose failures ``counters`` count.
 
@@ -323,14 +323,14 @@ class FailureLog:
             name: Name of the stage.
             counters: Counters of the stage.
             limit: The stage's own limit, or ``None`` for the common limit.
-            is_alone: Whether the stage is on no path of several.
+            gets_all: Whether all items pass the stage: it is on no path of several, in no merged pipeline.
 
         Raises:
             TypeError: The limit is not a real number.
             ValueError: The limit is out of range.
         """
         checked = failure_limit("max_failures", limit)
-        self._stages[name] = _StageFailures(counters, checked, is_alone or checked is not None)
+        self._stages[name] = _StageFailures(counters, checked, gets_all or checked is not None)
 
     def counts(self) -> dict[str, int]:
         """Return the number of items that failed, by name of the stage."""
@@ -342,7 +342,9 @@ class FailureLog:
         self.records.append(record)
         self._last[record.stage] = record
         stage = self._stages[record.stage]
-        fails_always = stage.is_alone and stage.failures >= max(stage.calls, MIN_CALLS_IF_ALL_FAIL)
+        fails_always = stage.counts_early and stage.failures >= max(
+            stage.calls, MIN_CALLS_IF_ALL_FAIL
+        )
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
         return self._excess(record.stage, min_calls)
 
@@ -360,7 +362,9 @@ class FailureLog:
         # An epoch that gives nothing because of failures is an error, wherever they were.
         is_empty, self._num_delivered = num_delivered == self._num_delivered, num_delivered
         found = (
-            self._excess(name, 0 if is_empty or self._stages[name].is_alone else MIN_CALLS_FOR_RATE)
+            self._excess(
+                name, 0 if is_empty or self._stages[name].counts_early else MIN_CALLS_FOR_RATE
+            )
             for name in self._by_rate()
         )
         excess = next(filter(None, found), None)

@@ -748,7 +748,7 @@ def test_an_exception_that_cannot_be_printed_does_no_harm() -> None:
 def test_a_rate_is_not_judged_by_the_first_calls() -> None:
     counters = StageCounters()
     log = FailureLog(0.1)
-    log.watch("stage", counters, None, is_alone=True)
+    log.watch("stage", counters, None, gets_all=True)
     record = record_failure("stage", 1, ValueError("bad"))
     counters.calls, counters.failures = 99, 98
 

@@ -209,18 +209,18 @@ class Graph:
             if isinstance(stage, FanOut):
                 stage.close_generators()
 
-    def _chain(self, config: PipelineConfig, *, is_alone: bool = True) -> Outlet:
+    def _chain(self, config: PipelineConfig, *, gets_all: bool = True) -> Outlet:
         """Make the nodes of a pipeline without its sink; return the last node."""
         if isinstance(config.src, SourceConfig):
             source = Source(self._hub, config.src)
             self.sources.append(source)
             self._quick.append(source)
             self._threads.append(source.threads)
-            return self._stages(config.pipes, source, is_alone=is_alone)
-        join = Join(self._chain(part, is_alone=False) for part in config.src.pipeline_configs)
-        return self._stages(config.pipes, join, is_alone=is_alone)
+            return self._stages(config.pipes, source, gets_all=gets_all)
+        join = Join(self._chain(part, gets_all=False) for part in config.src.pipeline_configs)
+        return self._stages(config.pipes, join, gets_all=gets_all)
 
-    def _stages(self, stages: Iterable[StageConfig], tail: Outlet, *, is_alone: bool) -> Outlet:
+    def _stages(self, stages: Iterable[StageConfig], tail: Outlet, *, gets_all: bool) -> Outlet:
         for config in stages:
             node = self._stage(config)
             tail.connect(node)
@@ -232,10 +232,10 @@ class Graph:
                 self._quick.append(node)
             node.depth = depth + isinstance(config, AggregateConfig)
             limit = config.max_failures if isinstance(config, PipeConfig) else None
-            self._log.watch(node.name, node.counters, limit, is_alone=is_alone)
+            self._log.watch(node.name, node.counters, limit, gets_all=gets_all)
             tail = node
             if isinstance(config, PathVariantsConfig):
-                tail = Join(self._stages(path, node, is_alone=False) for path in config.paths)
+                tail = Join(self._stages(path, node, gets_all=False) for path in config.paths)
         return tail
 
     def _stage(self, config: StageConfig) -> Node:
