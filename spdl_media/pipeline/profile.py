@@ -93,16 +93,8 @@ class PipelineProfile(Shown):
         return self._slowest().name
 
     def of(self, name: str) -> tuple[StageProfile, ...]:
-        """Return all profiles of a stage, by concurrency.
-
-        Raises:
-            KeyError: No stage has that name.
-        """
-        found = tuple(stage for stage in self.stages if stage.name == name)
-        if not found:
-            names = sorted({stage.name for stage in self.stages})
-            raise KeyError(f"no stage is called {name!r}; there are {names}")
-        return found
+        """Return all profiles of the stage with this name, by concurrency."""
+        return tuple(stage for stage in self.stages if stage.name == name)
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Plot the rate of each stage against its concurrency.

@@ -304,11 +304,6 @@ def test_a_table_reads_well() -> None:
     ]
 
 
-def test_results_of_a_stage_that_is_not_there() -> None:
-    with pytest.raises(KeyError, match=r"no stage is called 'lod'; there are \['batch', 'load'\]"):
-        made_up().of("lod")
-
-
 def test_a_plot_without_matplotlib_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r"A plot of a profile needs matplotlib, .*: pip"):
