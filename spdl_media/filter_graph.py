@@ -201,11 +201,6 @@ class FilterGraph:
         self._run()
 
     @property
-    def filter_desc(self) -> str:
-        """The description that was passed."""
-        return self._wiring.desc
-
-    @property
     def inputs(self) -> tuple[str, ...]:
         """The keys of the inputs; ``""`` for one without a label."""
         return tuple(port.key for port in self._inputs)

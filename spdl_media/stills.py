@@ -222,10 +222,6 @@ _UNREAD = {
     b"GIF8": "a GIF",
     b"\xff\x0a": "a JPEG XL",
     b"\0\0\0\x0cJXL ": "a JPEG XL",
-    b"FTEX": "an FTEX",
-    b"\0\0\0\x10ftypmif3": "a minimized HEIF or AVIF",
-    b"%PDF": "a PDF",
-    b"%!PS": "a PostScript",
 }
 
 
