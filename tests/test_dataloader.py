@@ -844,7 +844,7 @@ async def transfer_async(batch: Any) -> Any:
         ({"on_failure": 5}, TypeError, "on_failure must be a function"),
         ({"preprocessor": 5}, TypeError, "preprocessor must be a function.*not int"),
         ({"preprocessor": sm.ImageRecipe}, TypeError, r"the class .*an object: ImageRecipe\("),
-        ({"preprocessor": twice(1)}, TypeError, r"not the result of twice\(\)"),
+        ({"preprocessor": twice(1)}, TypeError, "preprocessor must be .* callable, not generator"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
         ({"batch_size": 2.0}, TypeError, "batch_size must be an int, not 2.0"),
         ({"drop_last": True}, ValueError, "drop_last=True.*needs batch_size"),

@@ -297,14 +297,8 @@ def check_function(name: str, fn: object) -> None:
     """Check that an argument can be called with items.
 
     Raises:
-        TypeError: ``fn`` is not callable, is a coroutine or generator object, or is a class whose objects
-            are meant to be called.
+        TypeError: ``fn`` is not callable, or is a class whose objects are meant to be called.
     """
-    if inspect.iscoroutine(fn) or inspect.isasyncgen(fn) or inspect.isgenerator(fn):
-        called = fn.__name__
-        raise TypeError(
-            f"{name} must be a function, not the result of {called}(). Write {called} without brackets."
-        )
     check_callable(name, fn)
     # Other classes may make samples of items.
     if isinstance(fn, type) and inspect.isfunction(fn.__call__):
