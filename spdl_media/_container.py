@@ -244,7 +244,7 @@ class Container:
         is_mov = self.format.startswith("mov")
         exact = {index: self.exact_times(index) for index in indices if is_mov}
         times = {index: one.packets for index, one in exact.items() if one and one.packets}
-        return with_times(found, times, self.av.streams) if times else found
+        return with_times(found, times) if times else found
 
     def exact_times(self, index: int) -> ExactTimes | None:
         """Return the exact times of packets of audio in MP4 or Ogg; ``None``: they are not known."""

@@ -10,12 +10,10 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
-from av.bitstream import BitStreamFilterContext
-
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import vorbis_blocks
 from spdl_media.coded_units import STATE_PICTURE_TYPE, is_intra
-from spdl_media.packets import set_side_data, with_data
+from spdl_media.packets import set_side_data
 
 
 def corrected(
@@ -292,21 +290,13 @@ class ExactTimes(NamedTuple):
     only_from_start: bool = False
 
 
-def with_times(
-    packets: Iterator[AvPacket], times: Mapping[int, PacketTimes], streams: Any
-) -> Iterator[AvPacket]:
+def with_times(packets: Iterator[AvPacket], times: Mapping[int, PacketTimes]) -> Iterator[AvPacket]:
     """Set the times of packets, and what the decoder cuts of them, from tables by stream index."""
-    detach = BitStreamFilterContext("null").filter
     for packet in packets:
         exact = times.get(packet.stream_index, {}).get((packet.pos or 0, packet.pts or 0))
         if exact is not None:
+            packet.pts = exact.pts
             if exact.skipped is not None:
                 rest = max(exact.rest, exact.last_size - (packet.duration or exact.last_size))
-                if packet.is_discard:
-                    shown = with_data(packet, memoryview(packet))  # without the flag
-                    # This sets the index, but keeps the container alive, unlike a packet of a filter.
-                    shown.stream = streams[packet.stream_index]
-                    (packet,) = detach(shown)  # noqa: PLW2901
                 _set_skipped(packet, exact.skipped, rest)
-            packet.pts = exact.pts
         yield packet
