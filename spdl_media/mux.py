@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from errno import EAGAIN, EDOM, EINVAL, ENOMEM, ENOSYS, ERANGE, errorcode
 from functools import partial
+from operator import mod
 from typing import Any, NamedTuple
 
 import av
@@ -26,6 +27,7 @@ from spdl_media.encode import (
     open_encoder,
 )
 from spdl_media.errors import EncodeError, MediaError, WriteError
+from spdl_media.formats import chroma_steps
 from spdl_media.frames import AudioFrames
 from spdl_media.geometry import display_matrix, is_mirrored
 from spdl_media.image_frames import ImageFrames, VideoFrames
@@ -61,9 +63,8 @@ _MP3_RATES = 16000, 22050, 24000, 32000, 44100, 48000
 
 
 class _Track(NamedTuple):
-    """An output stream: PyAV's stream, the types that :meth:`Muxer.write` takes, the encoder or copier."""
+    """An output stream: the types that :meth:`Muxer.write` takes, and the encoder or copier."""
 
-    stream: Any
     takes: tuple[type, ...]
     coder: Any
 
@@ -98,6 +99,8 @@ class Muxer(ClosedByWith):
         ...     muxer.write(index, frames)
     """
 
+    _container: Any = None  # for __del__, if __init__ refuses an argument
+
     def __init__(
         self,
         dst: Target,
@@ -106,7 +109,6 @@ class Muxer(ClosedByWith):
         format_options: Mapping[str, object] | None = None,
     ) -> None:
         self._guard = OneThread("Muxer")
-        self._container: Any = None
         self._tracks: list[_Track] = []
         self._started = self._flushed = False
         self._failure: Callable[[], MediaError] | None = None  # not an error, which keeps frames
@@ -174,11 +176,16 @@ class Muxer(ClosedByWith):
                 raise refused from error
             if isinstance(config, VideoEncodeConfig):
                 coder = VideoEncoder(stream, config)
+                # x265 would write the reason to stderr, without FFmpeg's log.
+                odd = [*map(mod, (config.width, config.height), chroma_steps(coder.pix_fmt))]
+                if encoder.name in ("libx264", "libx265") and any(odd):
+                    text = f"{encoder.name} takes no odd sides in {coder.pix_fmt}. Scale to even sides, "
+                    raise EncodeError(f"{text}or take pix_fmt='yuv444p'", source=self._name)
                 stream.time_base = coder.time_base
-                track = _Track(stream, (VideoFrames, ImageFrames), coder)
+                track = _Track((VideoFrames, ImageFrames), coder)
                 self._turn(stream, config.orientation)
             else:
-                track = _Track(stream, (AudioFrames,), AudioEncoder(stream, config))
+                track = _Track((AudioFrames,), AudioEncoder(stream, config))
             # PyAV would open all encoders at the first write, and the error would not tell which one failed.
             with self._errors(writes=False):
                 open_encoder(stream.codec_context)
@@ -226,7 +233,7 @@ class Muxer(ClosedByWith):
                 copier.add_stream(self._container, usual, refused)
             self._turn(copier.stream, orientation or int(getattr(source, "orientation", 1)))
             kind = VideoPackets if is_video else AudioPackets
-            self._tracks.append(_Track(copier.stream, (kind,), copier))
+            self._tracks.append(_Track((kind,), copier))
             return len(self._tracks) - 1
 
     def write(self, index: int, data: Any) -> None:
@@ -332,8 +339,7 @@ class Muxer(ClosedByWith):
                 self._abort()
 
     def __del__(self) -> None:
-        # The attribute is missing if __init__ refused an argument.
-        if getattr(self, "_container", None) is not None:
+        if self._container is not None:
             self._abort()
 
     def __repr__(self) -> str:
@@ -416,8 +422,5 @@ class Muxer(ClosedByWith):
             text = f"cannot be written: {text}"
             self._failure = partial(WriteError, text, source=self._name, errno=error.errno)
         else:
-            text = f"cannot be encoded: {text}"
-            if "divisible by 2" in text:  # x264 and x265, for odd sides in 4:2:0
-                text += ". Scale to even sides, or take pix_fmt='yuv444p'"
-            self._failure = partial(EncodeError, text, source=self._name)
+            self._failure = partial(EncodeError, f"cannot be encoded: {text}", source=self._name)
         return self._failure()
