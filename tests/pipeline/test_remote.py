@@ -149,8 +149,8 @@ ERRORS: dict[str, tuple[type[BaseException], str, str]] = {
     "leave": (PipelineError, "GeneratorExit: left", "in __getitem__"),
     "raise": (LookupError, "no third item", "in __getitem__"),
     "memory": (MemoryError, "none left", "in __getitem__"),
-    "unpicklable": (TypeError, "cannot pickle '_thread.lock' object", "item of class lock"),
-    "large": (ValueError, "take 1048576 bytes, but a block .* has 65536", "class ndarray"),
+    "unpicklable": (TypeError, "cannot pickle '_thread.lock' object", "in _answers"),
+    "large": (ValueError, "take 1048576 bytes, but a block .* has 65536", "in _answers"),
 }
 
 
