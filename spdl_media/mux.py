@@ -43,7 +43,9 @@ _ORIENTED = frozenset({"mp4", "mov", "ipod", "matroska"})
 # Formats that store matrix and range. MOV cannot store the range.
 _STATES_COLORS = frozenset({"mp4", "ipod", "matroska", "webm"})
 # Codecs whose data states matrix and range.
-_STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png", "mjpeg"})
+_STATE_COLORS = frozenset({"h264", "hevc", "av1", "vp9", "mpeg2video", "prores", "png"})
+# Codecs whose decoders assume BT.601, whatever the file states.
+_BT601 = frozenset({"mjpeg", "vp8"})
 # Formats with edit lists, which hide frames before second 0.
 _EDITED = _ORIENTED - {"matroska"}
 # FFmpeg's defaults of these formats take few sample rates and channels, or have no encoder (Theora).
@@ -363,7 +365,7 @@ class Muxer(ClosedByWith):
 
     def states_colors(self, codec: str) -> bool:
         """Whether the file stores matrix and range for video of a codec. Used within this package."""
-        return self._format in _STATES_COLORS or codec in _STATE_COLORS
+        return codec not in _BT601 and (self._format in _STATES_COLORS or codec in _STATE_COLORS)
 
     def has_times(self) -> bool:
         """Whether the file has times; AVI shows each packet for one frame. Used within this package."""

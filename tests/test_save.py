@@ -152,7 +152,11 @@ def test_rates_as_floats_are_those_that_they_stand_for() -> None:
 
 
 @each(
-    "format,encoder", [("mp4", "libx264"), ("matroska", "ffv1"), ("avi", "mpeg4"), ("mov", "mpeg4")]
+    "format,encoder",
+    [
+        *(("mp4", "libx264"), ("matroska", "ffv1"), ("avi", "mpeg4"), ("mov", "mpeg4")),
+        *(("matroska", "libvpx"), ("matroska", "mjpeg")),
+    ],
 )
 def test_colours_of_frames_are_kept(format: str, encoder: str) -> None:
     """If the file cannot state BT.709 or full range, the values are converted."""
@@ -162,8 +166,8 @@ def test_colours_of_frames_are_kept(format: str, encoder: str) -> None:
     frames = graph.get_frames()
     assert isinstance(frames, sm.VideoFrames)
     assert (frames.colorspace, frames.color_range) == ("bt709", "pc")
-    options = {"qp": 1} if encoder == "libx264" else {"qmin": 1, "qmax": 1}
-    options = {} if encoder == "ffv1" else options
+    best = {"libx264": {"qp": 1}, "ffv1": {}, "libvpx": {"crf": 4, "b": 10**8}}
+    options = best.get(encoder, {"qmin": 1, "qmax": 1})
     data = saved(frames, format=format, encoder=encoder, encoder_options=options)
     assert psnr(sm.load_video(data).array, VIDEO) > 34
 
