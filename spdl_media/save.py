@@ -59,7 +59,7 @@ def save_video(
     The file appears at its path only once it is complete. A lossless encoder (``"ffv1"``, ``"ffvhuff"``)
     preserves the frames exactly. The first frame is shown at second 0. Colour metadata and orientation of
     the frames are written. RGB becomes limited-range BT.601 if the encoder does not take RGB, and loses its
-    alpha channel if the encoder takes none.
+    alpha channel if the pixel format of the video has none.
 
     Args:
         dst: A path, or a binary file object with ``write``.
