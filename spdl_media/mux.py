@@ -191,6 +191,10 @@ class Muxer(ClosedByWith):
             # PyAV would open all encoders at the first write, and the error would not tell which one failed.
             with self._errors(writes=False):
                 open_encoder(stream.codec_context)
+            # FFmpeg writes raw video that has no tag, and reads it as rgb555.
+            if encoder.name == "rawvideo" and stream.codec_context.codec_tag == "\0\0\0\0":
+                text = f"files cannot state that raw video is {stream.codec_context.pix_fmt}. Take another "
+                raise EncodeError(f"{text}pix_fmt= or encoder=", source=self._name)
             self._tracks.append(track)
             return len(self._tracks) - 1
 

@@ -413,6 +413,8 @@ def test_what_cannot_be_encoded_is_reported(tmp_path: Path) -> None:
     for format in ("avi", "mov"):
         with pytest.raises(sm.EncodeError, match="raw video needs format='nut'"):
             refused(make(**CONFIG, encoder="rawvideo", pix_fmt="gbrp"), frames, format)
+    with pytest.raises(sm.EncodeError, match="cannot state that raw video is p010le"):
+        refused(make(**CONFIG, encoder="rawvideo", pix_fmt="p010le"), format="nut")
     sound = sm.frames_from_array(np.zeros((1, 99), np.float32), sample_rate=8000)
     with pytest.raises(sm.EncodeError, match="8000 Hz and 1 channel, but the stream has 16000"):
         refused(sm.audio_encode_config(sample_rate=16000, num_channels=1), sound)
