@@ -191,10 +191,10 @@ def _edits(moov: memoryview, track: memoryview, rate: int, samples: Samples) -> 
 
 def _edit_list(moov: memoryview, track: memoryview, rate: int) -> list[list[int]]:
     """Return number of samples, first sample in the media (-1: silence) and speed of each edit."""
-    is_long = next(boxes_at(track, "edts/elst"), b"\0")[0] == 1
+    is_long = next(boxes_at(track, "edts/elst"), b"")[:1] == b"\1"
     rows = table_at(track, "edts/elst", ">u8,>i8,>i4" if is_long else ">u4,>i4,>i4").tolist()
-    unit = number_at(moov, "mvhd")
-    # Rounded as FFmpeg does.
+    # As FFmpeg does: 0 ticks in a second are one, and lengths are rounded.
+    unit = number_at(moov, "mvhd") or 1
     return [[(2 * length * rate + unit) // (2 * unit), *more] for length, *more in rows]
 
 

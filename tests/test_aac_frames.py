@@ -94,6 +94,7 @@ FILES = {
     "mono": lambda: movie(channels=1),
     "with video": lambda: movie(video=True),
     "index in front": lambda: movie(video=True, movflags="faststart"),
+    "no unit": lambda: patched(b"mvhd", 16, 0),
 }
 # FFmpeg's demuxer reads these.
 OTHERS = {
@@ -106,7 +107,6 @@ OTHERS = {
     "iTunes and video": lambda: by_itunes(movie(video=True)),
     "other codec": lambda: replaced(b"\x17\x40\x15", b"\x17\x67\x15"),
     "channels in a list": lambda: replaced(b"\x05\x12\x10", b"\x05\x12\x00"),
-    "no unit": lambda: patched(b"mvhd", 16, 0),
     "other description": lambda: patched(b"stsc", 20, 2),
     "many boxes": lambda: movie() + struct.pack(">I4s", 8, b"free") * 70,
     "metadata of the file": lambda: movie() + struct.pack(">I4s", 8, b"udta"),

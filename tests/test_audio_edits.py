@@ -169,3 +169,23 @@ def test_windows_that_begin_before_the_only_edit_have_none_of_what_it_hides(code
     data, samples = edited(codec, pieces, video=True), wanted(codec, pieces)
     window = sm.load_audio(data, (0.2, 0.5), decode_config=config(codec)).array
     np.testing.assert_allclose(window, samples[:, : rate // 4], rtol=0, atol=0)
+
+
+def test_several_edits_of_a_movie_without_ticks_are_refused() -> None:
+    data = bytearray(edited("alac", PIECES["three"]))
+    struct.pack_into(">I", data, data.index(b"mvhd") + 16, 0)
+    with pytest.raises(sm.DemuxError, match="edit list of its audio has 3 parts"):
+        sm.load_audio(bytes(data))
+
+
+def test_an_empty_edit_list_changes_nothing() -> None:
+    data = bytearray(recorded("alac"))
+    place = data.rindex(b"elst") - 4
+    (size,) = struct.unpack_from(">I", data, place)
+    struct.pack_into(">I4sI4s", data, place, 8, b"elst", size - 8, b"free")
+    place = (
+        data.rindex(b"stts") + 12
+    )  # 9 packets that state a shorter duration, as in a recording with gaps
+    count, ticks, *_ = struct.unpack_from(">4I", data, place)
+    struct.pack_into(">4I", data, place, count - 9, ticks, 1 + 9, ticks - 2)
+    assert sm.load_audio(bytes(data)).array.shape == (2, 3 * RATES["alac"])
