@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import abridged, as_numpy, check_choice, counted
+from spdl_media._checks import as_numpy, check_choice, counted
 from spdl_media.buffer import CPUBuffer
 from spdl_media.errors import ConvertError
 from spdl_media.formats import SAMPLE_DTYPES, Array, Shape, plane_views
@@ -234,11 +234,11 @@ def _check_audio(items: list[AudioFrames], *, pad: bool) -> None:
                     what = f"{item.source} changes from {first} to {other}"
                 remedy = "get_audio_filter_desc(sample_rate=, num_channels=, sample_fmt=)"
                 raise ConvertError(f"{what}. One array holds one format: {remedy} converts")
-    lengths = [*map(len, items)]
-    if len(set(lengths)) > 1 and not pad:
+    lengths = {*map(len, items)}
+    if len(lengths) > 1 and not pad:
         raise ConvertError(
-            f"the items have different lengths: {abridged([*map(str, lengths)])} samples. "
-            "convert_frames(..., pad=True) fills with silence to the longest; timestamp= and num_samples= cut"
+            f"the items have {min(lengths)} to {max(lengths)} samples. convert_frames(..., pad=True) "
+            "fills with silence to the longest; timestamp= and num_samples= cut"
         )
 
 
@@ -347,8 +347,8 @@ def _check_not_cut(source: Array, wanted: np.dtype[Any]) -> None:
             fits = not (np.isinf(source.astype(wanted)) & np.isfinite(source)).any()
     if not fits:
         raise TypeError(
-            f"{source.dtype} values would be cut by dtype={wanted.name!r}: round the values yourself, or "
-            "take a dtype that holds them"
+            f"{source.dtype} values would be cut by dtype={wanted.name!r}: take a dtype that holds them, or "
+            "round and clip them yourself"
         )
 
 

@@ -353,7 +353,9 @@ def _crop_list(crops: Any, count: int) -> list[Box | Crop | None]:
         wanted = "a box (x, y, width, height), a function, or a sequence of them, one an image"
         raise TypeError(f"crops must be {wanted}, not {crops!r}")
     # Not list() of an array: the entries of a tensor would be tensors.
-    entries = as_numpy(crops).tolist() if hasattr(crops, "__array__") else list(crops)
+    entries = (
+        np.atleast_1d(as_numpy(crops)).tolist() if hasattr(crops, "__array__") else list(crops)
+    )
     if entries and isinstance(entries[0], Real):
         return [_checked_box(entries, "crops")] * count
     for position, one in enumerate(entries):

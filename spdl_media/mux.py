@@ -135,7 +135,8 @@ class Muxer(ClosedByWith):
         if self._container.format.no_file:
             raise ValueError(f"{self._format!r} does not write one file; save_image writes images")
         if self._format in _REFUSED:
-            raise ValueError(f"{self._format!r} is not written; take MP4, Matroska, MPEG-TS or AVI")
+            remedy = "Take MP4, Matroska, MPEG-TS or AVI"
+            raise ValueError(f"{self._name}: the format {self._format!r} is not written. {remedy}")
 
     @property
     def _format(self) -> str:

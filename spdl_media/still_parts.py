@@ -3,8 +3,8 @@
 The parts are segments, chunks, blocks and directories. Nothing is copied.
 
 FFmpeg leaves gray or stale pixels where the data of an image ended. The sizes stated in the file tell what is
-missing. For formats that are not in the table, FFmpeg reports even a single missing byte (JPEG 2000, DDS,
-binary PNM), or nothing in the file can tell.
+missing. For formats that are not in the table, FFmpeg reports even a single missing byte (JPEG 2000, binary
+PNM), or nothing in the file can tell.
 """
 
 from __future__ import annotations

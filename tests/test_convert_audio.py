@@ -70,12 +70,9 @@ def test_slices_of_samples() -> None:
 def test_lengths_that_differ_are_named() -> None:
     items = [sound(ramp(count, 2, np.float32)) for count in (30, 20, 30)]
     with pytest.raises(
-        sm.ConvertError, match=r"lengths: 30, 20, 30 samples\. convert_frames.*pad=True.*silence"
+        sm.ConvertError, match=r"have 20 to 30 samples\. convert_frames.*pad=True.*silence"
     ):
         sm.convert_frames(items)
-    many = [sound(ramp(count, 1, np.float32)) for count in range(1, 13)]
-    with pytest.raises(sm.ConvertError, match="1, 2, 3, 4, 5, and 7 more samples"):
-        sm.convert_frames(many)
 
 
 @each("name", [*MADE, *(f"{name}p" for name in MADE)])

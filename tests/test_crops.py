@@ -157,6 +157,7 @@ def test_boxes_that_reach_out_of_the_image(box: tuple[int, int, int, int]) -> No
         ({"crops": [(0, 0, 4)]}, TypeError, r"crops\[0\] must be \(x, y, width, height\)"),
         ({"crops": [(0, 0, 4, 4.5)]}, TypeError, "whole pixels"),
         ({"crops": ["0044"]}, TypeError, "whole pixels"),
+        ({"crops": np.array(4)}, TypeError, "whole pixels"),
         ({"crops": []}, ValueError, "crops must have one entry for each of the 1 inputs, not 0"),
         ({"flips": [True, False]}, ValueError, "flips must have one entry .* 1 inputs, not 2"),
         ({"flips": [1]}, TypeError, r"or True or False for each image, not \[1\]"),

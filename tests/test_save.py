@@ -353,7 +353,7 @@ def test_formats_that_go_back_are_written_where_nothing_can_seek(tmp_path: Path)
 
 @each("name", ["a.flv", "a.3gp", "a.3g2", "a.wmv", "a.wma", "a.mpg", "a.vob", "a.mxf"])
 def test_formats_that_ffmpeg_does_not_write_well_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not written; take MP4, Matroska, MPEG-TS or AVI"):
+    with pytest.raises(ValueError, match=rf"/{name}: .* is not written\. Take MP4, "):
         sm.save_video(tmp_path / name, VIDEO)
     assert not list(tmp_path.iterdir())
 
