@@ -350,8 +350,9 @@ class FailureLog:
 
     def summary(self) -> str:
         """Describe how many calls failed in this epoch, by stage; an empty string if none failed."""
-        parts = [(self._stages[name], name) for name in self._by_rate()]
-        return ", ".join(f"{part.failures} of {part.calls} in {name!r}" for part, name in parts)
+        return ", ".join(
+            f"{one.failures} of {one.calls} in {name!r}" for name, one in self._by_rate()
+        )
 
     def end_epoch(self, num_delivered: int) -> Excess | None:
         """Check the rates of the epoch that has ended, and reset the counts.
@@ -359,16 +360,17 @@ class FailureLog:
         Args:
             num_delivered: Number of items that were delivered since the run began.
         """
-        # An epoch that gives nothing because of failures is an error, wherever they were.
-        is_empty, self._num_delivered = num_delivered == self._num_delivered, num_delivered
-        found = (
-            self._excess(
-                name, 0 if is_empty or self._stages[name].counts_early else MIN_CALLS_FOR_RATE
-            )
-            for name in self._by_rate()
-        )
-        excess = next(filter(None, found), None)
-        for stage in self._stages.values():
+        stages = self._stages.values()
+        given, self._num_delivered = num_delivered - self._num_delivered, num_delivered
+        # Parts that may get few items count together. What they lost is compared to the items of the epoch,
+        # about as many as the calls of its busiest stage; to itself if nothing is left, as groups are fewer.
+        lost = sum(one.failures for one in stages if not one.counts_early)
+        number = max(given + lost, *(one.calls for one in stages if given), 1)
+        judged = [
+            name for name, one in self._by_rate() if one.counts_early or lost / number > self.limit
+        ]
+        excess = next(filter(None, (self._excess(name, 0) for name in judged)), None)
+        for stage in stages:
             # Losing a whole epoch is an error, however good the epochs before were.
             stage.before = stage.counters.copy()
         return excess
@@ -397,7 +399,7 @@ class FailureLog:
             f"The last was {describe(last.exception)} (input {last.input})"
         )
 
-    def _by_rate(self) -> list[str]:
-        """Return the names of the stages that failed in this epoch, the highest rate first."""
-        failed = (name for name, one in self._stages.items() if one.failures)
-        return sorted(failed, key=lambda name: self._stages[name].rate, reverse=True)
+    def _by_rate(self) -> list[tuple[str, _StageFailures]]:
+        """Return the stages that failed in this epoch, the highest rate first."""
+        failed = [item for item in self._stages.items() if item[1].failures]
+        return sorted(failed, key=lambda item: item[1].rate, reverse=True)

@@ -23,7 +23,12 @@ import pytest
 from effort import each
 from left_behind import wait_until
 
-from spdl_media.pipeline import PipeConfig, PipelineBuilder, ThreadPoolExecutorConfig
+from spdl_media.pipeline import (
+    AggregateConfig,
+    PipeConfig,
+    PipelineBuilder,
+    ThreadPoolExecutorConfig,
+)
 from spdl_media.pipeline.failures import (
     DEFAULT_MAX_FAILURES,
     FailureLog,
@@ -286,17 +291,31 @@ def with_a_part(kind: str, number: int) -> PipelineBuilder[int]:
 def test_a_part_that_gets_few_items_is_judged_after_a_hundred(kind: str) -> None:
     """A single damaged item may be all that it gets."""
     assert len(list(with_a_part(kind, 1).build())) == 900
-    assert len(list(with_a_part(kind, 99).build())) == 900
+    assert len(list(with_a_part(kind, 99).build(max_failures=0.1))) == 900
+    for number, limit in ((1, 0.0), (99, 0.09)):
+        with pytest.raises(PipelineFailure, match=rf"'bad' .* {number} of {number} calls failed"):
+            list(with_a_part(kind, number).build(max_failures=limit))
     with pytest.raises(PipelineFailure, match=r"'bad' .* 100 of 100 calls failed"):
         list(with_a_part(kind, 200).build())
 
 
-def test_paths_that_all_lose_everything_are_an_error() -> None:
-    lost = fail_when(lambda _: True, "function")
+@each("is_kept", [False, True])
+def test_paths_that_together_lose_everything_but_an_item_are_an_error(*, is_kept: bool) -> None:
+    lost = fail_when(lambda item: item or not is_kept, "function")
     builder = PipelineBuilder().add_source(range(200)).path_variants(lambda i: i % 10, [lost] * 10)
 
     with pytest.raises(PipelineFailure, match="20 of 20 calls failed"):
         list(builder.build(max_failures=0.99))
+
+
+def test_an_epoch_of_which_the_parts_lose_all_batches_is_an_error() -> None:
+    """Batches are fewer than the items before the paths."""
+    fail = PipeConfig(fail_when(lambda _: True, "function"))
+    builder = PipelineBuilder().add_source(range(90))
+    builder.path_variants(lambda item: item % 2, [[AggregateConfig(9), fail]] * 2)
+
+    with pytest.raises(PipelineFailure, match="5 of 5 calls failed"):
+        list(builder.build())
 
 
 def test_one_failure_of_a_stage_is_not_all_of_its_calls() -> None:
@@ -631,6 +650,8 @@ def outer(number: int) -> object:
 @pytest.mark.parametrize("fn", [decode, encode, parse, misname, outer])
 def test_exceptions_do_not_keep_the_data_that_they_are_about(fn: Callable[[int], object]) -> None:
     """Python's own exceptions of these kinds do; all records of a long run would then take gigabytes."""
+    # The first failure of a process fills the cache of source lines.
+    list(PipelineBuilder().add_source([1]).pipe(fn).build(max_failures=1))
     pipeline = PipelineBuilder().add_source([1_000_000]).pipe(fn).build(max_failures=1)
     tracemalloc.start()
     try:
