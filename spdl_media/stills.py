@@ -222,13 +222,13 @@ _UNREAD = {
     b"GIF8": "a GIF",
     b"\xff\x0a": "a JPEG XL",
     b"\0\0\0\x0cJXL ": "a JPEG XL",
+    b"\0\0\0\x10ftypmif3": "a minimized HEIF or AVIF",
 }
 
 
 def unread_kind(head: Bytes) -> str | None:
     """Return the kind of a file that FFmpeg has failed to open, from its first bytes."""
-    begin = bytes(head[:12])
-    return next((name for start, name in _UNREAD.items() if begin.startswith(start)), None)
+    return next((name for start, name in _UNREAD.items() if bytes(head).startswith(start)), None)
 
 
 _ORIENTATION_TAG = 274

@@ -346,6 +346,7 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             "a DDS: Unimplemented",
         ),
         (b"\xff\x0a" + bytes(40), "begins as a JPEG XL"),
+        (b"\0\0\0\x10ftypmif3avif" + bytes(40), "begins as a minimized HEIF or AVIF"),
         (
             tiff({262: 1, 339: 2}, (16,), bytes(16)),
             "signed or floating 16-bit numbers: its pixels are 32-bit integers",
