@@ -231,12 +231,12 @@ def packet_times(stream: Any, codec: AudioCodec, input: Input) -> ExactTimes | N
     if times is None:
         return None
     counts_samples = codec.time_base * codec.sample_rate == 1
+    # Their last packet is shorter.
+    is_whole = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
     # FFmpeg 9 cuts the end, but not all of it in Opus, and too much of audio that begins late.
-    is_right = codec.name in ("alac", "flac") and len(stream.index_entries) == stream.frames
-    if CUTS_LAST_FRAME:
-        is_right = codec.name != "opus" and not stream.start_time
+    is_right = codec.name != "opus" and not stream.start_time if CUTS_LAST_FRAME else is_whole
     if counts_samples and not is_right:
-        _cut_end(times, stream, packet_samples(codec))
+        _cut_end(times, stream, packet_samples(codec), is_whole=is_whole)
     return ExactTimes(times)
 
 
@@ -305,7 +305,7 @@ def _are_even(entries: Any, step: int = 0) -> bool:
     return all(entries[number].timestamp == first + number * step for number in some)
 
 
-def _cut_end(times: _Times, stream: Any, size: int) -> None:
+def _cut_end(times: _Times, stream: Any, size: int, *, is_whole: bool) -> None:
     """Add cuts of frames of ``size`` samples behind the end that the edit list or iTunes states."""
     entries, start, length = stream.index_entries, stream.start_time or 0, stream.duration or 0
     delay, padding = itunes_edges(stream)
@@ -318,8 +318,9 @@ def _cut_end(times: _Times, stream: Any, size: int) -> None:
         is_shown = hidden < size if hidden else not entry.is_discard
         if is_shown and (padding or cut < size):
             exact = times.get(key) or ExactTime(begin)
-            last_size = size if begin == last else 0
-            times[key] = exact._replace(skipped=hidden, rest=max(cut, 0), last_size=last_size)
+            rest = 0 if is_whole else max(cut, 0)
+            last_size = size if begin == last and not is_whole else 0
+            times[key] = exact._replace(skipped=hidden, rest=rest, last_size=last_size)
 
 
 def itunes_edges(stream: Any) -> tuple[int, int]:

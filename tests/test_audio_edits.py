@@ -183,9 +183,16 @@ def test_an_empty_edit_list_changes_nothing() -> None:
     place = data.rindex(b"elst") - 4
     (size,) = struct.unpack_from(">I", data, place)
     struct.pack_into(">I4sI4s", data, place, 8, b"elst", size - 8, b"free")
-    place = (
-        data.rindex(b"stts") + 12
-    )  # 9 packets that state a shorter duration, as in a recording with gaps
+    # 9 packets that state a shorter duration, as in a recording with gaps.
+    place = data.rindex(b"stts") + 12
     count, ticks, *_ = struct.unpack_from(">4I", data, place)
     struct.pack_into(">4I", data, place, count - 9, ticks, 1 + 9, ticks - 2)
     assert sm.load_audio(bytes(data)).array.shape == (2, 3 * RATES["alac"])
+
+
+@pytest.mark.parametrize("codec", ["alac", "flac"])
+def test_lossless_audio_that_begins_late_is_whole(codec: str) -> None:
+    samples = np.arange(2 * 51234, dtype=np.int16).reshape(-1, 2)
+    track = AudioTrack(samples=samples, sample_rate=44100, codec=codec, start=7000)
+    data = make_media([track], format="mp4")
+    assert np.array_equal(samples_of(sm.decode_packets(sm.demux_audio(data), None)).T, samples)
