@@ -194,6 +194,9 @@ async def _first_part(filesystem: Any, url: str, at: int) -> tuple[_CheckedSessi
     async with await session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
         if answer.status == 404:
             raise FileNotFoundError(url)
+        # Of a server that is asked too often, fsspec would tell that there is no such file.
+        if answer.status == 429:
+            answer.raise_for_status()
         told = answer.headers
         is_part = answer.status == 206 or "Content-Range" in told
         # Servers without ranges send the whole file, from its beginning.

@@ -16,9 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class HTTPFiles:
     """Files to serve; per path, the bytes of bodies sent and the number of requests.
 
-    The next ``busy`` requests are answered by 503. Instead of a requested range from ``start`` to ``stop``,
-    ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive. With
-    ``zips``, bodies are compressed, although HEAD states the size of the file.
+    The next ``busy`` requests are answered by ``refusal``. Instead of a requested range from ``start`` to
+    ``stop``, ``answer(start, stop)`` is sent, of which only ``cut`` bytes arrive. With ``zips``, bodies are
+    compressed, although HEAD states the size of the file.
     """
 
     files: dict[str, bytes]
@@ -26,6 +26,7 @@ class HTTPFiles:
     sizes: bool = True
     url: str = ""
     busy: int = 0
+    refusal: int = 503
     etag: str = ""
     modified: str = ""
     cut: int | None = None
@@ -56,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.served.busy -= is_busy
         if is_busy or path not in self.served.files:
             self.served.requests[path] += not is_busy
-            self.send_response(503 if is_busy else 404)
+            self.send_response(self.served.refusal if is_busy else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -438,6 +438,19 @@ class TestRemote:
             with pytest.raises(sm.SourceError, match="Error: 404, message"):
                 sm.Shards(f"{server.url}/b.tar", **ALONE)
 
+    def test_a_server_that_limits_the_requests_is_asked_once_and_then_later(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pauses: list[float] = []
+        monkeypatch.setattr("time.sleep", pauses.append)
+        with serve(self.FILES) as server:
+            server.busy, server.refusal = 2, 429
+            assert numbers(sm.Shards(f"{server.url}/a-1.tar", **ALONE)) == [8, 9, 10, 11]
+            assert len(pauses) == 2
+            server.busy = 3
+            with pytest.raises(sm.SourceError, match="ClientResponseError: 429"):
+                sm.Shards(f"{server.url}/a-1.tar", **ALONE)
+
     def test_what_fails_is_tried_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
