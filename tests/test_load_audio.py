@@ -226,7 +226,7 @@ def test_alac_in_caf_keeps_the_end_of_a_short_last_packet() -> None:
 )  # fmt: skip
 @each("timestamp", [None, (0.5, 1.25), (1.0, 9.0)])
 @each("options", [{}, {"filter_desc": None}, {"filter_desc": "volume=0.5"}])
-def test_untried_decoders_change_no_sample(
+def test_loading_without_packets_changes_no_sample(
     codec: str, format: str, rate: int, timestamp: Any, options: Any
 ) -> None:
     data = clip(codec, format, rate, 2, (("aac_pns", "0"),) if codec == "aac" else ())
@@ -283,7 +283,7 @@ def test_the_audio_is_that_of_the_stream_that_ffmpeg_finds_best() -> None:
     none = Disposition(0)
     pairs = (usual, none), (none, usual), (usual, deaf), (usual | deaf, usual), (usual | deaf, none)
     wrong = []
-    for pair in pairs:
+    for pair in (*pairs, (usual, usual)):
         data = two_streams(pair)
         best = av.open(io.BytesIO(data)).streams.best("audio")
         wanted = sm.load_audio(data, stream_index=getattr(best, "index", None)).array
@@ -308,7 +308,7 @@ def test_audio_that_ffmpeg_cannot_decode_is_not_the_best() -> None:
 @pytest.mark.parametrize(
     ("codec", "format"), [("vorbis", "ogg"), ("libopus", "ogg"), ("aac", "mp4")]
 )
-def test_untried_decoders_of_windows_behind_the_end(codec: str, format: str) -> None:
+def test_windows_behind_the_end_have_the_dtype_of_the_decoder(codec: str, format: str) -> None:
     data = clip(codec, format, 48000, 1)
     empty = {"num_samples": 10, "on_short": "zeros", "filter_desc": None}
     found = sm.load_audio(data, (5, 6), **empty).array
