@@ -312,7 +312,7 @@ class FailureLog:
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
         self._last: dict[str, FailureRecord] = {}
         self._stages: dict[str, _StageFailures] = {}
-        self._num_delivered = 0
+        self._before = (0, 0)
 
     def watch(
         self, name: str, counters: StageCounters, limit: FailureLimit | None, *, gets_all: bool
@@ -354,18 +354,21 @@ class FailureLog:
             f"{one.failures} of {one.calls} in {name!r}" for name, one in self._by_rate()
         )
 
-    def end_epoch(self, num_delivered: int) -> Excess | None:
+    def end_epoch(self, num_items: int, num_delivered: int) -> Excess | None:
         """Check the rates of the epoch that has ended, and reset the counts.
 
         Args:
-            num_delivered: Number of items that were delivered since the run began.
+            num_items: Number of items that the sources gave since the run began.
+            num_delivered: Number of items that were delivered since then.
         """
         stages = self._stages.values()
-        given, self._num_delivered = num_delivered - self._num_delivered, num_delivered
+        items, given = num_items - self._before[0], num_delivered - self._before[1]
+        self._before = num_items, num_delivered
         # Parts that may get few items count together. What they lost is compared to the items of the epoch,
-        # about as many as the calls of its busiest stage; to itself if nothing is left, as groups are fewer.
+        # of the sources or in its busiest stage; to itself if nothing is left, as groups are fewer.
         lost = sum(one.failures for one in stages if not one.counts_early)
-        number = max(given + lost, *(one.calls for one in stages if given), 1)
+        busiest = max([items, *(one.calls for one in stages)]) if given else 1
+        number = max(given + lost, busiest)
         judged = [
             name for name, one in self._by_rate() if one.counts_early or lost / number > self.limit
         ]

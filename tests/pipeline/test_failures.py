@@ -308,6 +308,16 @@ def test_paths_that_together_lose_everything_but_an_item_are_an_error(*, is_kept
         list(builder.build(max_failures=0.99))
 
 
+def test_what_a_part_loses_is_compared_to_the_items_of_all_sources() -> None:
+    """Batches are fewer than the items that they hold."""
+    bad = PipelineBuilder().add_source(range(90)).pipe(fail_when(lambda _: True, "function"))
+    good = PipelineBuilder().add_source(range(90)).aggregate(9)
+    pipeline = PipelineBuilder().merge(good, bad).build()
+
+    with pipeline.auto_stop():
+        assert [len(list(pipeline)) for _ in range(3)] == [10, 10, 10]
+
+
 def test_an_epoch_of_which_the_parts_lose_all_batches_is_an_error() -> None:
     """Batches are fewer than the items before the paths."""
     fail = PipeConfig(fail_when(lambda _: True, "function"))

@@ -250,7 +250,8 @@ class Run:
         """Log and check the failures of an epoch whose items have all been delivered."""
         if summary := self.log.summary():
             LOG.warning("failures of this epoch: %s", summary)
-        self._end_after(self.log.end_epoch(self.graph.sink.delivered))
+        num_items = sum(source.counters.outputs for source in self.graph.sources)
+        self._end_after(self.log.end_epoch(num_items, self.graph.sink.delivered))
         if (error := self._source_error) is not None:
             self.fail("source", f"The source failed: {describe(error)}", error)
 
