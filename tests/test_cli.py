@@ -342,6 +342,7 @@ def test_sentences_of_refusal(
     assert main(["check", str(missing), "--debug"]) == 2
     assert "Traceback" in capfd.readouterr().err
     assert "range 0<x<=3600" in refusal(capfd, "bench", empty, "--seconds", 0)
+    assert "above 0, not nan" in refusal(capfd, "bench", empty, "--seconds", "nan")
     chart = tmp_path / "chart.svg"
     assert f"no media files in {empty}" in refusal(capfd, "bench", empty, "--chart", chart)
     monkeypatch.setattr("spdl_media.cli.bench._LOOKED_AT", 1)

@@ -123,6 +123,8 @@ def bench_command(
             cannot be imported.
         OSError: The folder cannot be read, or the chart cannot be written.
     """
+    if math.isnan(seconds):  # Click's range accepts it.
+        raise Refused("--seconds must be a number above 0, not nan")
     kind, paths = _sample(folder, kind)
     # Fail now rather than after minutes of work.
     chart.open("a", encoding="utf-8").close()
