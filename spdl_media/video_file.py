@@ -316,7 +316,7 @@ class VideoFile(ClosedByWith):
 
     @property
     def closed(self) -> bool:
-        """Whether the video is closed: also after a failed read, and in a fork of the process that opened it.
+        """Whether the video is closed, or failed to be read, or was opened before a fork of this process.
 
         A :class:`VideoCache` then opens it again.
         """
