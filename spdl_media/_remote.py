@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.destination import Draft
 from spdl_media.errors import MissingDependencyError, SourceError, without_password
 from spdl_media.readers import Content, FileReader, Positioned, flat, memory_of, read_file_object

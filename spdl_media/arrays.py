@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.buffer import Buffer, CPUBuffer, CUDABuffer
 from spdl_media.convert import NUMBER_KINDS
 from spdl_media.formats import Array

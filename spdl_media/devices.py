@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import INSTALL, is_available, require
+from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import Allocator, CUDAConfig
 from spdl_media.cuda_driver import (
     HISTORY,

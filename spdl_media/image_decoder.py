@@ -12,8 +12,8 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import require
 from spdl_media._ffmpeg import LogState, keep_freed_memory
+from spdl_media._optional import require
 from spdl_media._picture_decoder import PicturePath
 from spdl_media.codec import VideoCodec, make_decoder
 from spdl_media.config import DEFAULT_DECODE_CONFIG, DecodeConfig

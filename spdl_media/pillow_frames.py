@@ -11,7 +11,7 @@ from typing import Any, Final
 import av
 import numpy as np
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.config import DecodeConfig
 from spdl_media.errors import DecodeError
 from spdl_media.fast_images import FULL_RANGE, GBR

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdl_media import shared_memory
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.shared_memory import Bytes, Lease, SharedBlocks
 
 # Arrays below this size are pickled: sharing them costs more than a few copies.

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import require, warn_once
+from spdl_media._checks import warn_once
+from spdl_media._optional import require
 from spdl_media._threads import when_dropped
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

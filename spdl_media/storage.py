@@ -17,14 +17,8 @@ from typing import Literal, NoReturn, SupportsIndex, TypeAlias, get_args
 import numpy as np
 
 from spdl_media import shared_memory
-from spdl_media._checks import (
-    check_choice,
-    check_int,
-    check_seconds,
-    require,
-    warn_caller,
-    warn_once,
-)
+from spdl_media._checks import check_choice, check_int, check_seconds, warn_caller, warn_once
+from spdl_media._optional import require
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import cuda_library, is_out_of_memory
 from spdl_media.errors import StorageTooSmallError, TransferError

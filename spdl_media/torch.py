@@ -18,7 +18,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from spdl_media._checks import check_int, require
+from spdl_media._checks import check_int
+from spdl_media._optional import require
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.pipeline import STOP_SECONDS
 

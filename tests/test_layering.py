@@ -22,7 +22,7 @@ LOADER = ["loader_items", "loader_ends", "loader_stages", "dataloader"]
 # The order is from left to right and from top to bottom. A new module is one word here. Folders of helpers
 # are listed file by file, other folders are one module.
 ORDER = [
-    ["errors", "_checks", "_threads", "config", "timing"],
+    ["errors", "_checks", "_threads", "_optional", "config", "timing"],
     ["destination", "shared_memory", "ring"],
     ["_ffmpeg", "formats"],
     ["geometry"],
@@ -64,7 +64,7 @@ JOINS_PIPELINE = {*LOADER, "torch", "cli"}
 
 # Pure Python on bytes and text; the others up to "decode" may use FFmpeg.
 PURE = {
-    *("_checks", "_threads", "errors", "config", "timing", "geometry"),
+    *("_checks", "_threads", "_optional", "errors", "config", "timing", "geometry"),
     *("parts", "still_parts", "stills", "still_variants", "still_headers"),
     *("_remote", "operations", "filter_desc", "crops"),
 }
@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "click": {"cli"},
     "rich": {"cli"},
-    # Optional packages, which may be imported only by name, by the table in _checks.
+    # Optional packages, which may be imported only by name, by the table in _optional.
     "isal": {"array_formats"},
     **{name: set() for name in ("torch", "cupy", "jax", "numba", "nvidia", "fsspec")},
 }
@@ -163,7 +163,7 @@ def test_imports_only_modules_before_it(module: str) -> None:
 
 
 def test_pipeline_knows_nothing_of_media() -> None:
-    known = {"_checks", "_threads", "ring", "shared_memory"}
+    known = {"_checks", "_threads", "_optional", "ring", "shared_memory"}
     assert _own_imports("pipeline") <= known
 
 

@@ -17,7 +17,7 @@ from effort import each
 import spdl_media
 import spdl_media as sm
 import spdl_media.pipeline
-from spdl_media._checks import is_available
+from spdl_media._optional import is_available
 from spdl_media.epochs import Mapped
 from spdl_media.pipeline import PipelineBuilder
 from spdl_media.source import MapIterator

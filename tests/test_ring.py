@@ -19,7 +19,7 @@ from left_behind import descriptors
 import spdl_media as sm
 from spdl_media import ring as _ring
 from spdl_media import shared_memory
-from spdl_media._checks import is_available, require
+from spdl_media._optional import is_available, require
 from spdl_media.ring import Ring, Sender, begin_to_send, shared_empty, unpack
 from spdl_media.testing import make_image, make_video
 

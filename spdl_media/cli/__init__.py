@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.errors import MissingDependencyError
 
 

@@ -16,8 +16,8 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from spdl_media._checks import INSTALL, is_available
 from spdl_media._ffmpeg import has_codec, library_versions
+from spdl_media._optional import INSTALL, is_available
 from spdl_media._probe import AudioStreamInfo, MediaInfo, StreamInfo, VideoStreamInfo, probe
 from spdl_media._threads import has_gil
 from spdl_media.cli.app import FILE, Refused, make_console, printable, show_table, write_error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from spdl_media._checks import INSTALL, is_available, require
+from spdl_media._optional import INSTALL, is_available, require
 from spdl_media.config import as_cuda_config
 from spdl_media.cuda.cuvid import VIDEO_LIBRARY
 from spdl_media.cuda.dali import check_device

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.buffer import CPUBuffer, CUDABuffer
 from spdl_media.cuda_driver import HISTORY
 from spdl_media.devices import SEES_NO_DEVICE, Device, no_such_device

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.batch import FrameRequest, decode_each
 from spdl_media.buffer import Buffer, Failure
 from spdl_media.coded_headers import may_have_fields

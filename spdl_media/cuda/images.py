@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast, get_args
 
-from spdl_media._checks import check_choice, check_positive, is_available, warn_caller
+from spdl_media._checks import check_choice, check_positive, warn_caller
+from spdl_media._optional import is_available
 from spdl_media.arguments import OnError, as_list, check_array_layout
 from spdl_media.batch import FrameRequest, load_rows
 from spdl_media.buffer import Buffer

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from spdl_media._checks import require, with_argument_hints
+from spdl_media._checks import with_argument_hints
+from spdl_media._optional import require
 from spdl_media._threads import when_dropped
 from spdl_media.pipeline.engine.ends import END_OF_EPOCH
 from spdl_media.pipeline.engine.graph import RunOptions

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from spdl_media._checks import require
+from spdl_media._optional import require
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, end_soon, failure
 from spdl_media.pipeline.engine.hub import Hub, wake
 from spdl_media.pipeline.executors import (

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from spdl_media._checks import check_int, require
+from spdl_media._checks import check_int
+from spdl_media._optional import require
 from spdl_media.pipeline.failures import MissingPackageError, PipelineError
 from spdl_media.pipeline.pipeline import Pipeline
 from spdl_media.pipeline.stages import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
 
-from spdl_media._checks import is_available, require
+from spdl_media._optional import is_available, require
 
 __all__ = ("PipelineStatistics", "SinkStatistics", "StageStatistics", "Timing")
 
