@@ -139,7 +139,9 @@ def create_reference_video_frame(
         values = np.expand_dims(values, -1 if own.kind == "packed" else -3)
     if values.ndim != 4:
         raise ValueError(f"a video is an array (N, ...) of frames, not of shape {values.shape}")
-    return frames_from_array(values, pix_fmt, frame_rate=frame_rate, pts=pts)  # type: ignore[return-value]
+    frames = frames_from_array(values, pix_fmt, frame_rate=frame_rate, pts=pts)
+    assert isinstance(frames, VideoFrames)
+    return frames
 
 
 def create_reference_audio_frame(

@@ -375,11 +375,12 @@ _STRAIGHT = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 def display_matrix(stream: Any, format: str) -> tuple[int, ...] | None:
     """Return the display matrix of a video stream, read from an MP4 or QuickTime header written for it.
 
-    ``None``: the container states none, or it changes nothing.
-
     Args:
         stream: A stream of the open file.
         format: FFmpeg's name of the container's format.
+
+    Returns:
+        Its nine numbers; ``None``: the container states none, or the matrix changes nothing.
     """
     if not ("mp4" in format or "matroska" in format):
         return None

@@ -127,6 +127,9 @@ class AudioEncodeConfig:
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of range, or a name is unknown.
+
+    See:
+        FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders
     """
 
     sample_rate: int

@@ -104,14 +104,9 @@ class Child:
         self._lock = threading.Lock()
         theirs: list[Connection] = []
         try:
-            # Without a ring, arrays are pickled.
+            # On other systems, arrays are pickled.
             if CAN_SHARE:
-                try:
-                    self.ring = Ring(context, **ring_options)
-                except OSError as error:
-                    # A limited address space (ulimit -v) may have no room for its blocks.
-                    if error.errno != errno.ENOMEM:
-                        raise
+                self.ring = _make_ring(context, **ring_options)
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -278,6 +273,16 @@ class Child:
         ring, self.ring = self.ring, None
         if ring is not None:
             ring.close()
+
+
+def _make_ring(context: BaseContext, **options: Any) -> Ring | None:
+    """Make a ring; ``None``: a limited address space (``ulimit -v``) has no room for its blocks."""
+    try:
+        return Ring(context, **options)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+    return None
 
 
 _children: set[Child] = set()
