@@ -120,16 +120,13 @@ class AudioEncodeConfig:
         num_channels: Number of channels.
         sample_fmt: Sample format to which samples are converted; by default, the encoder's first one.
         encoder: FFmpeg's name of an encoder (``"libmp3lame"``) or codec (``"mp3"``); default: by file format.
-        encoder_options: Options of the encoder, such as ``{"compression_level": 8}``.
+        encoder_options: Options of the encoder; see https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders.
         bit_rate: Bit rate in bits per second, for lossy encoders. The default is that of the encoder.
         qscale: Constant quality, for encoders such as ``libmp3lame`` and ``vorbis``.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of range, or a name is unknown.
-
-    See:
-        FFmpeg's encoders and their options: https://ffmpeg.org/ffmpeg-codecs.html#Audio-Encoders
     """
 
     sample_rate: int
