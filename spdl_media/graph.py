@@ -48,15 +48,24 @@ _WORD = re.compile(r"[A-Za-z0-9_.+-]+\Z")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:=|/+*()<>?!%&#@-]+\Z")
 _EXCERPT = 24
 
-_SPACE = re.compile(r"[ \n\t\r]*")
+_SPACE = r"[ \n\t\r]*"
 _QUOTED = re.compile(r"\\(.)|'([^']*)'", re.DOTALL)
-# Text up to one of the stop characters. Trailing space is left out: space matches only before other text.
-_UP_TO = {
-    stops: re.compile(
-        rf"(?:[ \n\t\r]*(?:\\.?|'[^']*'|[^ \n\t\r\\'{re.escape(stops)}]))*", re.DOTALL
-    )
-    for stops in ("=,;[", "[],;", "]")
-}
+
+
+def _up_to(stops: str) -> str:
+    """Return a pattern of the text up to one of these characters, without the space before them."""
+    return rf"(?:{_SPACE}(?:\\.?|'[^']*'|[^ \n\t\r\\'{re.escape(stops)}])+)*+"
+
+
+_LABEL = rf"\[{_SPACE}(?P<label>{_up_to(']')}){_SPACE}\]{_SPACE}"
+_LABELS = f"(?:{_LABEL.replace('?P<label>', '?:')})*"
+# The name ends at the arguments, the next filter or chain, or the label of an output. Options are not split,
+# because the filter does that itself.
+_FILTER = re.compile(
+    rf"{_SPACE}(?P<inputs>{_LABELS})(?P<name>{_up_to('=,;[')}){_SPACE}"
+    rf"(?:={_SPACE}(?P<args>{_up_to('[],;')}){_SPACE})?(?P<outputs>{_LABELS})",
+    re.DOTALL,
+)
 
 
 class Node(NamedTuple):
@@ -129,7 +138,7 @@ def parse_graph(desc: str) -> Chains:
     """
     if not isinstance(desc, str):
         raise TypeError(f"a filter description is a str, such as 'scale=64:48', not {desc!r}")
-    chains = _Reader(desc).graph()
+    chains = _read_chains(desc)
     nodes = [node for chain in chains for node in chain]
     for side in ("inputs", "outputs"):
         counts = Counter(label for node in nodes for label in getattr(node, side))
@@ -146,84 +155,63 @@ def parse_graph(desc: str) -> Chains:
     return chains
 
 
-class _Reader:
-    """A recursive-descent parser; each method reads the element it is named after."""
+def _read_chains(desc: str) -> Chains:
+    # FFmpeg would silently ignore the text after a zero character.
+    if "\0" in desc:
+        raise _syntax_error(desc, "a zero character", desc.index("\0"))
+    chains: list[list[Node]] = [[]]
+    position, stop = 0, ","
+    # FFmpeg allows a final ";", which is common in files of long graphs.
+    while stop == "," or (stop == ";" and desc[position:].strip(" \n\t\r")):
+        if stop == ";":
+            chains.append([])
+        node, position = _read_filter(desc, position)
+        chains[-1].append(node)
+        stop = desc[position : position + 1]
+        position += 1
+    return tuple(map(tuple, chains))
 
-    def __init__(self, desc: str) -> None:
-        self._desc = desc
-        self._at = 0
 
-    def graph(self) -> Chains:
-        self._skip_space()
-        # FFmpeg would silently ignore the text after a zero character.
-        if "\0" in self._desc:
-            raise self._error("a zero character", self._desc.index("\0"))
-        chains = [self._chain()]
-        # FFmpeg allows a final ";", which is common in files of long graphs.
-        while self._take(";") and self._at < len(self._desc):
-            chains.append(self._chain())
-        if self._at < len(self._desc):
-            raise self._error(f"unexpected {self._desc[self._at]!r}", self._at)
-        return tuple(chains)
+def _read_filter(desc: str, position: int) -> tuple[Node, int]:
+    """Read the filter at a position. Return it, and the position of the character after it."""
+    found = _FILTER.match(desc, position)
+    assert found is not None, "all parts are optional"
+    start, end, token = found.start("name"), found.end(), _unquoted(found["name"])
+    if not token:
+        raise _syntax_error(desc, "a filter is missing", start)
+    # FFmpeg allows filter@id, by which commands find a filter.
+    name, at, id = token.partition("@")
+    if not _NAME.match(name) or (at and not id):
+        raise _syntax_error(desc, f"{token!r} is not the name of a filter", start)
+    if desc[end : end + 1] not in ("", ",", ";"):
+        raise _syntax_error(desc, f"unexpected {desc[end]!r}", end)
+    inputs, outputs = (_labels(desc, *found.span(side)) for side in ("inputs", "outputs"))
+    args = None if found["args"] is None else _unquoted(found["args"])
+    return Node(name, id or None, args, inputs, outputs), end
 
-    def _chain(self) -> tuple[Node, ...]:
-        nodes = [self._node()]
-        while self._take(","):
-            nodes.append(self._node())
-        return tuple(nodes)
 
-    def _node(self) -> Node:
-        inputs = self._labels()
-        start = self._at
-        # The name ends at its arguments, the next filter, the next chain, or an output label.
-        token = self._text("=,;[")
-        if not token:
-            raise self._error("a filter is missing", start)
-        # FFmpeg allows filter@id, by which commands find a filter.
-        name, at, id = token.partition("@")
-        if not _NAME.match(name) or (at and not id):
-            raise self._error(f"{token!r} is not the name of a filter", start)
-        # The filter splits its options itself, so this is one text.
-        args = self._text("[],;") if self._take("=") else None
-        return Node(name, id or None, args, inputs, self._labels())
+def _labels(desc: str, start: int, end: int) -> tuple[str, ...]:
+    labels: list[str] = []
+    for found in re.compile(_LABEL, re.DOTALL).finditer(desc, start, end):
+        labels.append(_unquoted(found["label"]))
+        if not labels[-1]:
+            raise _syntax_error(desc, "a label is empty", found.start())
+    return tuple(labels)
 
-    def _labels(self) -> tuple[str, ...]:
-        labels: list[str] = []
-        start = self._at
-        while self._take("["):
-            labels.append(self._text("]"))
-            if not self._take("]"):
-                raise self._error("the bracket is never closed", start)
-            if not labels[-1]:
-                raise self._error("a label is empty", start)
-            start = self._at
-        return tuple(labels)
 
-    def _text(self, stops: str) -> str:
-        """Read the text up to one of these characters, without quotes and surrounding space."""
-        start = self._at
-        self._at = _UP_TO[stops].match(self._desc, start).end()  # type: ignore[union-attr]  # all is optional
-        if self._desc.startswith("'", self._at):
-            raise self._error("the quote is never closed", self._at)
-        text = self._desc[start : self._at]
-        self._skip_space()
-        return _QUOTED.sub(lambda quoted: quoted[1] or quoted[2], text)
+def _unquoted(text: str) -> str:
+    return _QUOTED.sub(lambda quoted: quoted[1] or quoted[2], text)
 
-    def _take(self, char: str) -> bool:
-        """Whether this character comes next; if so, skip it and the space after it."""
-        if not self._desc.startswith(char, self._at):
-            return False
-        self._at += 1
-        self._skip_space()
-        return True
 
-    def _skip_space(self) -> None:
-        self._at = _SPACE.match(self._desc, self._at).end()  # type: ignore[union-attr]  # all is optional
-
-    def _error(self, what: str, position: int) -> FilterError:
-        rest = self._desc[position : position + _EXCERPT]
-        where = f"at position {position} ({rest!r})" if rest else "at the end"
-        return graph_error(self._desc, f"{what}, {where}")
+def _syntax_error(desc: str, what: str, position: int) -> FilterError:
+    rest = desc[position : position + _EXCERPT]
+    # The pattern ends before a bracket or a quote that is never closed.
+    if rest.startswith("[") and what != "a label is empty":
+        what = "the bracket is never closed"
+    elif rest.startswith("'") and desc.count("'", position) == 1:
+        what = "the quote is never closed"
+    where = f"at position {position} ({rest!r})" if rest else "at the end"
+    return graph_error(desc, f"{what}, {where}")
 
 
 class Pad(NamedTuple):
