@@ -50,6 +50,7 @@ class Container:
         self._input, self._needs_audio = input, audio
         self._orientations: dict[int, int] = {}
         self._times: dict[int, ExactTimes | None] = {}
+        self._last: dict[int, AvPacket] = {}  # by stream, the last packet that was read
         self._ended = self._checksum_failed = self._empty = False
         self._log: list[_ffmpeg.LogLine] = []
         self._open()
@@ -229,7 +230,7 @@ class Container:
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
-        self._ended, self._empty = False, from_start
+        self._ended, self._empty, self._last = False, from_start, {}
         self._checksum_failed = from_start and self._input.checksum_failed
         # Log lines of the seek, and of earlier positions, do not concern these packets.
         self._log_start = len(self._log)
@@ -282,14 +283,16 @@ class Container:
                 if is_first:
                     check_clear(packet, self.error)
                     self._empty = is_first = False
-                yield from (packet,) if detach is None else detach(packet)
+                for found in (packet,) if detach is None else detach(packet):
+                    self._last[found.stream_index] = found
+                    yield found
         self._input.check()
         self._ended = True
 
-    def missing_end(self, packets: Sequence[AvPacket]) -> str | None:
+    def missing_end(self, index: int) -> str | None:
         """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
 
-        The end is examined only if reading reached it, and then also the last of these packets of a stream.
+        The end is examined only if reading reached it, and then also the last packet of this stream.
 
         Raises:
             DemuxError: The source is an image in which FFmpeg finds no packet.
@@ -310,7 +313,7 @@ class Container:
             missing = parts.missing_packets(self.av.streams, self._input.size())
         if missing is None and self._empty and self.format == "flac" and self.av.duration:
             return "FFmpeg finds none of its frames"
-        return missing or (self._short_packet(packets[-1]) if packets else None)
+        return missing or (self._short_packet(self._last[index]) if index in self._last else None)
 
     def _short_packet(self, last: AvPacket) -> str | None:
         # FFmpeg marks a packet that has fewer bytes than its header states, or than were read at once; in ADX

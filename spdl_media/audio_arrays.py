@@ -185,9 +185,8 @@ def _decode_while_reading(
                 decoder = SampleDecoder(codec, metadata, request.config)
                 most = READ_FIRST if not window and request.num_samples is None else 0
                 decoder.run(packets, rows, in_memory=input.in_memory(most))
-            last = decoder.last_packet
             # The caller's other path raises the error.
-            if rows.mixed or last is None or container.missing_end((last,)):
+            if rows.mixed or not decoder.has_started or container.missing_end(index):
                 return None
     except (DemuxError, DecodeError, FilterError):
         return None

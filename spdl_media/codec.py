@@ -49,7 +49,6 @@ class VideoCodec:
         bits_per_coded_sample: Bits of a coded pixel or sample; 0: not stated.
         reorder_depth: Number of frames that a decoder delays to put frames into display order.
         color: Range, matrix, primaries and transfer that the container states, as FFmpeg's numbers.
-        x264_build: Version of x264, for packets without the first one, which states it; else 0.
 
     Thread safety: safe; it is immutable.
     """
@@ -68,7 +67,6 @@ class VideoCodec:
     reorder_depth: int = field(default=0, repr=False)
     # FFmpeg's "unspecified" is 0 for the range and 2 for the others.
     color: tuple[int, int, int, int] = field(default=(0, 2, 2, 2), repr=False)
-    x264_build: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +147,15 @@ def usual_duration(codec: VideoCodec) -> int:
         return 0
     # In integers, because fractions take ten times as long.
     return max(1, round(base.denominator * rate.denominator / (base.numerator * rate.numerator)))
+
+
+def needs_first_packet(codec: VideoCodec) -> bool:
+    """Whether all packets of a stream need the first one: it has the palette, or the version of x264.
+
+    Versions of x264 before 151 coded 4:4:4 differently.
+    """
+    pix_fmt = codec.pix_fmt or ""
+    return pix_fmt == "pal8" or (codec.name == "h264" and "444" in pix_fmt)
 
 
 _colors_of = attrgetter(*COLOR_TABLES)
@@ -413,8 +420,7 @@ def _set_video(context: Any, codec: VideoCodec) -> dict[str, str]:
         setattr(context, name, number)
     if context.name == "mjpeg" and codec.frame_rate is None:
         return _STILL_JPEG_OPTIONS
-    has_build = context.name == "h264" and codec.x264_build
-    return {"x264_build": str(codec.x264_build)} if has_build else {}
+    return {}
 
 
 def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:

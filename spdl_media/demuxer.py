@@ -313,7 +313,7 @@ class Demuxer(ClosedByWith):
                     for i, part in chunk.items()
                 }
                 # Packets carry the error of a truncated file, but here are none.
-                if not (found or begun) and (text := container.missing_end(())):
+                if not (found or begun) and (text := container.missing_end(indices[0])):
                     raise container.error(f"it is cut short: {text}")
             if not found:
                 return

@@ -30,7 +30,6 @@ from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
 from spdl_media.stills import pillow_video_reason
 from spdl_media.timing import ticks_to_seconds
-from spdl_media.window import with_x264_build
 
 P = TypeVar("P")
 
@@ -76,10 +75,8 @@ class VideoSource:
         try:
             self._check_input()
             self.container = container = Container(self._input)
-            self._stream, codec = container.video(stream)
+            self._stream, self.codec = container.video(stream)
             orientation = container.orientation(self._stream)
-            with container.reading():
-                self.codec = with_x264_build(container, self._stream, codec, 0)
             self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
             # Read now, because the source may have changed by the time the index is saved.
             self.identity = self._read_identity()
@@ -147,19 +144,17 @@ class VideoSource:
         raise DemuxError(what, source=self._input.name)
 
     def _make_index(self, container: Container) -> FrameIndex:
-        codec, last = self.codec, deque[AvPacket](maxlen=1)
+        codec = self.codec
 
         def restart() -> Iterator[AvPacket]:
             container.rewind()
-            for packet in container.packets([self._stream], keep=False):
-                last.append(packet)
-                yield packet
+            return container.packets([self._stream], keep=False)
 
         stream, read = container.av.streams[self._stream], self._input.read_at
         table = mp4_table(stream, container.format, codec, read, self._input.size())
         with container.reading():
             table = table or read_table(codec, restart())
-            missing = container.missing_end(last) if last else None
+            missing = container.missing_end(self._stream) if len(table) else None
             found = VideoPackets((), codec, replace(self.metadata, incomplete=missing))
             check_complete(found, self._config)
             # Not the stream from above: a rewind may have opened the source again.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from spdl_media._ffmpeg import AvPacket, ffmpeg_log
 from spdl_media._picture_decoder import PictureDecoder
-from spdl_media.codec import VideoCodec, usual_duration
+from spdl_media.codec import VideoCodec, needs_first_packet, usual_duration
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig
@@ -221,6 +221,8 @@ def make_index(
 
     if not _is_one_each(table, codec, format):
         return _decoded_index(table, codec, decoded())
+    if needs_first_packet(codec):
+        table.is_key[np.argmax(table.is_key) + 1 :] = False
     shown = table.is_shown.copy()
     first_key = int(np.argmax(table.is_key))
     start, *second = table.pts[first_key : first_key + 2].tolist()

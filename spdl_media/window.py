@@ -8,26 +8,21 @@ Times are integer timestamps of the streams, which are fast to compare.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
-from spdl_media.codec import AudioCodec, Codec, VideoCodec
+from spdl_media.codec import AudioCodec, Codec, VideoCodec, needs_first_packet
 from spdl_media.coded_headers import may_have_fields
 from spdl_media.coded_units import is_gradual
 from spdl_media.packets import AudioPackets, ImagePackets, PacketMetadata, VideoPackets, make_packet
 from spdl_media.timing import WHOLE, Window, tick_at
 
 P = TypeVar("P", VideoPackets, ImagePackets)
-
-Begins: TypeAlias = Callable[[AvPacket], bool | None]
-"""Whether decoding can begin at a packet; ``None``: not at this one, but perhaps at a later one."""
 
 # Codecs whose decoders, started in mid-stream, soon give the same samples as from the start. Others are read
 # from the start: ADPCM, WMA and speech codecs have predictors, and seeks in ADPCM WAV are off by two blocks.
@@ -46,24 +41,26 @@ class _VideoRun:
     Attributes:
         index: Index of the stream.
         codec: Its codec.
-        start: Timestamp at or before which a key frame is needed; ``None``: the file's start.
+        start: Timestamp at or before which decoding has to begin; ``None``: at the start of the file.
+        is_sought: The packets come from a seek, not from the start of the file.
         complete: No later packet can belong to the window.
         goes_on: Frames follow after the window.
     """
 
+    is_sought = complete = goes_on = False
+
     def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
-        self.index, codec = container.video(stream_index)
-        self.start = _video_start(container, codec, window)
-        self.codec = with_x264_build(container, self.index, codec, self.start)
-        self._first, self._stop = window.ticks(codec.time_base, container.zero)
+        self.index, self.codec = container.video(stream_index)
+        self.start = _video_start(container, self.codec, window)
+        self._first, self._stop = window.ticks(self.codec.time_base, container.zero)
         self._kept: list[AvPacket] = []
-        self._splits = may_have_fields(codec)
-        self._depth = codec.reorder_depth * (2 if self._splits else 1)
+        self._splits = may_have_fields(self.codec)
+        self._depth = self.codec.reorder_depth * (2 if self._splits else 1)
         self._inside = self._late = 0
-        self._has_key = self.complete = self.goes_on = False
+        self._has_key = False
 
     def begins(self, packet: AvPacket) -> bool | None:
-        """Whether decoding may begin at a packet; ``None``: it is no key frame."""
+        """Whether decoding may begin at a packet; ``None``: not at this one, but perhaps at a later one."""
         return self._restarts(packet) if packet.is_keyframe else None
 
     def _restarts(self, packet: AvPacket) -> bool:
@@ -113,22 +110,20 @@ class _VideoRun:
         left = nbytes
         for packet in packets:
             count -= packet.pts is None or packet.pts >= self._first
-            had_key, self._has_key = self._has_key, self._has_key or packet.is_keyframe
+            self._has_key |= packet.is_keyframe
             if self.add(packet):
                 return True
             left = (left if len(self._kept) > 1 else nbytes) - packet.size
-            # The last packet goes into the next part. So the key frame must be one before it, because a first
-            # part without any would be decoded as a stream of intra refresh.
-            is_full = had_key and min(left, count) <= 0
-            if self._inside > 1 and (is_full or left < -_MOST_WITHOUT_KEY):
+            # A first part without a key frame would be decoded as a stream of intra refresh.
+            is_full = self._has_key and min(left, count) <= 0
+            if self._inside and (is_full or left < -_MOST_WITHOUT_KEY):
                 return False
         return True
 
-    def take(self, *, keep: int = 0) -> list[AvPacket]:
-        """Remove and return the packets that the window needs, except the last ``keep`` of them."""
-        count = max(0, self._inside - keep)
-        taken, self._kept = self._kept[:count], self._kept[count:]
-        self._inside -= count
+    def take(self) -> list[AvPacket]:
+        """Remove and return the packets that the window needs."""
+        taken, self._kept = self._kept[: self._inside], self._kept[self._inside :]
+        self._inside = 0
         return taken
 
 
@@ -162,42 +157,16 @@ def read_video(
         return
     with container.reading():
         run = _VideoRun(container, stream_index, window)
-        keep = nbytes == math.inf
-        packets, _ = _seek_packets(container, run.start, {run.index: run.begins}, keep=keep)
+        packets = _seek_packets(container, run.start, [run], keep=nbytes == math.inf)
     count = math.inf if num_frames is None else num_frames + run.codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
         with container.reading():
             is_last = run.fill(packets, nbytes, count)
         count *= 2
-        # Keep one packet, so that the last part is not empty: its last packet may tell that the file is
-        # truncated.
-        kept = run.take(keep=not is_last)
         more = {"continues": continues, "goes_on": run.goes_on or not is_last}
-        yield our_packets(container, run.index, run.codec, kept, window, **more)
+        yield our_packets(container, run.index, run.codec, run.take(), window, **more)
         continues = True
-
-
-_X264 = re.compile(rb"x264 - core (\d+)")
-
-
-def with_x264_build(
-    container: Container, index: int, codec: VideoCodec, start: int | None
-) -> VideoCodec:
-    """Add the build number of x264 to the codec, because 4:4:4 of builds before 151 is coded differently.
-
-    Only the first packet of the stream states it, so it is read if a window starts later.
-
-    Raises:
-        SourceError: The source cannot be read.
-    """
-    if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
-        return codec
-    if not container.seek(tick_at(Fraction(0), codec.time_base, container.zero), index):
-        return codec  # not seekable, so it is read from its start
-    first = next(container.packets([index]), None)
-    found = None if first is None else _X264.search(bytes(first))
-    return codec if found is None else replace(codec, x264_build=int(found[1]))
 
 
 def read_audio(container: Container, stream_index: int | None, window: Window) -> AudioPackets:
@@ -229,25 +198,20 @@ def audio_packets(
         SourceError: The source cannot be read.
         DemuxError: There is no such stream.
     """
-    audio = _AudioWindow(container, stream_index, window)
-    packets, is_sought = _seek_packets(
-        container, audio.start, {audio.index: audio.begins}, keep=keep
-    )
-    return audio.index, audio.codec, audio.cut(packets, is_sought=is_sought)
+    run = _AudioRun(container, stream_index, window)
+    packets = _seek_packets(container, run.start, [run], keep=keep)
+    return run.index, run.codec, packets if run.is_whole else run.of(packets)
 
 
-class _AudioWindow:
-    """The packets that a window of an audio stream needs.
+class _AudioRun:
+    """Collects the packets of an audio stream that a window needs; see :class:`_VideoRun`."""
 
-    Attributes:
-        index: Index of the stream.
-        codec: Its codec.
-        start: Timestamp at which decoding may begin; ``None``: at the start of the file.
-    """
+    is_sought = complete = False
 
     def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
         self.index, self.codec = container.audio(stream_index)
-        self._window, self._zero = window, container.zero
+        base, zero = self.codec.time_base, container.zero
+        self._kept: list[AvPacket] = []
         times, lead_in = container.exact_times(self.index), preroll(self.codec)
         # FFmpeg counts the frames of MP3 files itself.
         is_exact = container.format == "mp3" or times is not None
@@ -255,36 +219,47 @@ class _AudioWindow:
         self.start: int | None = None
         may_seek = _seeks_right(container, self.codec) and not (times and times.only_from_start)
         if may_seek and window.start is not None and window.start > lead_in:
-            self.start = tick_at(window.start - lead_in, self.codec.time_base, self._zero)
+            self.start = tick_at(window.start - lead_in, base, zero)
+        # Of packets from a seek, times are exact but for rounding. From the start of the file, they may drift
+        # from the count of samples.
+        self._stops = window.ticks(base, zero + AUDIO_PREROLL)[1], window.ticks(base, zero)[1] + 2
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all packets are needed."""
+        return not self.is_sought and self._stops[0] == math.inf
 
     def begins(self, packet: AvPacket) -> bool:
-        """Whether decoding may begin at a packet, whose timestamp must identify a sample."""
+        # The timestamp must identify a sample.
         return _at_or_before(packet, self.start) and (
             self._is_exact or tells_sample(self.codec, packet.pts or 0, packet.duration or 0)
         )
 
-    def cut(self, packets: Iterator[AvPacket], *, is_sought: bool) -> Iterator[AvPacket]:
-        """Skip packets that the window does not need, in those from the file's start or from a seek."""
-        if is_sought:
-            packets = self._from_last(packets)
-            stop = self._window.ticks(self.codec.time_base, self._zero)[1] + 2  # they are rounded
-        else:
-            # Timestamps may drift from the count of samples.
-            stop = self._window.ticks(self.codec.time_base, self._zero + AUDIO_PREROLL)[1]
-        return packets if stop == math.inf else _until(packets, stop)
+    def add(self, packet: AvPacket) -> bool:
+        # Seeks end at the start of an Ogg page or a Matroska cluster, a second or more too early. At the
+        # stream's stated start, packets before it may still be needed to decode it.
+        if self.is_sought and packet.pts != self.codec.start_pts and self.begins(packet):
+            self._kept.clear()
+        self._kept.append(packet)
+        # Include one shown packet after the end, which tells whether something before it is missing.
+        is_late = packet.pts is not None and packet.pts >= self._stops[self.is_sought]
+        self.complete = is_late and not packet.is_discard
+        return self.complete
 
-    def _from_last(self, packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
-        """Skip packets before the last one at which decoding can begin."""
-        # Seeks end at the start of an Ogg page or a Matroska cluster, a second or more too early.
-        kept: list[AvPacket] = []
+    def take(self) -> list[AvPacket]:
+        taken, self._kept = self._kept, []
+        return taken
+
+    def of(self, packets: Iterator[AvPacket]) -> Iterator[AvPacket]:
+        """Yield the packets that the window needs, as early as possible."""
         for packet in packets:
-            # At the stream's stated start, packets before it may still be needed to decode it.
-            if packet.pts != self.codec.start_pts and self.begins(packet):
-                kept.clear()
-            elif not _at_or_before(packet, self.start):
-                return chain(kept, (packet,), packets)
-            kept.append(packet)
-        return iter(kept)
+            is_last = self.add(packet)
+            # Packets before the start wait, because decoding may begin at a later one.
+            if not (self.is_sought and _at_or_before(packet, self.start)):
+                yield from self.take()
+            if is_last:
+                return
+        yield from self.take()
 
 
 def _seeks_right(container: Container, codec: AudioCodec) -> bool:
@@ -295,14 +270,6 @@ def _seeks_right(container: Container, codec: AudioCodec) -> bool:
         return not (codec.bit_rate and true and codec.bit_rate != true)
     # In Ogg, FLAC packets of the last page have wrong timestamps after a seek.
     return codec.name in _INDEPENDENT and (container.format, codec.name) != ("ogg", "flac")
-
-
-def _until(packets: Iterator[AvPacket], stop: float) -> Iterator[AvPacket]:
-    for packet in packets:
-        yield packet
-        # Include one shown packet after the end, which tells whether something before it is missing.
-        if packet.pts is not None and packet.pts >= stop and not packet.is_discard:
-            break
 
 
 def read_clip(
@@ -325,32 +292,20 @@ def read_clip(
     """
     with container.reading():
         video = _VideoRun(container, streams[0], window)
-        audio = _AudioWindow(container, streams[1], of_audio)
+        audio = _AudioRun(container, streams[1], of_audio)
         # Seeks use the video stream, at the time where the audio begins.
         place = None
         if video.start is not None and audio.start is not None:
             place = math.floor(audio.start * audio.codec.time_base / video.codec.time_base)
-        tests: dict[int, Begins] = {video.index: video.begins, audio.index: audio.begins}
-        packets, is_sought = _seek_packets(container, place, tests)
-
-        def packets_of_audio() -> Iterator[AvPacket]:
-            """Yield the packets of the audio, and add those of the video to its run."""
-            for packet in packets:
-                if packet.stream_index == audio.index:
-                    yield packet
-                elif not video.complete:
-                    video.add(packet)
-
-        samples = list(audio.cut(packets_of_audio(), is_sought=is_sought))
-        # The video may need packets after the last one of the audio.
-        while not video.complete and (packet := next(packets, None)) is not None:
-            if packet.stream_index == video.index:
-                video.add(packet)
+        for packet in _seek_packets(container, place, (video, audio)):
+            run: _VideoRun | _AudioRun = video if packet.stream_index == video.index else audio
+            if not run.complete and run.add(packet) and video.complete and audio.complete:
+                break
     return (
         our_packets(
             container, video.index, video.codec, video.take(), window, goes_on=video.goes_on
         ),
-        our_packets(container, audio.index, audio.codec, samples, of_audio),
+        our_packets(container, audio.index, audio.codec, audio.take(), of_audio),
     )
 
 
@@ -372,7 +327,7 @@ def our_packets(
     """
     is_video = isinstance(codec, VideoCodec)
     turn = container.orientation(index, packets) if is_video else 1
-    missing, zero = container.missing_end(packets), container.zero
+    missing, zero = container.missing_end(index), container.zero
     metadata = PacketMetadata(
         container.name, zero, window, turn, continues=continues, goes_on=goes_on, incomplete=missing
     )
@@ -385,25 +340,30 @@ def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
 
 def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
     """Return the timestamp at or before which a key frame is needed; ``None``: read from the file's start."""
-    # In ASF, FFmpeg derives other times after a seek than from the start. Palettes are in the first packet.
-    # H.261 packets do not tell whether they are key frames.
+    # In ASF, FFmpeg derives other times after a seek than from the start. H.261 packets do not tell whether
+    # they are key frames.
     is_known = (container.format, codec.name) != ("asf", "h264") and codec.name != "h261"
-    if not is_known or codec.pix_fmt == "pal8" or window.start is None or window.start <= 0:
+    if not is_known or needs_first_packet(codec) or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
 
 
 def _seek_packets(
-    container: Container, place: int | None, tests: dict[int, Begins], *, keep: bool = True
-) -> tuple[Iterator[AvPacket], bool]:
-    """Return packets from where decoding can begin; the second result is False for the start of the file.
+    container: Container,
+    place: int | None,
+    runs: Sequence[_VideoRun | _AudioRun],
+    *,
+    keep: bool = True,
+) -> Iterator[AvPacket]:
+    """Return packets of some streams from where decoding of all can begin, and tell the runs of a seek.
 
     Args:
         container: The open container.
         place: Timestamp to seek to in the first stream; ``None``: read from the start of the file.
-        tests: By stream index, the test whether decoding can begin at a packet.
+        runs: The streams.
         keep: Whether packets must stay valid after the container is closed.
     """
+    tests = {run.index: run.begins for run in runs}
     for packets, is_sought in container.places([*tests], place, keep=keep):
         head: list[AvPacket] = []
         waiting = set(tests) if is_sought else set()
@@ -417,7 +377,9 @@ def _seek_packets(
                 head.append(packet)
         if not waiting:
             break
-    return chain(head, packets), is_sought
+    for run in runs:
+        run.is_sought = is_sought
+    return chain(head, packets)
 
 
 PILLOW_TIME_BASE = Fraction(1, 1000)
