@@ -16,11 +16,9 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, TypeAlias
 
@@ -36,10 +34,12 @@ _LEAST_SHARED: Final = 4096
 # A pickle stream of at least this size goes into a block, too.
 _LEAST_STREAM: Final = 1 << 16
 _ALIGNMENT: Final = 64
-# Block numbers are sent as one byte, and each block takes address space.
-_MAX_BLOCKS: Final = 0x7F
+# Each block takes address space.
+_MAX_BLOCKS: Final = 127
 # Blocks that arrays of the sender may hold at a time, while values are being made.
 _NUM_OWN: Final = 16
+# Seconds between two looks for a free block.
+_WAIT_SECONDS: Final = 0.001
 
 # Number of the block, offset in it, size in bytes.
 _Place: TypeAlias = tuple[int, int, int]
@@ -49,55 +49,29 @@ class Ring:
     """The receiver's end of the memory that two processes share.
 
     Args:
-        context: Context of ``multiprocessing`` that starts the sender.
         block_size: Size of a block in bytes. A value takes at least one block.
         num_sent: Maximum number of values in transit.
         num_views: Blocks that arrays of the receiver may hold at a time. Values beyond that are copied. A
             value takes one block for each array that was allocated in one.
         pin_memory: Pin blocks in the receiver.
 
+    Attributes:
+        blocks: The memory, which the sender needs as well.
+
     Raises:
         OSError: No more file descriptors are available.
     """
 
     def __init__(
-        self,
-        context: BaseContext,
-        block_size: int,
-        *,
-        num_sent: int,
-        num_views: int = 64,
-        pin_memory: bool = False,
+        self, block_size: int, *, num_sent: int, num_views: int = 64, pin_memory: bool = False
     ) -> None:
         # One block more than all others can hold for long, so that the sender always gets one eventually.
         count = min(_NUM_OWN + num_views + num_sent + 1, _MAX_BLOCKS)
         self.blocks = SharedBlocks(block_size, count)
-        try:
-            # A pipe for the numbers of released blocks. Finalizers of arrays write to it at any time in any
-            # thread, where taking a lock could deadlock.
-            self.freed, self.freeing = context.Pipe(duplex=False)
-        except BaseException:
-            self.blocks.close_file()
-            raise
         self._num_views = min(num_views, count - _NUM_OWN - 1)
         self._pin_memory = pin_memory
         # One entry for each block that arrays in this process hold.
         self._views: deque[None] = deque()
-
-    def hand_over(self) -> None:
-        """Close the handles that only the sender uses, after it has inherited them."""
-        self.blocks.close_file()
-        self.freed.close()
-
-    def close(self) -> None:
-        """Close the receiver's end. Arrays over blocks stay valid."""
-        self.hand_over()
-        self.freeing.close()
-
-    @property
-    def other_end(self) -> tuple[SharedBlocks, Connection, Connection]:
-        """Arguments for the :class:`Sender` of the other process."""
-        return self.blocks, self.freed, self.freeing
 
     def unpack(self, places: Sequence[_Place], stream: bytes | None) -> Any:
         """Unpickle a value whose arrays are views of blocks.
@@ -111,8 +85,8 @@ class Ring:
         blocks: dict[int, Bytes] = {}
         for number in {place[0] for place in places}:
             self._views.append(None)
-            post = (self.freeing, number, os.getpid(), self._views)
-            blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *post))
+            end = (self.blocks.sent, number, os.getpid(), self._views)
+            blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *end))
         for number, start, nbytes in places if self._pin_memory else ():
             self.blocks.pin(number, start + nbytes)
         buffers = [blocks[number][start : start + nbytes] for number, start, nbytes in places]
@@ -122,17 +96,11 @@ class Ring:
         return pickle.loads(data, buffers=buffers)  # noqa: S301  # from the process started for it
 
 
-def _give_back(pipe: Connection, number: int, pid: int, held: deque[None]) -> None:
+def _give_back(sent: Bytes, number: int, pid: int, held: deque[None]) -> None:
     # A forked child has copies of the arrays, but only the process that got the block may release it.
     if os.getpid() == pid:
         held.pop()
-        _tell_free(pipe, number)
-
-
-def _tell_free(pipe: Connection, number: int) -> None:
-    # The pipe is closed, or the other process has ended. TypeError: another thread is just closing it.
-    with suppress(OSError, TypeError):
-        pipe.send_bytes(bytes((number,)))
+        sent[number] = False
 
 
 class Sender:
@@ -141,21 +109,14 @@ class Sender:
     Thread safety: safe.
     """
 
-    def __init__(self, blocks: SharedBlocks, freed: Connection, freeing: Connection) -> None:
+    def __init__(self, blocks: SharedBlocks) -> None:
         self._blocks = blocks
-        self._freed, self._freeing = freed, freeing
-        # Reentrant, because a finalizer that allocates may run while it is held.
-        self._lock = threading.RLock()
-        # A stack, so that the blocks used last are reused and the others take no memory.
-        self._free = list(range(self._blocks.count))
-        # For each block: how often it was sent and not released, plus one if arrays here use it.
-        self._num_holders = [0] * self._blocks.count
-        # One entry for each block that arrays in this process use.
-        self._own: deque[None] = deque()
+        # Held by a thread that marks blocks as sent.
+        self._lock = threading.Lock()
+        # The blocks that arrays here use or that are being filled, by number.
+        self._own: dict[int, object] = {}
         # Size of the largest array of the last value. Much smaller arrays are probably only parts of one.
         self._usual = math.inf
-        # The thread that reads released block numbers. A finalizer that runs in it must not read others.
-        self._reader: int | None = None
 
     def offer(self, nbytes: int, spare: int = 0, *, is_meant: bool = False) -> Bytes | None:
         """Lease a block for an array that may be sent; ``None`` if its size is unsuitable or none is free.
@@ -168,22 +129,16 @@ class Sender:
         is_usual = is_meant or nbytes >= self._usual / 2
         if not (is_usual and _LEAST_SHARED <= nbytes <= self._blocks.block_size):
             return None
-        if self._reader == threading.get_ident():
+        if len(self._own) >= _NUM_OWN or (number := self._claim()) is None:
             return None
-        with self._lock:
-            self._settle()
-            if not self._free or len(self._own) >= _NUM_OWN:
-                return None
-            number = self._free.pop()
-            try:
-                self._blocks.reserve(number, nbytes)
-            except MemoryError:
-                self._free.append(number)
-                return None
-            self._own.append(None)
-            self._num_holders[number] = 1
-        post = (self._freeing, number, os.getpid(), self._own)
-        return np.asarray(Lease(self._blocks.block(number)[: nbytes + spare], _give_back, *post))
+        try:
+            self._blocks.reserve(number, nbytes)
+        except MemoryError:
+            del self._own[number]
+            return None
+        return np.asarray(
+            Lease(self._blocks.block(number)[: nbytes + spare], self._own.pop, number)
+        )
 
     def pack(self, box: list[Any], *, is_alone: bool = False) -> bytes | memoryview:
         """Pickle a value, with its arrays in blocks. Waits for a free block.
@@ -209,58 +164,51 @@ class Sender:
         sizes = [array.nbytes for array in arrays]
         if is_alone and sum(map(_aligned, sizes)) > self._blocks.block_size:
             return dumps(box.pop())
+        self._usual = max(sizes)
         places = [self._blocks.place(array) for array in arrays]
-        landed = {place[0] for place in places if place is not None}
-        with self._lock:
-            # Read the pipe now, otherwise sending the same array repeatedly would fill it.
-            self._settle()
-            self._usual = max(sizes)
-            # From here on, these blocks are not leased to other arrays.
-            for number in landed:
-                self._num_holders[number] += 1
+        landed = self._mark_sent({place[0] for place in places if place is not None})
+        kept: set[int] = set()
         try:
             if is_alone and landed:
                 box.clear()
-                self._drop_used(arrays, places)
+                for index, place in enumerate(places):
+                    if place is not None:
+                        # The same memory, but without keeping the lease alive.
+                        block = self._blocks.block(place[0])
+                        arrays[index] = block[place[1] :][: sizes[index]]
+                kept = landed & self._own.keys()
+            usable = landed - kept
+            places = [place if place and place[0] in usable else None for place in places]
             copied = [array for array, place in zip(arrays, places, strict=True) if place is None]
             copies = iter(self._copy(copied) if copied else ())
         except BaseException:
-            self._release(landed)
+            self._blocks.sent[[*landed]] = False
             raise
-        self._release(landed - {place[0] for place in places if place is not None})
+        # Only now, because they must not be reused while they are copied.
+        self._blocks.sent[[*kept]] = False
         found = [
             (*(place or next(copies)), size) for place, size in zip(places, sizes, strict=True)
         ]
         return b"R" + pickle.dumps((found, None if is_shared else bytes(stream)))
 
-    def _drop_used(self, arrays: list[Bytes], places: list[tuple[int, int] | None]) -> None:
-        """Clear the places of arrays whose block is still in use here, so that they are copied."""
-        for index, place in enumerate(places):
-            if place is not None:
-                number, start = place
-                # The same memory, but without keeping the lease alive.
-                arrays[index] = self._blocks.block(number)[start:][: arrays[index].nbytes]
+    def _mark_sent(self, numbers: Iterable[int]) -> set[int]:
+        """Mark blocks as sent, except those that the other process still uses; return the marked ones."""
         with self._lock:
-            self._settle()
-            places[:] = [
-                place if place and self._num_holders[place[0]] == 1 else None for place in places
-            ]
-
-    def _release(self, numbers: Iterable[int]) -> None:
-        """Release blocks that were not sent after all."""
-        for number in numbers:
-            _tell_free(self._freeing, number)
+            landed = {number for number in numbers if not self._blocks.sent[number]}
+            self._blocks.sent[[*landed]] = True
+        return landed
 
     def _copy(self, arrays: Sequence[Bytes]) -> list[tuple[int, int]]:
-        """Copy arrays to a free block, and return their places."""
+        """Copy arrays to a free block, mark it as sent, and return their places."""
         nbytes = sum(_aligned(array.nbytes) for array in arrays)
         if nbytes > self._blocks.block_size:
             raise ValueError(
                 f"the arrays of a batch take {nbytes} bytes, but a block of shared memory has "
                 f"{self._blocks.block_size}. Use smaller batches, or a larger block_size="
             )
-        number = self._take()
-        self._num_holders[number] = 1
+        while (number := self._claim()) is None:
+            # Rare, because there are more blocks than values in transit and arrays that are kept.
+            time.sleep(_WAIT_SECONDS)
         try:
             self._blocks.reserve(number, nbytes)
             block, start = self._blocks.block(number), 0
@@ -270,29 +218,22 @@ class Sender:
                 np.copyto(block[start : start + array.nbytes], array)
                 places.append((number, start))
                 start += _aligned(array.nbytes)
-        except BaseException:
-            self._release((number,))
-            raise
+            self._blocks.sent[number] = True
+        finally:
+            del self._own[number]
         return places
 
-    def _take(self) -> int:
-        while True:
-            with self._lock:
-                self._settle()
-                if self._free:
-                    return self._free.pop()
-            # Without the lock, because other threads may have a block to send.
-            self._freed.poll(1.0)
-
-    def _settle(self) -> None:
-        """Read the numbers of released blocks. The caller holds the lock."""
-        self._reader = threading.get_ident()
-        while self._freed.poll():
-            (number,) = self._freed.recv_bytes()
-            self._num_holders[number] -= 1
-            if not self._num_holders[number]:
-                self._free.append(number)
-        self._reader = None
+    def _claim(self) -> int | None:
+        """Claim a block that neither process uses; ``None`` if there is none."""
+        claim = object()
+        # The first ones are reused most, and the others take no memory.
+        for number in range(self._blocks.count):
+            # Without a lock, because finalizers, which run at any time, allocate arrays, too.
+            if self._own.setdefault(number, claim) is claim:
+                if not self._blocks.sent[number]:
+                    return number
+                del self._own[number]
+        return None
 
 
 def unpack(data: bytes, ring: Ring | None) -> Any:
@@ -322,9 +263,9 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def begin_to_send(end: tuple[SharedBlocks, Connection, Connection] | None) -> None:
-    """Make this process the sender of a ring, given its :attr:`Ring.other_end`."""
-    shared_memory.sender = None if end is None else Sender(*end)
+def begin_to_send(blocks: SharedBlocks | None) -> None:
+    """Make this process the sender of a ring, given its :attr:`Ring.blocks`."""
+    shared_memory.sender = None if blocks is None else Sender(blocks)
 
 
 # A forked child is not a sender.

@@ -44,6 +44,10 @@ class SharedBlocks:
     Only pages that were written to take memory. A copy that is pickled while a child process starts maps the
     same memory there.
 
+    Attributes:
+        sent: For each block, whether it is on its way to the receiver or used there. The sender sets it, the
+            receiver resets it. Also shared, and a byte each, so that no step is seen half done.
+
     Raises:
         OSError: No more file descriptors are available.
     """
@@ -55,15 +59,18 @@ class SharedBlocks:
         self._pinned: dict[int, tuple[int, weakref.finalize[..., Any]]] = {}
         self._fd = _nameless_file()
         try:
-            os.ftruncate(self._fd, block_size * count)
+            # Allocated at once, unlike the blocks before: writing without memory would kill the process.
+            os.pwrite(self._fd, bytes(count), block_size * count)
             self._map()
         except BaseException:
             self.close_file()
             raise
 
     def _map(self) -> None:
+        size = self.block_size * self.count
         # Arrays over the mapping keep it alive.
-        self._memory = np.frombuffer(mmap.mmap(self._fd, self.block_size * self.count), np.uint8)
+        whole = np.frombuffer(mmap.mmap(self._fd, size + self.count), np.uint8)
+        self._memory, self.sent = whole[:size], whole[size:]
 
     def block(self, number: int) -> Bytes:
         """Return the memory of a block."""

@@ -106,7 +106,7 @@ class Child:
         try:
             # On other systems, arrays are pickled.
             if CAN_SHARE:
-                self.ring = _make_ring(context, **ring_options)
+                self.ring = _make_ring(**ring_options)
             for _ in range(num_pipes):
                 ours, other = context.Pipe()
                 self.pipes.append(ours)
@@ -117,13 +117,13 @@ class Child:
             # mypy knows Process of each start method's context, but not of their base class.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
-                args=(target, theirs, arguments, self.ring and self.ring.other_end, seeds),
+                args=(target, theirs, arguments, self.ring and self.ring.blocks, seeds),
                 name=f"spdl_media {owner}",
                 daemon=is_daemon,
             )
             _start(process, context)
             if self.ring is not None:
-                self.ring.hand_over()
+                self.ring.blocks.close_file()
         except BaseException as error:
             self._free()
             # A PipelineError already names the part of a definition that cannot be pickled.
@@ -272,13 +272,13 @@ class Child:
         # Threads that are about to unpack a message have their own reference.
         ring, self.ring = self.ring, None
         if ring is not None:
-            ring.close()
+            ring.blocks.close_file()
 
 
-def _make_ring(context: BaseContext, **options: Any) -> Ring | None:
+def _make_ring(**options: Any) -> Ring | None:
     """Make a ring; ``None``: a limited address space (``ulimit -v``) has no room for its blocks."""
     try:
-        return Ring(context, **options)
+        return Ring(**options)
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
