@@ -59,7 +59,12 @@ CPU tensor, or a binary file object."""
 
 
 def open_input(
-    src: Source, config: DemuxConfig | None = None, *, name: str | None = None, at: int = 0
+    src: Source,
+    config: DemuxConfig | None = None,
+    *,
+    name: str | None = None,
+    at: int = 0,
+    forward: bool = False,
 ) -> Input:
     """Open a source of any kind.
 
@@ -71,6 +76,7 @@ def open_input(
         config: Options of opening it with FFmpeg. Its ``storage_options`` are passed to fsspec.
         name: Name of the source in messages, instead of its path, URL or size.
         at: Offset that is read first, of a URL.
+        forward: Read a file object from its current position, and a URL once, without seeking.
 
     Returns:
         The input. Close it, or use it in ``with``; this does not close the caller's file object.
@@ -89,7 +95,8 @@ def open_input(
         return _open_path(path, name or path, config)
     stream: Any = src
     if not isinstance(src, bytes):
-        stream = open_stream(src, name, at=at, storage_options=config.storage_options)
+        options = config.storage_options
+        stream = open_stream(src, name, forward=forward, at=at, storage_options=options)
     if isinstance(stream, FileReader):
         return Input(stream.label, config, reader=stream)
     label = name or (src if isinstance(src, str) else name_of(stream))
@@ -171,7 +178,7 @@ class Input:
         self.seekable = reader is None or reader.seekable()
         self.checksum_failed = False
         self._file = file
-        self._content = content
+        self._content = None if content is None else memoryview(content)
         self._reader = reader
         self._memory_reader: io.BytesIO | ViewReader | None = None
         self._container: av.container.InputContainer | None = None
@@ -188,8 +195,8 @@ class Input:
                 return self._stream().head(size)
             if self._file.size > _SMALL:
                 return self.read_at(0, size)
-            self._content = self.read_at(0, _SMALL)
-        return memoryview(self._content)[:size]
+            self._content = memoryview(self.read_at(0, _SMALL))
+        return self._content[:size]
 
     def image_head(self) -> Bytes:
         """Return the part that tells how an image is coded: the start, or the boxes ftyp, meta and moov.
@@ -220,7 +227,7 @@ class Input:
         """
         content = self._content
         if content is not None:
-            return content if isinstance(content, bytes) else memoryview(content)
+            return content.obj if isinstance(content.obj, bytes) else memoryview(content)
         return self._stream().read_all() if self._file is None else self.read_at(0, self.size())
 
     def open(self, config: DemuxConfig) -> av.container.InputContainer:
@@ -268,7 +275,7 @@ class Input:
     def close(self) -> None:
         """Close what this input opened, and restore the position of the caller's file object."""
         self._close_container()
-        if isinstance(self._content, memoryview):
+        if self._content is not None:
             # A packet may still use the memory through this view, which is then released with the packet.
             with suppress(BufferError):
                 self._content.release()
@@ -329,7 +336,7 @@ class Input:
             ValueError: The input is closed.
         """
         if self._content is not None:
-            return memoryview(self._content)[start : start + size]
+            return self._content[start : start + size]
         if (file := self._file) is None:
             return self._stream().peek(start, size)
         try:
@@ -361,7 +368,8 @@ class Input:
         content = self._content
         if content is not None:
             # BytesIO shares bytes until it is written to, and reads them faster than Python can.
-            reading = io.BytesIO(content) if isinstance(content, bytes) else ViewReader(content)
+            whole = content.obj
+            reading = io.BytesIO(whole) if isinstance(whole, bytes) else ViewReader(content)
             self._memory_reader = reading
             return reading
         reader = self._stream()

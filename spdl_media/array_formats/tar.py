@@ -6,19 +6,15 @@ archive.
 
 from __future__ import annotations
 
-import io
-import os
-import stat
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Any, NoReturn, TypeAlias
+from typing import NoReturn
 
-from spdl_media._remote import open_stream
 from spdl_media.errors import ArrayFormatError
-from spdl_media.inputs import Input, Source, local_path
-from spdl_media.readers import Content, FileReader, name_of, path_error
+from spdl_media.inputs import Input, Source, open_input
+from spdl_media.readers import Content
 
 __all__ = ("iter_tarfile",)
 
@@ -44,8 +40,6 @@ _REFUSED = {
 # Longer names and pax headers count as damage.
 _MAX_HEADER_SIZE = 1 << 20
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
-
-_BUFFER = 256 * 1024
 
 
 def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None, None]:
@@ -73,8 +67,7 @@ def iter_tarfile(src: Source) -> Generator[tuple[str, bytes | memoryview], None,
 
     Errors are raised when the iteration reaches them, and errors of opening at the first step.
 
-    Thread safety: one thread at a time, as any generator. Files are read without the GIL. Members are copied
-    from blocks of up to 256 KiB with the GIL, which takes some microseconds.
+    Thread safety: one thread at a time, as any generator. Files are read without the GIL.
 
     See:
         https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html
@@ -89,35 +82,6 @@ class _HeaderError(ValueError):
 
 class _ChecksumError(_HeaderError):
     """The checksum of a header is wrong: it is damaged, or not a header."""
-
-
-# Name of an opened archive, how to read it, its size, if it is known before reading, and how to close it.
-_Opened: TypeAlias = tuple[
-    str, Callable[[int, int], Content], int | None, Callable[[], None] | None
-]
-
-
-def _open(src: Source | Input) -> _Opened:
-    if isinstance(src, Input):
-        return src.name, src.read_at, src.size(), None
-    path = local_path(src)
-    if path is None:
-        stream = open_stream(src, forward=True)
-        if isinstance(stream, FileReader):
-            return stream.label, stream.peek, None, stream.detach
-        view = memoryview(stream)
-        name = src if isinstance(src, str) else name_of(stream)
-        return name, lambda start, size: view[start : start + size], len(view), None
-    try:
-        file: Any = open(path, "rb", buffering=0)  # noqa: SIM115  # closed with the archive
-    except (OSError, ValueError) as error:
-        raise path_error(path, error) from error
-    status, size = os.fstat(file.fileno()), None
-    # A pipe is read without a buffer, which would request more than is needed and block for its writer.
-    if stat.S_ISREG(status.st_mode):
-        file, size = io.BufferedReader(file, _BUFFER), status.st_size
-    reader = FileReader(file, path, seekable=False, owned=True)
-    return path, reader.peek, size, reader.detach
 
 
 class Archive:
@@ -139,8 +103,11 @@ class Archive:
     """
 
     def __init__(self, src: Source | Input) -> None:
-        self.name, self._read, self._size, self._close = _open(src)
         self._headers_only = isinstance(src, Input)
+        self._input = src if isinstance(src, Input) else open_input(src, forward=True)
+        self.name, self._read = self._input.name, self._input.read_at
+        # The size of a stream is not known.
+        self._size = self._input.size() if self._input.seekable else None
         self.offset = self.member_offset = 0
         # Offset of the next byte to read.
         self._position = 0
@@ -151,8 +118,8 @@ class Archive:
 
     def close(self) -> None:
         """Close the source, unless the caller owns it. An ``Input`` is closed by its owner."""
-        if self._close is not None:
-            self._close()
+        if not self._headers_only:
+            self._input.close()
 
     def members(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """Iterate over names and contents of the regular files.
@@ -166,7 +133,8 @@ class Archive:
         while True:
             # Read the padding of the last member and the next header at once.
             self.offset = self._position + padding
-            block = bytes(self._next(padding + _BLOCK)[padding:])
+            block = bytes(self._read(self._position, padding + _BLOCK)[padding:])
+            self._position = self.offset + _BLOCK
             if block == _NO_BLOCK:
                 if self._next_records:
                     where = "behind it " if self._member is not None else ""
@@ -214,12 +182,6 @@ class Archive:
             self.fail(_REFUSED[kind])
         return size, kind
 
-    def _next(self, size: int) -> Content:
-        """Read ``size`` bytes; fewer only at the end."""
-        data = self._read(self._position, size)
-        self._position += len(data)
-        return data
-
     def _take(self, size: int) -> Content:
         """Read the content of a member."""
         # Check before reading: a damaged size may exceed the memory.
@@ -234,9 +196,10 @@ class Archive:
                 )
             self._position += size
             return b""
-        data = self._next(size)
+        data = self._read(self._position, size)
         if len(data) < size:
             self.fail(f"is cut short: {len(data)} of {size} bytes are there")
+        self._position += size
         return data
 
     def _read_special(self, size: int, kind: bytes) -> None:
@@ -244,9 +207,10 @@ class Archive:
         what = "a pax header or long name"
         if size > _MAX_HEADER_SIZE:
             self._fail_at_header(f"has {what} of {size} bytes, above the limit {_MAX_HEADER_SIZE}")
-        data = bytes(self._next(size))
+        data = bytes(self._read(self._position, size))
         if len(data) < size:
             self._fail_at_header(f"is cut short: {len(data)} of {size} bytes of {what} are there")
+        self._position += size
         if kind == _LONG_NAME:
             self._next_records[b"path"] = data.partition(b"\0")[0]
         elif kind != _LONG_LINK:
