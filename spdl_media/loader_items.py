@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,10 @@ from spdl_media.pipeline.failures import PoolBroken, short_repr
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
+
+
+# Makes the sample of an item, with the random numbers of the given position.
+Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
 
 
 class Tagged:
@@ -45,6 +49,48 @@ def value_of(tagged: Tagged | list[Tagged]) -> Any:
 def tags_of(tagged: Tagged | list[Tagged]) -> Sequence[Tag]:
     """Return the tags of the samples that a value is made of."""
     return [tag for one in tagged for tag in one.tags] if isinstance(tagged, list) else tagged.tags
+
+
+class OneResult:
+    """Context manager of a call for an item or a batch, whose value tags the result.
+
+    Samples that fail or are dropped are then done.
+    """
+
+    def __init__(self, ledger: Ledger, tagged: Tagged | list[Tagged]) -> None:
+        self.ledger, self.tagged = ledger, tagged
+
+    def __enter__(self) -> Callable[[Any], Tagged | None]:
+        return self.tag
+
+    def tag(self, value: Any) -> Tagged | None:
+        """Tag a result. ``None`` drops its samples, which are then done."""
+        # The tags now: those of a replacement were set during the call.
+        return tag_result(value, tags_of(self.tagged), self.ledger)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and not is_final(error):
+            self.ledger.settle(tags_of(self.tagged))
+
+
+class SeveralSamples(OneResult):
+    """Context manager of a generator's call. Its value tags each sample; ``None`` if it was done before."""
+
+    def __init__(self, ledger: Ledger, tagged: Tagged) -> None:
+        super().__init__(ledger, tagged)
+        ((self.position, _),) = tagged.tags
+        self.done, self.count = ledger.done_offsets(self.position), 0
+
+    def tag(self, value: Any) -> Tagged | None:
+        """Tag a sample. It is counted even if it is dropped, so that a resumed epoch has the same offsets."""
+        offset, self.count = self.count, self.count + 1
+        if offset in self.done:
+            return None
+        return tag_result(value, ((self.position, offset),), self.ledger)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None or not is_final(error):
+            self.ledger.count_samples(self.position, self.count)
 
 
 def tag_result(value: Any, tags: Sequence[Tag], ledger: Ledger) -> Tagged | None:
@@ -99,38 +145,41 @@ class ItemCall:
 
     Attributes:
         steps: The function that reads the item, the preprocessor, or both.
-        rng_key: Seed and epoch, if the preprocessor takes ``rng``.
+        rng_key: Seed and epoch, if the preprocessor takes ``rng``. The calls then get pairs of an item and
+            the position for its random numbers, otherwise items.
     """
 
     steps: Sequence[Callable[..., Any]]
     rng_key: tuple[int, int] | None
 
-    def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
-        value, place = request
-        for step in self._steps(place):
+    def __call__(self, request: Any) -> Any:
+        """Make the sample of an item."""
+        value, steps = self._parts(request)
+        for step in steps:
             value = step(value)
             if value is None:
                 break
         return value
 
-    def _steps(self, place: int) -> Iterator[Callable[..., Any]]:
+    def _parts(self, request: Any) -> tuple[Any, Sequence[Callable[..., Any]]]:
+        """Return the item, and the functions to apply to it."""
+        if self.rng_key is None:
+            return request, self.steps
         # The preprocessor is the last step, and the only one that takes `rng`.
-        *first, last = self.steps
-        yield from first
-        yield last if self.rng_key is None else partial(last, rng=sample_rng(*self.rng_key, place))
+        (item, place), (*first, last) = request, self.steps
+        return item, [*first, partial(last, rng=sample_rng(*self.rng_key, place))]
 
 
 class AsyncItemCall(ItemCall):
     """An ItemCall with a step that is a coroutine function; other steps run in a thread."""
 
-    async def __call__(self, request: tuple[Any, int]) -> Any:
-        """Make the sample of an item. ``request`` is the item and the position for its random numbers."""
-        value, place = request
-        for step in self._steps(place):
+    async def __call__(self, request: Any) -> Any:
+        """Make the sample of an item."""
+        value, steps = self._parts(request)
+        for step in steps:
             # This call runs on the event loop and must not block it.
-            is_async = kind_of(step) == "async"
-            value = await (step(value) if is_async else asyncio.to_thread(step, value))
+            call = step if kind_of(step) == "async" else partial(asyncio.to_thread, step)
+            value = await call(value)
             if value is None:
                 break
         return value
@@ -149,7 +198,7 @@ class SampleCache:
         self._samples: dict[Any, bytes] = {}
         self._lock = threading.Lock()
 
-    async def sample(self, item: Any, make: Callable[[], Awaitable[Any]]) -> Any:
+    async def sample(self, make: Load, item: Any, position: int) -> Any:
         """Return the cached sample of an item, or make and cache it.
 
         Raises:
@@ -160,7 +209,7 @@ class SampleCache:
         # Unpickled for each use, so that changing a sample in place does not change the cached one.
         if kept is not None:
             return pickle.loads(kept)  # noqa: S301  # our own
-        sample = await make()
+        sample = await make(item, position)
         # Not pickled when the cache is full, because it stays full.
         if self._num_bytes < self.max_bytes:
             data = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
@@ -199,10 +248,6 @@ class StandInTag(tuple[int, int | None]):  # noqa: SLOT001  # a tag that says mo
     by: int | None
 
 
-# Makes the sample of an item, with the random numbers of the given position.
-_Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
-
-
 @dataclass(eq=False)
 class StandIns:
     """Replaces failed items, by a function or by other items, and counts each failure once.
@@ -226,7 +271,7 @@ class StandIns:
     # Steps from failed items to their replacements, so that a run of failed items is walked only once.
     _steps: dict[int, int] = field(default_factory=dict)
 
-    async def find(self, tagged: Tagged, error: BaseException, load: _Load, node: Node) -> Any:
+    async def find(self, tagged: Tagged, error: BaseException, load: Load, node: Node) -> Any:
         """Return the sample that replaces a failed item, whose tag then says so; ``None`` drops the item.
 
         Raises:
@@ -262,7 +307,7 @@ class StandIns:
         if is_new:
             node.fail_early(tagged, error)
 
-    async def _walk(self, position: int, load: _Load, node: Node) -> tuple[Any, int | None]:
+    async def _walk(self, position: int, load: Load, node: Node) -> tuple[Any, int | None]:
         """Walk ahead to the good item that replaces this one; record replacements of others on the way."""
         # Stack of the failed items without a replacement, this one at the bottom.
         count, opened = len(self.items), [position]
@@ -286,7 +331,7 @@ class StandIns:
         self._steps.update(dict.fromkeys(opened, count))
         return None, None
 
-    async def _try(self, by: int, position: int, load: _Load, node: Node) -> tuple[int, Any]:
+    async def _try(self, by: int, position: int, load: Load, node: Node) -> tuple[int, Any]:
         turn, sample, item = 1, None, None
         try:
             item = self.items[by]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds, warn_caller
 from spdl_media._collate import collate
@@ -18,12 +17,13 @@ from spdl_media.loader_ends import CONVERTERS
 from spdl_media.loader_items import (
     AsyncItemCall,
     ItemCall,
+    Load,
+    OneResult,
+    SeveralSamples,
     StandIns,
     Tagged,
     is_final,
     sample_rng,
-    tag_result,
-    tags_of,
     value_of,
 )
 from spdl_media.pipeline import (
@@ -36,12 +36,14 @@ from spdl_media.pipeline import (
     ThreadPoolExecutorConfig,
 )
 from spdl_media.pipeline.executors import (
+    FunctionKind,
     ProcessPoolExecutorConfig,
     check_function,
     kind_of,
     name_of,
     refuse_coroutine,
     usable_cores,
+    within,
 )
 from spdl_media.pipeline.failures import failure_limit
 from spdl_media.pipeline.stages import StageConfig
@@ -50,84 +52,6 @@ if TYPE_CHECKING:
     from spdl_media.pipeline.engine.hub import Node
 
 OnError: TypeAlias = Literal["skip", "raise", "replace"] | Callable[[Any, BaseException], Any]
-
-
-# Applies the user's function to the value of a tagged item.
-_Call: TypeAlias = Callable[[Any], Any]
-
-
-def _function(call: _Call, ledger: Ledger) -> _Call:
-    def stage(tagged: Any) -> Tagged | None:
-        try:
-            value = call(tagged)
-        except BaseException as error:
-            if not is_final(error):
-                ledger.settle(tags_of(tagged))
-            raise
-        return tag_result(value, tags_of(tagged), ledger)
-
-    return stage
-
-
-def _coroutine_function(call: _Call, ledger: Ledger) -> _Call:
-    async def stage(tagged: Any) -> Tagged | None:
-        try:
-            value = await call(tagged)
-        except BaseException as error:
-            if not is_final(error):
-                ledger.settle(tags_of(tagged))
-            raise
-        return tag_result(value, tags_of(tagged), ledger)
-
-    return stage
-
-
-def _generator_function(call: _Call, ledger: Ledger) -> _Call:
-    def stage(item: Tagged) -> Iterator[Tagged]:
-        with _several_samples(item, ledger) as tag:
-            yield from filter(None, map(tag, call(item)))
-
-    return stage
-
-
-def _async_generator_function(call: _Call, ledger: Ledger) -> _Call:
-    async def stage(item: Tagged) -> AsyncIterator[Tagged]:
-        with _several_samples(item, ledger) as tag:
-            async with aclosing(call(item)) as values:
-                async for value in values:
-                    if sample := tag(value):
-                        yield sample
-
-    return stage
-
-
-@contextmanager
-def _several_samples(item: Tagged, ledger: Ledger) -> Iterator[Callable[[Any], Tagged | None]]:
-    """Give a function that tags the samples of an item; ``None`` for a sample dropped or done before."""
-    ((position, _),) = item.tags
-    done, count = ledger.done_offsets(position), 0
-
-    def tag(value: Any) -> Tagged | None:
-        nonlocal count
-        # Counted even if it is dropped, so that offsets are the same after a resume.
-        offset, count = count, count + 1
-        return None if offset in done else tag_result(value, ((position, offset),), ledger)
-
-    try:
-        yield tag
-    except BaseException as error:
-        if not is_final(error):
-            ledger.count_samples(position, count)
-        raise
-    ledger.count_samples(position, count)
-
-
-_KINDS = {
-    "function": _function,
-    "async": _coroutine_function,
-    "generator": _generator_function,
-    "async_generator": _async_generator_function,
-}
 
 
 def executor_of(loader: Any) -> Any:
@@ -215,7 +139,9 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
 def _check_function(name: str, fn: Callable[..., Any]) -> None:
     check_function(name, fn)
     # One result per batch, because the tags of its samples are attached to it.
-    kinds = {"preprocessor": [*_KINDS], "aggregator": ["function", "async"]}.get(name, ["function"])
+    kinds = {"preprocessor": [*get_args(FunctionKind)], "aggregator": ["function", "async"]}.get(
+        name, ["function"]
+    )
     if (kind := kind_of(fn)) not in kinds:
         wanted = "plain or coroutine" if "async" in kinds else "plain"
         given = "generator" if "generator" in kind else "coroutine function"
@@ -290,9 +216,9 @@ class LoaderStages:
         # Maps a position to that among the samples of all ranks, so that ranks draw different numbers.
         self._place = place_maker(source.source, start.before) if draws else int
         self._rng_key = (start.seed, start.epoch) if draws else None
-        self._fetch, self._preprocessor = source.fetch, preprocessor
-        self._steps = [fn for fn in (source.fetch, preprocessor) if fn is not None]
-        self._executor, self._cache = executor_of(loader), loader._samples
+        self._functions = source.fetch, preprocessor
+        self._steps = [fn for fn in self._functions if fn is not None]
+        self._executor = executor_of(loader)
         self._stand_ins: StandIns | None = None
         if callable(loader.on_error):
             self._stand_ins = StandIns(loader.on_error, None, ledger)
@@ -362,8 +288,8 @@ class LoaderStages:
     ) -> PipeConfig:
         """Make a stage of a function of any kind. It gets plain values; the ledger records what is done."""
 
-        def around(fn: Callable[..., Any], _: Node) -> _Call:
-            kind, stage = kind_of(fn), name_of(fn)
+        def around(fn: Callable[..., Any], node: Node) -> Callable[[Any], Any]:
+            kind = kind_of(fn)
 
             def call(tagged: Any) -> Any:
                 if draws and self._rng_key:
@@ -372,50 +298,46 @@ class LoaderStages:
                     value = fn(tagged.value, rng=rng)
                 else:
                     value = fn(value_of(tagged))
-                return refuse_coroutine(value, stage) if kind == "function" else value
+                return refuse_coroutine(value, node.name) if kind == "function" else value
 
-            return _KINDS[kind](call, self._ledger)
+            context = SeveralSamples if "generator" in kind else OneResult
+            return within(partial(context, self._ledger), call, kind)
 
         return PipeConfig(fn, name, around=around, **options)
 
     def _item_stages(self) -> Iterator[PipeConfig]:
         """Make the stages for items: a single one if replacements, an executor or a cache need one call."""
-        if self._stand_ins or self._executor or self._cache:
+        loader, (fetch, preprocessor) = self._loader, self._functions
+        if self._stand_ins or self._executor or loader._samples:
             if self._steps:
                 yield self._single_stage()
             return
-        if self._fetch is not None:
+        if fetch is not None:
             # Also in threads, because reading an item of a dataset often takes most of the time.
-            yield self._tagged(self._fetch, "dataset", **self._parallel(self._fetch))
-        if self._preprocessor is not None:
-            yield self._tagged(self._preprocessor, draws=True, **self._parallel(self._preprocessor))
+            yield self._tagged(fetch, "dataset", **self._parallel(fetch))
+        if preprocessor is not None:
+            yield self._tagged(preprocessor, draws=True, **self._parallel(preprocessor))
 
     def _single_stage(self) -> PipeConfig:
-        # An instance, not a closure, because it is pickled for processes.
-        kind = AsyncItemCall if "async" in map(kind_of, self._steps) else ItemCall
-        call: Callable[..., Any] = kind(self._steps, self._rng_key)
-        options = self._parallel(call, self._executor)
-        is_bare = self._executor is not None and self._fetch is None and self._rng_key is None
-        if is_bare:
-            # A sub-interpreter could not import the class above.
-            call = self._steps[0]
-        name = "dataset" if self._preprocessor is None else name_of(self._preprocessor)
-        return PipeConfig(call, name, around=partial(self._around, is_bare=is_bare), **options)
+        steps, preprocessor = self._steps, self._loader.preprocessor
+        call: Callable[..., Any] = steps[0]
+        # A function alone is passed as it is, because a sub-interpreter could not import the class.
+        if len(steps) > 1 or self._rng_key:
+            # An instance, not a closure, because it is pickled for processes.
+            kind = AsyncItemCall if "async" in map(kind_of, steps) else ItemCall
+            call = kind(steps, self._rng_key)
+        name = "dataset" if preprocessor is None else name_of(preprocessor)
+        return PipeConfig(call, name, around=self._around, **self._parallel(call, self._executor))
 
-    def _around(self, call: Callable[..., Any], node: Node, *, is_bare: bool) -> _Call:
+    def _around(self, call: Callable[..., Any], node: Node) -> Callable[[Any], Any]:
         """Wrap a call, which an executor may run elsewhere, in the cache and the handling of failures."""
-        is_async, stand_ins = kind_of(call) == "async", self._stand_ins
+        kind, cache, stand_ins = kind_of(call), self._loader._samples, self._stand_ins
 
         async def make(item: Any, position: int) -> Any:
-            result = call(item if is_bare else (item, self._place(position)))
-            if is_async:
-                return await result
-            return refuse_coroutine(result, name_of(self._preprocessor or call))
+            result = call((item, self._place(position)) if self._rng_key else item)
+            return await result if kind == "async" else refuse_coroutine(result, node.name)
 
-        async def cached(item: Any, position: int) -> Any:
-            return await self._cache.sample(item, partial(make, item, position))
-
-        load = make if self._cache is None else cached
+        load: Load = make if cache is None else partial(cache.sample, make)
 
         async def sample(tagged: Tagged) -> Any:
             try:
@@ -427,9 +349,8 @@ class LoaderStages:
             # Outside of the handler, otherwise `error` would be the context of all later errors.
             return await stand_ins.find(tagged, failure, load, node)
 
-        if is_async:
-            return _coroutine_function(sample, self._ledger)
-        return _function(lambda tagged: _result_of(sample(tagged)), self._ledger)
+        fn = sample if kind == "async" else lambda tagged: _result_of(sample(tagged))
+        return within(partial(OneResult, self._ledger), fn, kind)
 
 
 def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -438,5 +359,3 @@ def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
-    # Each `await` above is of a coroutine of this package, or of a result that is ready.
-    raise AssertionError("it waited")

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -141,41 +141,61 @@ class TaskHook:
 
 def hooked(fn: Callable[..., Any], hook: TaskHook) -> Callable[..., Any]:
     """Wrap a function of any kind so that the hook is called around each call."""
+    return functools.wraps(fn)(within(functools.partial(_around_task, hook), fn, kind_of(fn)))
+
+
+def within(
+    begin: Callable[[Any], AbstractContextManager[Callable[[Any], Any]]],
+    fn: Callable[[Any], Any],
+    kind: FunctionKind,
+) -> Callable[[Any], Any]:
+    """Wrap a function that is called as one of this kind, so that a context manager is around each call.
+
+    Args:
+        begin: Makes the context manager for an item. Its value is a function of a result, or of each value of
+            a generator, that returns the item to pass on; ``None`` drops it.
+        fn: The function.
+        kind: How to call it. The wrapper is of the same kind, which decides whether a thread or the loop
+            calls it.
+    """
 
     def call(item: Any) -> Any:
-        with _around_task(hook, item):
-            return fn(item)
+        with begin(item) as result_of:
+            return result_of(fn(item))
 
     async def call_async(item: Any) -> Any:
-        with _around_task(hook, item):
-            return await fn(item)
+        with begin(item) as result_of:
+            return result_of(await fn(item))
 
     def generate(item: Any) -> Iterator[Any]:
-        with _around_task(hook, item):
-            yield from fn(item)
+        with begin(item) as result_of:
+            for value in fn(item):
+                if (result := result_of(value)) is not None:
+                    yield result
 
     async def generate_async(item: Any) -> AsyncIterator[Any]:
-        with _around_task(hook, item):
-            async for value in fn(item):
-                yield value
+        with begin(item) as result_of:
+            async with aclosing(fn(item)) as values:
+                async for value in values:
+                    if (result := result_of(value)) is not None:
+                        yield result
 
-    # The wrapper is of the same kind as fn, because the kind decides whether a thread or the loop calls it.
     wrappers: dict[FunctionKind, Callable[..., Any]] = {
         "function": call,
         "async": call_async,
         "generator": generate,
         "async_generator": generate_async,
     }
-    return functools.wraps(fn)(wrappers[kind_of(fn)])
+    return wrappers[kind]
 
 
 @contextmanager
-def _around_task(hook: TaskHook, item: Any) -> Iterator[None]:
+def _around_task(hook: TaskHook, item: Any) -> Iterator[Callable[[T], T]]:
     hook.task_start(item)
     # After the hook, whose own time does not count as part of the call.
     start = perf_counter()
     try:
-        yield
+        yield lambda result: result
     except BaseException as error:
         hook.task_end(item, perf_counter() - start, error)
         raise
