@@ -74,11 +74,8 @@ def still_codec(head: Bytes) -> str | None:
     view = memoryview(head).cast("B")
     if _TARGA.match(view):
         return "targa"
-    if found := _SIGNATURE.match(view):
-        decoder, _ = _SIGNATURES[bytes(found[0])]
-        return decoder(view) if callable(decoder) else decoder
-    # Version 7 of XV's thumbnails also begins with P7, but followed by a space.
-    return _PNM_DECODERS[view[1]] if _PNM.match(view) else None
+    decoder, _ = _found(view)
+    return decoder(view) if callable(decoder) else decoder
 
 
 AVIF_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
@@ -99,29 +96,13 @@ def container_still(head: Bytes) -> str | None:
     return "avif" if head[4:8] == b"ftyp" and bytes(head[8:12]) in AVIF_BRANDS else None
 
 
-def _jp2_codec(view: memoryview) -> str | None:
-    return None if bytes(view[20:24]) == b"mjp2" else "jpeg2000"
-
-
 def _png_codec(view: memoryview) -> str | None:
     # An animation has an acTL chunk before its first pixels.
     return None if b"acTL" in png_head(view) else "png"
 
 
 def _webp_codec(view: memoryview) -> str | None:
-    # WAV and AVI are RIFF files, too.
-    return "webp" if bytes(view[8:12]) == b"WEBP" and not is_animated_webp(view) else None
-
-
-def _bmp_codec(view: memoryview) -> str | None:
-    # Two letters are a weak signature, so the size of the second header is checked, too.
-    return "bmp" if len(view) > 18 and 12 <= int.from_bytes(view[14:18], "little") <= 255 else None
-
-
-def _sgi_codec(view: memoryview) -> str | None:
-    # Storage 0 or 1, bytes per sample 1 or 2, 1 to 3 dimensions.
-    plausible = len(view) > 12 and view[2] <= 1 and view[3] in (1, 2) and 1 <= view[5] <= 3
-    return "sgi" if plausible else None
+    return None if is_animated_webp(view) else "webp"
 
 
 # A TGA has no signature, but few headers are possible: a kind of image, a palette only for that kind, a
@@ -132,12 +113,6 @@ _TARGA = re.compile(
     rb"|\x01[\x01\x09].{4}[\x0f\x10\x18\x20]%b)"
     % (_PIXELS % rb"[\x0f\x10\x18\x20]", _PIXELS % rb"[\x08\x10]", _PIXELS % rb"\x08"),
     re.DOTALL,
-)
-
-_PNM = re.compile(rb"P[1-6FHfh][\s#]|P7\r?\n")
-# By the byte after the P. Text formats (1 to 3) have the decoders of the binary ones (4 to 6).
-_PNM_DECODERS = dict(
-    zip(b"1234567FHfh", "pbm pgm ppm pbm pgm ppm pam pfm phm pfm phm".split(), strict=True)
 )
 
 
@@ -157,11 +132,9 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
     view = memoryview(data).cast("B")
     if decoder == "targa":
         return still_variants.targa_reason(view)
-    reason: _Found = still_variants.iso_reason if bytes(view[4:8]) == b"ftyp" else None
-    if found := _SIGNATURE.match(view):
-        _, reason = _SIGNATURES[bytes(found[0])]
-    elif _PNM.match(view):
-        reason = still_variants.pnm_reason
+    _, reason = _found(view)
+    if bytes(view[4:8]) == b"ftyp":
+        reason = still_variants.iso_reason
     try:
         return reason(view) if callable(reason) else reason
     except (struct.error, IndexError):  # truncated: FFmpeg's error is more precise
@@ -170,8 +143,8 @@ def pillow_reason(data: Bytes, decoder: str | None = None) -> str | None:
 
 def only_pillow_reads(head: Bytes) -> bool:
     """Whether a file begins as an image of a format that only Pillow reads."""
-    found = _SIGNATURE.match(head)
-    return found is not None and _SIGNATURES[bytes(found[0])][0] is None
+    decoder, reason = _found(head)
+    return decoder is None and reason is not None and pillow_reason(head) is not None
 
 
 def pillow_video_reason(head: Bytes) -> str | None:
@@ -185,37 +158,52 @@ def pillow_video_reason(head: Bytes) -> str | None:
     return reason if reason is not None and not reason.endswith(still_variants.BESIDE) else None
 
 
-_Found: TypeAlias = "str | Callable[[memoryview], str | None] | None"
+_Entry: TypeAlias = "str | Callable[[memoryview], str | None] | None"
 
-# First bytes of a file; FFmpeg's decoder for the whole file; and the reason why FFmpeg must not read it.
-_SIGNATURES: dict[bytes, tuple[_Found, _Found]] = {
-    b"\xff\xd8\xff\xf7": ("jpegls", still_variants.jpeg_reason),
-    b"\xff\xd8\xff": ("mjpeg", still_variants.jpeg_reason),
-    b"\x89PNG\r\n\x1a\n": (_png_codec, still_variants.png_reason),
-    b"RIFF": (_webp_codec, lambda view: "an animated WebP" if is_animated_webp(view) else None),
-    b"BM": (_bmp_codec, still_variants.bmp_reason),
-    b"II*\0": ("tiff", still_variants.tiff_reason),
-    b"MM\0*": ("tiff", still_variants.tiff_reason),
-    b"II+\0": (None, "a BigTIFF"),
-    b"MM\0+": (None, "a BigTIFF"),
-    b"\0\0\0\x0cjP  \r\n\x87\n": (_jp2_codec, still_variants.jp2_reason),
-    b"\xff\x4f\xff\x51": ("jpeg2000", None),
-    b"qoif": ("qoi", None),
-    b"DDS ": (None, "a DDS"),
-    b"SDPX": ("dpx", None),
-    b"XPDS": ("dpx", None),
-    b"v/1\x01": ("exr", None),
-    b"\x01\xda": (_sgi_codec, lambda view: "an SGI of one row" if view[5] == 1 else None),
-    b"\x59\xa6\x6a\x95": (None, "a Sun raster"),
-    b"\0\0\1\0": (None, lambda view: "an icon" if any(view[4:6]) else None),  # or MPEG-4
-    b"\0\0\2\0": (None, still_variants.cursor_reason),
-    b"icns": (None, "an icon"),
-    b"#?RGBE\n": ("hdr", None),
-    b"BLP1": (None, "a BLP"),
-    b"BLP2": (None, "a BLP"),
-    b"#define ": (None, "an XBM"),
-}
-_SIGNATURE = re.compile(b"|".join(map(re.escape, _SIGNATURES)))
+# The start of a file; FFmpeg's decoder for the whole file; and the reason why FFmpeg must not read it.
+_FORMATS: tuple[tuple[bytes, _Entry, _Entry], ...] = (
+    (rb"\xff\xd8\xff\xf7", "jpegls", still_variants.jpeg_reason),
+    (rb"\xff\xd8\xff", "mjpeg", still_variants.jpeg_reason),
+    (rb"\x89PNG\r\n\x1a\n", _png_codec, still_variants.png_reason),
+    # WAV and AVI are RIFF files, too.
+    (rb"RIFF.{4}WEBP", _webp_codec, lambda v: "an animated WebP" if is_animated_webp(v) else None),
+    # Two letters are a weak signature, so the size of the second header is checked, too.
+    (rb"BM.{12}[\x0c-\xff]\0\0\0.", "bmp", still_variants.bmp_reason),
+    (rb"II\*\0|MM\0\*", "tiff", still_variants.tiff_reason),
+    (rb"II\+\0|MM\0\+", None, "a BigTIFF"),
+    (rb"\0\0\0\x0cjP  \r\n\x87\n.{8}(?!mjp2)", "jpeg2000", still_variants.jp2_reason),
+    (rb"\xff\x4f\xff\x51", "jpeg2000", None),
+    (rb"qoif", "qoi", None),
+    (rb"DDS ", None, "a DDS"),
+    (rb"SDPX|XPDS", "dpx", None),
+    (rb"v/1\x01", "exr", None),
+    # Storage 0 or 1, bytes per sample 1 or 2, 1 to 3 dimensions.
+    (rb"\x01\xda[\0\x01][\x01\x02].\x01", "sgi", "an SGI of one row"),
+    (rb"\x01\xda[\0\x01][\x01\x02].[\x02\x03]", "sgi", None),
+    (rb"\x59\xa6\x6a\x95", None, "a Sun raster"),
+    (rb"\0\0\x01\0(?!\0\0)", None, "an icon"),  # MPEG-4 has zeros there
+    (rb"\0\0\x02\0", None, still_variants.cursor_reason),
+    (rb"icns", None, "an icon"),
+    (rb"#\?RGBE\n", "hdr", None),
+    (rb"BLP[12]", None, "a BLP"),
+    (rb"#define ", None, "an XBM"),
+    # Text formats (1 to 3) have the decoders of the binary ones (4 to 6).
+    (rb"P[14][\s#]", "pbm", still_variants.pnm_reason),
+    (rb"P[25][\s#]", "pgm", still_variants.pnm_reason),
+    (rb"P[36][\s#]", "ppm", still_variants.pnm_reason),
+    (rb"P[Ff][\s#]", "pfm", None),
+    (rb"P[Hh][\s#]", "phm", None),
+    # Version 7 of XV's thumbnails also begins with P7, but followed by a space.
+    (rb"P7\r?\n", "pam", None),
+)
+_START = re.compile(b"|".join(b"(%b)" % start for start, _, _ in _FORMATS), re.DOTALL)
+
+
+def _found(head: Bytes) -> tuple[_Entry, _Entry]:
+    """Return decoder and reason of the format as which a file begins."""
+    match = _START.match(head)
+    return _FORMATS[match.lastindex - 1][1:] if match and match.lastindex else (None, None)
+
 
 # Formats that FFmpeg does not know, or confuses with audio.
 _UNREAD = {
