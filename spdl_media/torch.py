@@ -10,11 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -153,19 +153,15 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             *(self._dataset_kind, self._dataset, self._auto_collation),
             *(self._collate_fn, self._drop_last),
         )
-        # A dataset with __getitems__ gets the plain list of indices.
-        fetches_all = getattr(self._dataset, "__getitems__", None)
-        may_stop_early = self._auto_collation and not fetches_all
-        self._pool.reading = _Reading(
-            make_fetcher, loader.worker_init_fn, self._pin, may_stop_early
-        )
+        # Cached, so that an iterable dataset is begun once, in the thread that reads it.
+        self._read = partial(_read, cache(make_fetcher), loader.worker_init_fn, self._pin)
         for _ in range(self._num_ahead):
             self._add_task()
 
     def _add_task(self) -> None:
         # StopIteration is the end of the sampler: there are no more tasks.
         with suppress(StopIteration):
-            task = self._pool.reading, self._next_index(), Future[Any]()
+            task = self._read, self._next_index(), Future[Any]()
             self._pool.due.append(task[-1])
             self._pool.tasks.put(task)
 
@@ -215,12 +211,9 @@ class _Pool:
     threads: list[threading.Thread] = field(default_factory=list)
     tasks: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     due: list[Future[Any]] = field(default_factory=list)
-    reading: _Reading | None = None
 
     def abandon(self) -> list[Future[Any]]:
-        """End the reading, and return the batches that are still being made."""
-        if self.reading is not None:
-            self.reading.is_over = True
+        """Drop the batches that were not taken, and return those that are still being made."""
         running = [batch for batch in self.due if not batch.cancel()]
         self.due.clear()
         return running
@@ -249,60 +242,33 @@ def _close_all() -> None:
 
 def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
     _thread.info = info
-    for reading, index, batch in iter(tasks.get, None):
+    for read, index, batch in iter(tasks.get, None):
         if batch.set_running_or_notify_cancel():
             try:
-                batch.set_result(reading(index))
+                batch.set_result(read(index))
             except BaseException as error:  # noqa: BLE001  # the consumer raises it, even a SystemExit
-                # The user's class may refuse a note, for example if it is frozen.
-                with suppress(Exception):
-                    if not isinstance(error, StopIteration):
-                        name = threading.current_thread().name
-                        error.add_note(f"Raised in {name}, a worker thread of a DataLoader")
                 batch.set_exception(error)
         # Otherwise the batch would be kept alive until the next task.
-        del reading, index, batch
+        del read, index, batch
 
 
-@dataclass(eq=False)
-class _Reading:
-    """One iteration over a dataset, in all threads. It keeps no reference to the iterator."""
+def _read(
+    fetcher: Callable[[], Any],
+    init_fn: Callable[[int], object] | None,
+    pin: Callable[[Any], Any] | None,
+    index: Any,
+) -> Any:
+    """Return a batch, or one sample without batching, from torch's fetcher.
 
-    make_fetcher: Callable[[], Any]
-    init_fn: Callable[[int], object] | None
-    pin: Callable[[Any], Any] | None
-    may_stop_early: bool
-    is_over: bool = False
-    fetcher: Any = None
-
-    def __call__(self, index: Any) -> Any:
-        """Return a batch, or one sample without batching, from torch's fetcher.
-
-        Raises:
-            StopIteration: An iterable dataset has ended.
-        """
-        # Persistent threads are initialised once, as torch's persistent workers are.
-        if self.init_fn is not None and not hasattr(_thread, "is_ready"):
-            self.init_fn(_thread.info.id)
-        _thread.is_ready = True
-        # Created here, so that an iterable dataset is begun in the thread that reads it.
-        self.fetcher = fetcher = self.fetcher or self.make_fetcher()
-        batch = fetcher.fetch(_Indices(index, self) if self.may_stop_early else index)
-        return batch if self.pin is None else self.pin(batch)
-
-
-class _Indices(list[Any]):
-    """Indices of a batch; iterating over them raises an error once the iteration was abandoned."""
-
-    def __init__(self, indices: Iterable[Any], reading: _Reading) -> None:
-        super().__init__(indices)
-        self._reading = reading
-
-    def __iter__(self) -> Iterator[Any]:
-        for index in super().__iter__():
-            if self._reading.is_over:
-                raise RuntimeError("the iteration was broken off")
-            yield index
+    Raises:
+        StopIteration: An iterable dataset has ended.
+    """
+    # Persistent threads are initialised once, as torch's persistent workers are.
+    if init_fn is not None and not hasattr(_thread, "is_ready"):
+        init_fn(_thread.info.id)
+    _thread.is_ready = True
+    batch = fetcher().fetch(index)
+    return batch if pin is None else pin(batch)
 
 
 def _pinning(device: str) -> Callable[[Any], Any]:

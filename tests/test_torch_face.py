@@ -357,10 +357,9 @@ def test_an_error_is_raised_when_its_batch_is_due_and_the_next_batch_follows() -
     assert next(items).tolist() == [0, 1, 2, 3]
     with pytest.raises(Damage, match="7: damaged") as caught:
         next(items)
-    # The exception itself, with the lines that raised it, and torch's message.
+    # The exception itself, with the lines that raised it.
     assert caught.value.index == 7
     assert caught.traceback[-1].name == "__getitem__"
-    assert caught.value.__notes__[0].startswith("Raised in spdl_media torch-")
     assert next(items).tolist() == [8, 9, 10, 11]
     assert next(items).tolist() == [12, 13, 14, 15]
     with pytest.raises(Damage, match="17: damaged"):
@@ -509,25 +508,6 @@ def test_an_iteration_that_is_broken_off_stops_reading_and_another_begins_again(
     gc.collect()
     assert iterator() is None
     assert set(threading.enumerate()) <= before
-
-
-def test_a_long_batch_that_nobody_wants_is_left_between_two_samples() -> None:
-    has_begun, was_broken_off = threading.Event(), threading.Event()
-    read: list[int] = []
-
-    class Long(Squares):
-        def __getitem__(self, index: int) -> int:
-            read.append(index)
-            has_begun.set()
-            assert was_broken_off.wait(60)
-            return index
-
-    items = iter(DataLoader(Long(), NUM_SAMPLES, num_workers=1))
-    assert has_begun.wait(60)
-    items._pool.abandon()
-    was_broken_off.set()
-    items._pool.close()
-    assert read == [0]
 
 
 def test_several_iterations_at_once_do_not_disturb_each_other() -> None:
