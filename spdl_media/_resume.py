@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +21,10 @@ Tag: TypeAlias = tuple[int, int | None]
 
 The offset is ``None`` if the item gives at most one sample.
 """
+
+
+# Fields of a state that hold intervals.
+_INTERVALS = ("done", "partly_done", "before", "partly_before")
 
 
 class Snapshot(NamedTuple):
@@ -66,19 +70,11 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dictionary of JSON types, with the source's own state unchanged."""
-        return {
-            "version": VERSION,
-            "epoch": self.epoch,
-            "seed": self.seed,
-            # Lists, because JSON has no tuples: the state stays equal through a JSON file.
-            "done": _as(list, self.done),
-            "partly_done": _as(list, self.partly_done),
-            "source": None if self.snapshot is None else self.snapshot._asdict(),
-            "source_length": self.source_length,
-            "order": self.order,
-            "before": _as(list, self.before),
-            "partly_before": _as(list, self.partly_before),
-        }
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        # Lists, because JSON has no tuples: the state stays equal through a JSON file.
+        values |= {name: _as(list, values[name]) for name in _INTERVALS}
+        snapshot: Snapshot | None = values.pop("snapshot")
+        return {**values, "version": VERSION, "source": snapshot and snapshot._asdict()}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> State:
@@ -99,15 +95,11 @@ class State:
                 f"{VERSION}; {remedy}"
             )
         try:
-            names = ("done", "partly_done", "before", "partly_before")
-            return cls(
-                epoch=state["epoch"],
-                seed=state["seed"],
-                snapshot=None if state["source"] is None else Snapshot(**state["source"]),
-                source_length=state["source_length"],
-                order=state["order"],
-                **{name: _as(tuple, state[name]) for name in names},
-            )
+            values = {"snapshot": None, **state}
+            if state["source"] is not None:
+                values["snapshot"] = Snapshot(**state["source"])
+            values |= {name: _as(tuple, state[name]) for name in _INTERVALS}
+            return cls(**{one.name: values[one.name] for one in fields(cls)})
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"the state is incomplete or damaged ({type(error).__name__}: {error}); {remedy}"
