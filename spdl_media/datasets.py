@@ -301,9 +301,6 @@ class _MixOrder(Ranked):
     def __len__(self) -> int:
         return int(self.counts.sum())
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        return iter(self.begin_by_position(self.epoch))
-
     def begin_by_position(self, epoch: int) -> Sequence[tuple[int, Any]]:
         self.set_epoch(epoch + 1)
         counts = self.counts

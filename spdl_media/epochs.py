@@ -89,7 +89,13 @@ class Epochs:
 
 
 class Ranked(Epochs):
-    """Base of samplers that give each process its part."""
+    """Base of samplers that give each process its part, which is read by position."""
+
+    # Begins an epoch, and returns its items.
+    begin_by_position: Callable[[int], Sequence[Any]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.begin_by_position(self.epoch))
 
     def _find_place(self) -> tuple[int, int]:
         """Return the rank of this process, and the number of processes."""
@@ -170,6 +176,9 @@ class Mapped(Sequence[T_co]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self._fn, self._items)
 
     def __getitem__(self, position: Any) -> Any:
         item = self._items[position]

@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -94,7 +94,7 @@ class SharedSource:
         # Number of the run that may read a shared source.
         self._turn = 0
         # Held when an epoch begins, and during each read of a shared source.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Value of the source's `epoch` after the latest epoch began.
         self._epoch_left = epoch_left
 
@@ -185,11 +185,16 @@ class SharedSource:
                     yield item
 
         async def read_async() -> AsyncIterator[Tagged]:
-            position, values = self._begin(start, ledger, turn)
-            async for value in values:
+            first, values = self._begin(start, ledger, turn)
+            for position in itertools.count(first):
+                # The lock may be held across an await. No coroutine of this loop waits for it: take_turn()
+                # runs in another thread.
+                with self._reading(turn):
+                    if (value := await anext(values, _END)) is _END:
+                        return
+                    self._keep_snapshot(position + 1, ledger)
                 if position not in done and (item := tagged(value, ((position, None),))):
                     yield item
-                position += 1
 
         if self.is_async:
             return read_async()
@@ -199,7 +204,7 @@ class SharedSource:
     def _begin(self, start: State, ledger: Ledger, turn: int) -> tuple[int, Any]:
         """Begin or resume an epoch. Return the position of the next item, and the iterator from there."""
         source, position = self.source, 0
-        with self._reading(turn):
+        with self._lock, self._reading(turn):
             ledger.source_length = self.length_in(start.epoch)
             if self.is_stateful and start.snapshot is not None:
                 position = start.snapshot.position
@@ -212,9 +217,8 @@ class SharedSource:
             # state. After set_epoch(), so that the state includes the epoch.
             if self.is_rewindable and start.snapshot is None:
                 self._keep_snapshot(position, ledger)
-        if self.is_shared:
-            in_turn: Any = self._in_turn_async if self.is_async else self._in_turn
-            iterator = in_turn(iterator, position, ledger, turn)
+        if self.is_shared and not self.is_async:
+            iterator = self._in_turn(iterator, position, ledger, turn)
         return position, iterator
 
     def begin_by_position(self, start: State) -> Any:
@@ -236,12 +240,12 @@ class SharedSource:
 
     @contextmanager
     def _reading(self, turn: int) -> Iterator[None]:
-        """Hold the lock while the run with this turn reads.
+        """Hold the lock of a shared source while the run with this turn reads.
 
         Raises:
             RuntimeError: A later run has begun.
         """
-        with self._lock:
+        with self._lock if self.is_shared else nullcontext():
             if self.is_shared and turn != self._turn:
                 raise RuntimeError(
                     f"a later iteration of the loader reads the source, a {type(self.source).__name__}, "
@@ -255,18 +259,6 @@ class SharedSource:
         for after in itertools.count(position + 1):
             with self._reading(turn):
                 if (value := next(iterator, _END)) is _END:
-                    return
-                self._keep_snapshot(after, ledger)
-            yield value
-
-    async def _in_turn_async(
-        self, iterator: AsyncIterator[Any], position: int, ledger: Ledger, turn: int
-    ) -> AsyncIterator[Any]:
-        for after in itertools.count(position + 1):
-            # The lock is held across an await. No coroutine of this loop waits for it: take_turn() runs in
-            # another thread.
-            with self._reading(turn):
-                if (value := await anext(iterator, _END)) is _END:
                     return
                 self._keep_snapshot(after, ledger)
             yield value

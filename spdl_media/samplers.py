@@ -103,12 +103,6 @@ class DistributedSampler(Ranked):
         """Return the number of indices of this rank in an epoch."""
         return len(self._share(self.num_draws))
 
-    def __iter__(self) -> Iterator[Any]:
-        order = self._order_of_rank(self.epoch, ())
-        self.epoch += 1
-        # Not tolist(), which would create all int objects at once.
-        return map(int, order)
-
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch. Return its indices as a sequence, in the order of an iteration.
 
@@ -122,7 +116,7 @@ class DistributedSampler(Ranked):
         """
         # The same state as after beginning an iteration.
         self.set_epoch(epoch + 1)
-        # Indices are converted to int on access.
+        # Converted to int on access, because tolist() would create all int objects at once.
         return Mapped(int, self._order_of_rank(epoch, before))
 
     def places_of_rank(self, before: Pairs = ()) -> range | npt.NDArray[np.int64]:
@@ -373,9 +367,6 @@ class BatchByLength(DistributedRandomSampler):
         # Equal in each epoch, because samples are shuffled only within their group.
         number = sum(-(-len(group) // count) for group, count in self._groups)
         super().__init__(number, rank=rank, world_size=world_size, seed=seed, uneven=uneven)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.begin_by_position(self.epoch))
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch. Return its batches as a sequence, in the order of an iteration.

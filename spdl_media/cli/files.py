@@ -66,38 +66,31 @@ def find_files(folder: Path) -> Iterator[Entry]:
         OSError: The folder itself cannot be read.
     """
     top = os.fsencode(folder)
-    stack: list[tuple[Any, bytes]] = [(os.scandir(top), b"")]
+    os.scandir(top).close()
+    yield from _walk(top, b"", [os.path.realpath(top)])
+
+
+def _walk(folder: bytes, prefix: bytes, roots: list[bytes]) -> Iterator[Entry]:
+    """Walk a folder, reading its entries lazily; ``roots`` are the folders that are walked."""
     try:
-        yield from _walk(stack, [os.path.realpath(top)])
-    finally:
-        for entries, _ in stack:
-            entries.close()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(b"."):
+                    yield from _entries(entry, os.path.join(prefix, entry.name), roots)
+    except OSError as error:
+        yield _unreadable(prefix, error)
 
 
-def _walk(stack: list[tuple[Any, bytes]], roots: list[bytes]) -> Iterator[Entry]:
-    """Walk the folder on the stack, reading its entries lazily; ``roots`` are the folders that are walked."""
-    while stack:
-        entries, prefix = stack[-1]
-        try:
-            entry = next(entries, None)
-        except OSError as error:
-            entry = None
-            yield _unreadable(prefix, error)
-        if entry is None:
-            stack.pop()
-            continue
-        if entry.name.startswith(b"."):
-            continue
-        path = os.path.join(prefix, entry.name)
-        try:
-            if not entry.is_dir():
-                yield _file(path, entry)
-            elif not entry.is_symlink() or _leads_out(entry.path, roots):
-                stack.append((os.scandir(entry.path), path))
-            elif _is_loop(entry.path):
-                yield Entry(path, kind="odd", reason=_LOOP)
-        except OSError as error:
-            yield _unreadable(path, error)
+def _entries(entry: os.DirEntry[bytes], path: bytes, roots: list[bytes]) -> Iterator[Entry]:
+    try:
+        if not entry.is_dir():
+            yield _file(path, entry)
+        elif not entry.is_symlink() or _leads_out(entry.path, roots):
+            yield from _walk(entry.path, path, roots)
+        elif _is_loop(entry.path):
+            yield Entry(path, kind="odd", reason=_LOOP)
+    except OSError as error:
+        yield _unreadable(path, error)
 
 
 def _file(path: bytes, entry: os.DirEntry[bytes]) -> Entry:
