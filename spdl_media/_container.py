@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, TypeAlias
 
 import av
@@ -33,6 +33,9 @@ from spdl_media.still_headers import exif_orientation
 from spdl_media.still_parts import check_complete
 
 Kind: TypeAlias = Literal["video", "audio"]
+
+Begins: TypeAlias = Callable[[AvPacket], bool | None]
+"""Whether decoding can begin at a packet; ``None``: not at this one, but perhaps at a later one."""
 
 
 class Container:
@@ -218,15 +221,12 @@ class Container:
                 raise self.error(f"the container is damaged: {said}") from error
             self._checksum_failed |= _ffmpeg.says_damaged(self._log[self._log_start :])
 
-    def packets(
-        self, indices: Sequence[int], *, keep: bool = True, mend: bool = True
-    ) -> Iterator[AvPacket]:
+    def packets(self, indices: Sequence[int], *, keep: bool = True) -> Iterator[AvPacket]:
         """Return the packets of some streams from the current position on.
 
         Args:
             indices: Indices of the streams.
             keep: Whether the packets must outlive the container, which makes reading half as slow again.
-            mend: Whether to correct what FFmpeg states wrongly of packets. Reads some packets ahead.
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
@@ -239,8 +239,6 @@ class Container:
         found = self._read(streams, keep=keep)
         if self.format == "avi" and not from_start:
             found = reindexed(found, self.av.streams)
-        if not mend:
-            return found
         found = corrected(found, self.format, streams)
         is_mov = self.format.startswith("mov")
         exact = {index: self.exact_times(index) for index in indices if is_mov}
@@ -369,36 +367,53 @@ class Container:
             return True
         return False
 
-    def places(
-        self, indices: Sequence[int], pts: int | None, *, keep: bool = True, mend: bool = True
-    ) -> Iterator[tuple[Iterator[AvPacket], bool]]:
-        """Yield packet iterators that start near a timestamp, then ever earlier, at last at the file's start.
+    def packets_from(
+        self, pts: int | None, tests: Mapping[int, Begins], *, keep: bool = True
+    ) -> tuple[Iterator[AvPacket], bool]:
+        """Return packets from near a timestamp on, or earlier, where decoding of all streams can begin.
 
         One seek may not suffice: in MPEG-TS it lands too late and between key frames, and the key frame of an
-        open GOP can be shown after the requested frames. The caller takes the first start that is decodable.
+        open GOP can be shown after the requested frames.
 
         Args:
-            indices: Indices of the streams; seeks are made in the first one.
             pts: Timestamp to seek to; ``None``: the start of the file.
+            tests: By the index of each stream, whether decoding can begin at a packet. Seeks are made in the
+                first stream.
             keep: As for :meth:`packets`.
-            mend: As for :meth:`packets`.
 
-        Yields:
-            An iterator of packets, and whether a seek found its start.
+        Returns:
+            The packets, and whether they come from a seek, not from the start of the file.
         """
+        indices = [*tests]
         back, base = 0, as_fraction(self.av.streams[indices[0]].time_base)
         while pts is not None and self.seek(pts - back, indices[0]):
-            yield self.packets(indices, keep=keep, mend=mend), True
+            packets = self.packets(indices, keep=keep)
+            if head := self._head(packets, tests):
+                return chain(head, packets), True
             if (pts - back) * base < self.zero:
                 break
             back = back * 2 or max(1, round(1 / base))
         self.rewind()
-        yield self.packets(indices, keep=keep, mend=mend), False
+        return self.packets(indices, keep=keep), False
 
-    def in_last_page(self, packet: AvPacket) -> bool:
-        """Whether a packet is in the last page of a stream of Ogg, which has a flag: RFC 3533, section 6."""
-        place = (packet.pos or 0) + 5
-        return self.format == "ogg" and bytes(self._input.read_at(place, 1)) >= b"\4"
+    def _head(
+        self, packets: Iterator[AvPacket], tests: Mapping[int, Begins]
+    ) -> list[AvPacket] | None:
+        """Read up to where the last stream begins; return ``None`` if decoding cannot begin there."""
+        head, waiting = [], set(tests)
+        for packet in packets:
+            begins = packet.stream_index not in waiting or tests[packet.stream_index](packet)
+            # After a seek to the last page of a stream of Ogg, FFmpeg states wrong times and lengths of its
+            # packets. The page has a flag: RFC 3533, section 6.
+            page = self._input.read_at(packet.pos or 0, 6) if self.format == "ogg" else b""
+            if begins is False or bytes(page[5:]) >= b"\4":
+                return None
+            if begins:
+                head.append(packet)
+                waiting.discard(packet.stream_index)
+                if not waiting:
+                    return head
+        return None
 
     def orientation(self, index: int, packets: Iterable[AvPacket] | None = None) -> int:
         """Return the EXIF orientation of a video stream: from a still's EXIF, or a video's display matrix.

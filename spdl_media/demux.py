@@ -15,7 +15,7 @@ from functools import cache
 from typing import TypeVar
 
 import av
-from av.bitstream import BitStreamFilterContext, bitstream_filters_available
+from av.bitstream import BitStreamFilterContext
 
 from spdl_media import stills
 from spdl_media._container import Container
@@ -262,7 +262,6 @@ def apply_bsf(packets: P, bsf: str) -> P:
     """
     if not isinstance(packets, AudioPackets | VideoPackets | ImagePackets):
         raise TypeError(f"apply_bsf takes packets, not {type(packets).__name__}")
-    _check_names(bsf)
     context, codec = make_filter(bsf, packets.codec)
     filtered: list[AvPacket] = []
     what = f"bitstream filter {bsf!r} cannot read the {packets.codec.name} packets"
@@ -306,10 +305,3 @@ def _stream_of(codec: VideoCodec) -> av.VideoStream:
     context.extradata = codec.extradata
     target.start_encoding()
     return stream
-
-
-def _check_names(bsf: str) -> None:
-    plain = re.sub(r"\\.|'[^']*'", "", bsf)  # commas in escapes and quotes do not separate filters
-    for name in (part.partition("=")[0].strip() for part in plain.split(",")):
-        if name not in bitstream_filters_available:
-            raise ValueError(f"this FFmpeg has no bitstream filter {name!r}")

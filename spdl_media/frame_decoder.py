@@ -7,8 +7,8 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
-from itertools import chain, islice
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import av
@@ -174,16 +174,12 @@ class VideoSource:
             ValueError: The file is closed.
         """
         container, index = self.opened(), self.index
-        # An exact index was made from packets that needed no repair.
-        mend = not index.is_exact
         key = int(np.searchsorted(index.keys, number))
         target = None if index.is_counted else self._place_of(key)
-        for packets, is_sought in container.places([self._stream], target, keep=False, mend=mend):
-            found = self._from_key(packets, key) if is_sought else islice(packets, number, None)
-            if found is not None:
-                break
+        tests = {self._stream: partial(self._begins, key)}
+        packets, is_sought = container.packets_from(target, tests, keep=False)
         keeps = self._config.on_corrupt == "keep" or container.format.startswith("mpeg")
-        for packet in found or ():
+        for packet in packets if is_sought else islice(packets, number, None):
             # The packet has fewer bytes than its header states: the file ends inside it.
             if packet.is_corrupt and not keeps:
                 return
@@ -197,15 +193,13 @@ class VideoSource:
         later = int(index.key_dts[key + 1]) if key + 1 < len(index.keys) else NO_TIME
         return pts if later == NO_TIME else min(pts, later - 1)
 
-    def _from_key(self, packets: Iterator[AvPacket], key: int) -> Iterator[AvPacket] | None:
-        """Return the packets from a key frame on; ``None`` if they begin after it."""
+    def _begins(self, key: int, packet: AvPacket) -> bool | None:
+        """Whether a packet is a key frame; ``None``: it may come before it."""
         pts, dts = int(self.index.key_pts[key]), int(self.index.key_dts[key])
-        for packet in packets:
-            if packet.pts == pts and (dts == NO_TIME or packet.dts in (None, dts)):
-                return chain([packet], packets)
-            if packet.dts is not None and dts != NO_TIME and packet.dts > dts:
-                return None
-        return None
+        if packet.pts == pts and (dts == NO_TIME or packet.dts in (None, dts)):
+            return True
+        is_after = packet.dts is not None and dts != NO_TIME and packet.dts > dts
+        return False if is_after else None
 
 
 class FrameDecoder:

@@ -26,7 +26,7 @@ from spdl_media.destination import write_whole
 from spdl_media.errors import DemuxError, SourceError
 from spdl_media.packet_table import NO_TIME, PacketTable, Ticks
 from spdl_media.packets import PacketMetadata
-from spdl_media.timing import Seconds, parse_time, tick_at, ticks_to_seconds
+from spdl_media.timing import Seconds, parse_time, seconds_of, tick_at, ticks_to_seconds
 
 # Codecs whose packets are one frame each, with the packet's timestamp.
 _ONE_EACH = frozenset(
@@ -106,14 +106,9 @@ class FrameIndex:
         Raises:
             IndexError: There is no such frame.
         """
-        pts, zero = self.pts[frames], self.zero
-        factor = self.time_base.numerator * zero.denominator
-        shift = zero.numerator * self.time_base.denominator
-        # Python's integers do not overflow, and their quotient is rounded once.
-        exact = (pts.astype(object) * factor - shift) / (
-            self.time_base.denominator * zero.denominator
-        )
-        return np.where((frames < 0) | (pts == NO_TIME), np.nan, exact.astype(np.float64))
+        pts = self.pts[frames]
+        exact = np.array(seconds_of(pts.ravel().tolist(), self.time_base, self.zero))
+        return np.where((frames < 0) | (pts == NO_TIME), np.nan, exact.reshape(pts.shape))
 
     def check_times(self, source: str) -> None:
         """Check that the timestamps tell which frame is shown at a time.

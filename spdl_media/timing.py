@@ -233,10 +233,9 @@ def ticks_to_seconds(pts: int, time_base: Fraction, zero: Fraction) -> Fraction:
 
 def seconds_of(pts: Sequence[int | None], time_base: Fraction, zero: Fraction) -> tuple[float, ...]:
     """Convert timestamps to seconds on the container's clock; ``nan`` for ``None``."""
-    return tuple(
-        float("nan") if one is None else float(ticks_to_seconds(one, time_base, zero))
-        for one in pts
-    )
+    # In integers, whose quotient is rounded once, because fractions take ten times as long.
+    factor, shift, divisor = _integer_terms(time_base, -zero)
+    return tuple(math.nan if one is None else (one * factor + shift) / divisor for one in pts)
 
 
 def nearest_sample(pts: int, time_base: Any, zero: Fraction, sample_rate: int) -> int:

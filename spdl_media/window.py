@@ -8,12 +8,11 @@ Times are integer timestamps of the streams, which are fast to compare.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
-from itertools import chain
 from typing import Any, TypeVar
 
-from spdl_media._container import Container
+from spdl_media._container import Begins, Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media.audio_clock import AUDIO_PREROLL, preroll, tells_each_sample, tells_sample
 from spdl_media.codec import AudioCodec, Codec, VideoCodec, needs_first_packet
@@ -42,12 +41,11 @@ class _VideoRun:
         index: Index of the stream.
         codec: Its codec.
         start: Timestamp at or before which decoding has to begin; ``None``: at the start of the file.
-        is_sought: The packets come from a seek, not from the start of the file.
         complete: No later packet can belong to the window.
         goes_on: Frames follow after the window.
     """
 
-    is_sought = complete = goes_on = False
+    complete = goes_on = False
 
     def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
         self.index, self.codec = container.video(stream_index)
@@ -157,7 +155,8 @@ def read_video(
         return
     with container.reading():
         run = _VideoRun(container, stream_index, window)
-        packets = _seek_packets(container, run.start, [run], keep=nbytes == math.inf)
+        keep = nbytes == math.inf
+        packets, _ = container.packets_from(run.start, {run.index: run.begins}, keep=keep)
     count = math.inf if num_frames is None else num_frames + run.codec.reorder_depth + 1
     is_last = continues = False
     while not is_last:
@@ -199,12 +198,17 @@ def audio_packets(
         DemuxError: There is no such stream.
     """
     run = _AudioRun(container, stream_index, window)
-    packets = _seek_packets(container, run.start, [run], keep=keep)
+    tests: dict[int, Begins] = {run.index: run.begins}
+    packets, run.is_sought = container.packets_from(run.start, tests, keep=keep)
     return run.index, run.codec, packets if run.is_whole else run.of(packets)
 
 
 class _AudioRun:
-    """Collects the packets of an audio stream that a window needs; see :class:`_VideoRun`."""
+    """Collects the packets of an audio stream that a window needs, as :class:`_VideoRun` does.
+
+    Attributes:
+        is_sought: The packets come from a seek, not from the start of the file.
+    """
 
     is_sought = complete = False
 
@@ -297,7 +301,9 @@ def read_clip(
         place = None
         if video.start is not None and audio.start is not None:
             place = math.floor(audio.start * audio.codec.time_base / video.codec.time_base)
-        for packet in _seek_packets(container, place, (video, audio)):
+        tests: dict[int, Begins] = {video.index: video.begins, audio.index: audio.begins}
+        packets, audio.is_sought = container.packets_from(place, tests)
+        for packet in packets:
             run: _VideoRun | _AudioRun = video if packet.stream_index == video.index else audio
             if not run.complete and run.add(packet) and video.complete and audio.complete:
                 break
@@ -346,40 +352,6 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     if not is_known or needs_first_packet(codec) or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
-
-
-def _seek_packets(
-    container: Container,
-    place: int | None,
-    runs: Sequence[_VideoRun | _AudioRun],
-    *,
-    keep: bool = True,
-) -> Iterator[AvPacket]:
-    """Return packets of some streams from where decoding of all can begin, and tell the runs of a seek.
-
-    Args:
-        container: The open container.
-        place: Timestamp to seek to in the first stream; ``None``: read from the start of the file.
-        runs: The streams.
-        keep: Whether packets must stay valid after the container is closed.
-    """
-    tests = {run.index: run.begins for run in runs}
-    for packets, is_sought in container.places([*tests], place, keep=keep):
-        head: list[AvPacket] = []
-        waiting = set(tests) if is_sought else set()
-        while waiting and (packet := next(packets, None)) is not None:
-            begins = packet.stream_index not in waiting or tests[packet.stream_index](packet)
-            # After a seek to the last page of Ogg, FFmpeg states wrong times and lengths of its packets.
-            if begins is False or container.in_last_page(packet):
-                break
-            if begins:
-                waiting.discard(packet.stream_index)
-                head.append(packet)
-        if not waiting:
-            break
-    for run in runs:
-        run.is_sought = is_sought
-    return chain(head, packets)
 
 
 PILLOW_TIME_BASE = Fraction(1, 1000)
