@@ -241,8 +241,6 @@ class RowPlan:
                 f"a frame of {width}x{height} {pix_fmt} has no pixels", source=source
             )
         self._floats: Values | None = None
-        views = plane_views(frame)
-        self._layouts = [(view.shape, view.dtype, view.strides[1:]) for view in views]
         if options is None:
             return
         layout, values = options.layout, options.values
@@ -257,7 +255,7 @@ class RowPlan:
         self._own, self._layout = own, layout
         self._floats = values if values is not None and values.is_float else None
         self._bits = frame.format.components[0].bits if self._floats else 0
-        self._planes = [view.shape for view in views]
+        self._planes = [view.shape for view in plane_views(frame)]
         self.shape = own.shape(width, height, layout)
         self.dtype = own.dtype if self._floats is None else self._floats.dtype
         self.nbytes = prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -284,19 +282,12 @@ class RowPlan:
 
     def copy(self, frame: Any, places: Sequence[Array], row: int) -> None:
         """Copy the pixels of a frame to a row of :meth:`places`."""
-        floats = self._floats
-        if floats is None:
-            # As plane_views, whose look-ups take 3 of the 25 microseconds for which a frame holds the GIL.
-            planes = zip(places, frame.planes, self._layouts, strict=True)
-            for place, plane, (shape, dtype, steps) in planes:
-                line_size = plane.line_size  # negative if the last row comes first
-                start = max(0, (1 - shape[0]) * line_size)
-                # NumPy releases the GIL for each plane.
-                place[row] = np.ndarray(shape, dtype, plane, start, (line_size, *steps))
-            return
         for index, (place, plane) in enumerate(zip(places, plane_views(frame), strict=True)):
+            if self._floats is None:
+                place[row] = plane  # NumPy releases the GIL for each plane
+                continue
             channels = range(plane.shape[2]) if plane.ndim == 3 else [self._own.order.index(index)]
-            floats.write(place[row], plane, channels, self._bits)
+            self._floats.write(place[row], plane, channels, self._bits)
 
     def buffer(self, array: Array) -> CPUBuffer:
         """Return the array as a buffer with matrix and range."""
