@@ -13,7 +13,7 @@ import numpy as np
 
 from spdl_media._checks import as_int, as_numpy
 from spdl_media.arrays import Key, fields_of, rebuilt
-from spdl_media.buffer import RELEASING, BufferMetadata, CPUBuffer
+from spdl_media.buffer import BufferMetadata, CPUBuffer
 from spdl_media.convert import NUMBER_KINDS, convert_array, convert_frames, stack_arrays
 from spdl_media.errors import ConvertError
 from spdl_media.formats import Array
@@ -287,15 +287,9 @@ class ImageBuffer(CPUBuffer):
 
     def release(self) -> None:
         """Release the memory, as :meth:`CPUBuffer.release` does."""
-        # Same lock order as in __array_interface__: RELEASING first.
-        with RELEASING, self._lock:
+        with self._lock:
             self._frame = None
             super().release()
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        self._alive()  # makes the array before the base class takes the global lock
-        return super().__array_interface__
 
 
 def _collate_images(buffers: Sequence[Any], storage: Storage | None) -> CPUBuffer | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,9 +17,6 @@ from spdl_media.handover import CUDA_DEVICE, Handover
 from spdl_media.image_frames import gallery, of_array
 
 __all__ = ("Buffer", "CPUBuffer", "CUDABuffer", "Failure")
-
-# One for all buffers, held for nanoseconds. Reentrant, since a finalizer may run in the thread that holds it.
-RELEASING = threading.RLock()
 
 # Numbers of streams in DLPack.
 _NO_SYNC, _LEGACY_DEFAULT = -1, 1
@@ -219,16 +215,12 @@ class CPUBuffer(_Buffer):
         reused. An array of ``np.asarray(buffer)`` refers to the buffer itself, so the memory is kept until
         both are gone; :func:`~spdl_media.to_numpy` has no such effect. A second call does nothing.
         """
-        with RELEASING:
-            # The array is freed outside of the lock, because that may run finalizers of other code.
-            array, self._array = self._array, None
-        del array
+        self._array = None
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        with RELEASING:
-            # The consumer refers only to this object, which must keep the memory even after release().
-            self._kept = array = self.array
+        # The consumer refers only to this object, which must keep the memory even after release().
+        self._kept = array = self.array
         return array.__array_interface__
 
     # The signature is NumPy's.
