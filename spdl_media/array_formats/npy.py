@@ -189,19 +189,14 @@ def _parse_header(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
             fields = ast.literal_eval(_PYTHON_2_NUMBER.sub(r"\1", text))
     except Exception as error:  # Python's parser raises many classes, also for too deep nesting
         raise ArrayFormatError(f"the header cannot be read: {str(error)[:200]}") from error
-    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        raise ArrayFormatError(
-            f"the header must be a dictionary of descr, fortran_order and shape, not {short(fields)}"
-        )
-    shape, fortran = fields["shape"], fields["fortran_order"]
-    if type(fortran) is not bool:
-        raise ArrayFormatError(f"fortran_order is {short(fortran)}, not True or False")
+    is_header = isinstance(fields, dict) and set(fields) == {"descr", "fortran_order", "shape"}
+    shape, fortran = (fields["shape"], fields["fortran_order"]) if is_header else ((), None)
     # Exact types: True is an int as well.
-    if type(shape) is not tuple or any(type(side) is not int or side < 0 for side in shape):
-        raise ArrayFormatError(f"the shape is {short(shape)}, not a tuple of whole numbers from 0")
-    if len(shape) > _MAX_DIMENSIONS:
+    is_shape = type(shape) is tuple and all(type(side) is int and side >= 0 for side in shape)
+    if type(fortran) is not bool or not is_shape or len(shape) > _MAX_DIMENSIONS:
         raise ArrayFormatError(
-            f"NumPy has no array of {len(shape)} dimensions; {_MAX_DIMENSIONS} are the most"
+            "the header must be a dictionary of descr, fortran_order (True or False) and shape (at most "
+            f"{_MAX_DIMENSIONS} whole numbers from 0), not {short(fields)}"
         )
     return shape, _dtype(fields["descr"]), fortran
 

@@ -165,7 +165,9 @@ def test_as_many_dimensions_as_numpy_has(num_dimensions: int, dtype: Any, kind: 
     try:
         expected = np.ndarray((1,) * num_dimensions, dtype, b"x")
     except ValueError:
-        with pytest.raises(sm.ArrayFormatError, match="NumPy has no array of") as caught:
+        with pytest.raises(
+            sm.ArrayFormatError, match=r"NumPy has no array of|at most 64 "
+        ) as caught:
             sm.load_npy(data)
         assert (caught.value.source, caught.value.offset) == (f"bytes of length {len(data)}", 0)
     else:
@@ -267,18 +269,18 @@ def header(descr: str = "'<i2'", fortran: str = "False", shape: str = "(2,)") ->
 
 
 @each("text, match", [
-        (header(shape="(-2,)"), r"the shape is \(-2,\), not a tuple of whole numbers from 0"),
-        (header(shape="(2)"), "the shape is 2, not a tuple of whole numbers"),
-        (header(shape="(True,)"), "the shape is .True,., not a tuple"),
-        (header(shape="('2',)"), "not a tuple of whole numbers"),
-        (header(shape="(1.5,)"), "not a tuple of whole numbers"),
+        (header(shape="(-2,)"), r"shape \(at most 64 whole numbers from 0\), not .*'shape': \(-2,\)"),
+        (header(shape="(2)"), "whole numbers from 0.*'shape': 2"),
+        (header(shape="(True,)"), "whole numbers from 0.*'shape': .True,."),
+        (header(shape="('2',)"), "at most 64 whole numbers"),
+        (header(shape="(1.5,)"), "at most 64 whole numbers"),
         (header(shape="(4294967296, 4294967296)"), "is cut short: .* 4 follow"),
         (header(shape="(0, 4294967296, 4294967296)"), "NumPy has no array of shape"),
         (header(shape="(999999999999999999999,)"), "is cut short: .* 4 follow"),
-        (header(shape="(" + 70 * "1, " + ")"), "NumPy has no array of 70 dimensions"),
+        (header(shape="(" + 70 * "1, " + ")"), "at most 64 whole numbers"),
         (header(shape="(3,)"), r"is cut short: shape \(3,\) of int16 is 6 bytes, and 4 follow"),
-        (header(fortran="0"), "fortran_order is 0, not True or False"),
-        (header(fortran="None"), "fortran_order is None, not True or False"),
+        (header(fortran="0"), r"fortran_order \(True or False\).*'fortran_order': 0"),
+        (header(fortran="None"), "'fortran_order': None"),
         (header("'|O'"), "holds Python objects, which are stored as a pickle"),
         (header("'O'"), "holds Python objects"),
         (header("[('a', '<i4'), ('b', '|O')]"), "holds Python objects"),
