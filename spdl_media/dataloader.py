@@ -169,7 +169,7 @@ class DataLoader:
     def __post_init__(self) -> None:
         # `src` keeps the argument; a dataset is read through a MapIterator.
         self._source = SharedSource(checked_source(self.src))
-        check_arguments(self, self._source.fetch)
+        check_arguments(self)
         self.seed = check_int("seed", self.seed, at_least=0)
         # The cache belongs to the loader, so that later epochs find the samples of earlier ones.
         self._samples = None if self.cache is None else SampleCache(self.cache)

@@ -80,12 +80,8 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
     return any(one.name == "rng" and one.kind in by_name for one in others)
 
 
-def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
+def check_arguments(loader: Any) -> None:
     """Check the arguments of a DataLoader and their combinations, and convert its numbers to ``int``.
-
-    Args:
-        loader: The loader.
-        fetch: Returns the value for a key, if the source is a dataset.
 
     Raises:
         TypeError: An argument has the wrong type, or a function is of a kind that its stage cannot run.
@@ -129,7 +125,7 @@ def check_arguments(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
         raise ValueError(
             "executor= and num_processes= both say where calls run; leave one of them out"
         )
-    _check_calls(loader, fetch)
+    _check_calls(loader)
     if loader.to is not None:
         check_choice("to", loader.to, tuple(CONVERTERS))
         # Raises here if the package is missing, before anything is loaded.
@@ -151,11 +147,11 @@ def _check_function(name: str, fn: Callable[..., Any]) -> None:
         )
 
 
-def _check_calls(loader: Any, fetch: Callable[[Any], Any] | None) -> None:
+def _check_calls(loader: Any) -> None:
     """Check the combinations of ``on_error``, ``executor``, ``num_processes`` and ``cache``."""
     # With num_processes, the aggregator runs there if there is no other function to run.
     executor = executor_of(loader)
-    preprocessor, cache = loader.preprocessor, loader.cache
+    fetch, preprocessor, cache = loader._source.fetch, loader.preprocessor, loader.cache
     replaces = loader.on_error == "replace" or callable(loader.on_error)
     # These options cache, move or replace the sample of an item, so an item must have exactly one.
     is_single = replaces or executor is not None or cache is not None

@@ -313,9 +313,7 @@ class _Reader:
     ) -> None:
         self._urls, self._config, self._sources = urls, config, list(urls)
         self._offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(urls)
-        # Copies first, so that headers are read from the disk.
-        in_threads(lambda at: self._fetch(at, copies), len(urls), _READERS)
-        in_threads(lambda at: self._find_samples(at, places), len(urls), _READERS)
+        in_threads(lambda at: self._prepare(at, copies, places), len(urls), _READERS)
         self.counts = np.array([len(offsets) - 1 for offsets in self._offsets], np.int64)
         self._count = int(self.counts.sum())
         self._firsts = (np.cumsum(self.counts) - self.counts).tolist()
@@ -347,19 +345,16 @@ class _Reader:
         # Copied, because a view would keep the memory of the whole archive alive.
         return {name: part if isinstance(part, str) else bytes(part) for name, part in contents}
 
-    def _fetch(self, index: int, folder: Path | None) -> None:
-        """Copy a remote shard to the folder, and read the copy from now on."""
-        url = self._urls[index]
-        if folder is None or local_path(url) is not None:
-            return
-        copy = _file(folder, url, ".tar")
-        if not copy.exists():
-            retried(lambda: download(url, copy, self._config.storage_options))
-        self._sources[index] = str(copy)
-
-    def _find_samples(self, index: int, folder: Path | None) -> None:
+    def _prepare(self, index: int, copies: Path | None, places: Path | None) -> None:
         """Find the offsets where the samples of a shard begin and the last one ends, cached in a folder."""
-        kept = folder and _file(folder, self._urls[index], ".npy")
+        url = self._urls[index]
+        # The copy first, so that headers are read from the disk.
+        if copies is not None and local_path(url) is None:
+            copy = _file(copies, url, ".tar")
+            if not copy.exists():
+                retried(lambda: download(url, copy, self._config.storage_options))
+            self._sources[index] = str(copy)
+        kept = places and _file(places, url, ".npy")
         # A damaged cache file is ignored and rewritten.
         with suppress(OSError, ValueError, EOFError):
             if kept:

@@ -251,9 +251,8 @@ class MergeIterator(Epochs, Generic[T]):
         return itertools.islice(merged, self._stop_after) if self._stop_after > 0 else merged
 
     def _merge(self, iterators: list[Iterator[T]], epoch: int) -> Iterator[T]:
-        is_weighted = self._weights is not None
-        weights = np.zeros(0) if self._weights is None else self._weights[self._weights > 0]
-        cumulative = np.cumsum(weights)
+        weights = None if self._weights is None else self._weights[self._weights > 0]
+        cumulative = None if weights is None else np.cumsum(weights)
         # A new generator for each epoch, so that each epoch is reproducible.
         bits = random_bits(Purpose.MERGE, self._seed, epoch)
         # 1024 at a time, because drawing a single number takes as long as drawing a hundred.
@@ -262,10 +261,9 @@ class MergeIterator(Epochs, Generic[T]):
         )
         index = 0
         while iterators:
-            if is_weighted:
+            if cumulative is not None:
                 index = int(weighted_choice(cumulative, np.array([next(numbers)]))[0])
-            else:
-                index %= len(iterators)
+            index %= len(iterators)
             if (item := next(iterators[index], _END)) is not _END:
                 yield item
                 index += 1
@@ -274,8 +272,9 @@ class MergeIterator(Epochs, Generic[T]):
             else:
                 # The next iterator in turn gets this index, and the remaining ones keep their proportions.
                 del iterators[index]
-                weights = np.delete(weights, index) if is_weighted else weights
-                cumulative = np.cumsum(weights)
+                if weights is not None:
+                    weights = np.delete(weights, index)
+                    cumulative = np.cumsum(weights)
 
 
 def repeat_source(src: Iterable[T], /, epoch: int = 0) -> RepeatedSource[T]:
