@@ -226,7 +226,7 @@ def fast_chain(ops: PictureOps) -> FastChain | None:
     Args:
         ops: The operations, without the input box and the mirroring, so that few chains are cached.
     """
-    if not ops.gives_one or ops.pad_mode is not None:
+    if not ops.gives_one or ops.pad_color != "black":
         return None
     if not ops.is_scaled and (ops.crop_width or ops.crop_height):
         return None  # a graph crops in the decoder's format, before the conversion

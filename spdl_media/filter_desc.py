@@ -66,6 +66,7 @@ def get_video_filter_desc(
     pix_fmt: str | None = "rgb24",
     num_frames: int | None = None,
     pad_mode: str | None = None,
+    pad_color: str = "black",
     color_matrix: ColorMatrix | None = None,
     color_range: ColorRange | None = None,
     filter_desc: str | None = None,
@@ -95,8 +96,9 @@ def get_video_filter_desc(
         num_frames: Exact number of frames, as in SPDL: later ones are dropped, missing ones added. The
             ``num_frames`` of :func:`~spdl_media.decode_packets` and :func:`~spdl_media.load_video` is a
             maximum.
-        pad_mode: A colour, by name or as ``"#rrggbb"``, of the frames added for ``num_frames`` and of the
-            border that ``scale_mode="pad"`` adds. ``None`` repeats the last frame, and makes a black border.
+        pad_mode: The frames added for ``num_frames``: ``None`` repeats the last one, a colour (a name or
+            ``"#rrggbb"``) adds frames of that colour.
+        pad_color: Colour of the border that ``scale_mode="pad"`` adds.
         color_matrix: Matrix of a YUV result, by the name of its standard. ``None`` keeps that of the file,
             or BT.601 for RGB input.
         color_range: Range of a YUV result: ``"pc"`` is full, ``"tv"`` limited. ``None`` keeps that of the
@@ -129,6 +131,7 @@ def get_video_filter_desc(
         crop_height=crop_height,
         num_frames=num_frames,
         pad_mode=pad_mode,
+        pad_color=pad_color,
         color_matrix=color_matrix,
         color_range=color_range,
         filter_desc=filter_desc,

@@ -73,6 +73,7 @@ class PictureOps:
     crop_height: int | None = None
     num_frames: int | None = None
     pad_mode: str | None = None
+    pad_color: str = "black"
     color_matrix: ColorMatrix | None = None
     color_range: ColorRange | None = None
     filter_desc: str | None = None
@@ -85,8 +86,10 @@ class PictureOps:
         _make_positive(self, "width", "height", "crop_width", "crop_height", "num_frames")
         if self.pix_fmt is not None:
             format_name("pix_fmt", self.pix_fmt)
+        if self.pad_color != "black":
+            _check_color("pad_color", self.pad_color)
         if self.pad_mode is not None:
-            _check_color(self.pad_mode)
+            _check_color("pad_mode", self.pad_mode)
         if self.frame_rate is not None:
             object.__setattr__(self, "frame_rate", parse_rate(self.frame_rate))
         if self.color_matrix is not None or self.color_range is not None:
@@ -251,10 +254,10 @@ def _check_own_filters(ops: PictureOps | SoundOps, filters: str) -> None:
         object.__setattr__(ops, "filter_desc", None)
 
 
-def _check_color(color: str) -> None:
+def _check_color(argument: str, color: str) -> None:
     if not (isinstance(color, str) and _COLOR.match(color) and is_color(color)):
         raise ValueError(
-            f"pad_mode must be a colour by name or as '#rrggbb', such as 'black', not {color!r}. "
+            f"{argument} must be a colour by name or as '#rrggbb', such as 'black', not {color!r}. "
             "See https://ffmpeg.org/ffmpeg-utils.html#Color"
         )
 
@@ -351,7 +354,7 @@ def _scale(ops: PictureOps, formats: tuple[str, ...]) -> list[str]:
         after = _crop(width, height, exact=exact)
     else:
         size = _fitted_samples(width, height) if exact else _fitted(width, height)
-        after = _border(width, height, ops.pad_mode or "black", exact=exact)
+        after = _border(width, height, ops.pad_color, exact=exact)
     return [f"scale={size}:{flags}", *_formats(*formats), *after]
 
 

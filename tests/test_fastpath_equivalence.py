@@ -310,7 +310,7 @@ def test_conversion_without_a_graph(source: str, target: str) -> None:
         {"timestamp": (0, 1)},
         {"num_frames": 1},
         {"filter_desc": "hflip"},
-        {"scale_width": 8, "scale_height": 8, "pad_mode": "red"},
+        {"scale_width": 8, "scale_height": 8, "pad_color": "red"},
         {"crop_width": 8},
         {"pix_fmt": "rgb48"},
         {"pix_fmt": "gray"},

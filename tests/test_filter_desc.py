@@ -194,8 +194,9 @@ def test_audio_descriptions(arguments: dict[str, Any], desc: str | None) -> None
         ({"pix_fmt": "i420"}, ValueError, r"not 'i420'$"),
         ({"pix_fmt": "none"}, ValueError, r"not 'none'"),
         ({"pix_fmt": 3}, TypeError, "pix_fmt must be a str, such as 'rgb24', not 3"),
-        ({"pad_mode": "red:x"}, ValueError, "pad_mode must be a colour by name"),
-        ({"pad_mode": "red@7"}, ValueError, "pad_mode must be a colour by name.*not 'red@7'"),
+        ({"pad_color": "red:x"}, ValueError, "pad_color must be a colour by name"),
+        ({"pad_color": "blak"}, ValueError, "pad_color must be a colour by name.*not 'blak'"),
+        ({"pad_color": "red@7"}, ValueError, "pad_color must be a colour by name.*not 'red@7'"),
         ({"pad_mode": "whit"}, ValueError, "pad_mode must be a colour by name.*not 'whit'"),
         ({"pad_mode": "#12"}, ValueError, "pad_mode must be a colour by name"),
         ({"frame_rate": 0}, ValueError, "frame_rate must be positive, not 0"),
@@ -355,7 +356,7 @@ def planes(frames: list[Any]) -> tuple[Any, ...]:
 
 
 def test_border_color() -> None:
-    desc = get_video_filter_desc(scale_width=16, scale_height=16, pad_mode="#ff8000")
+    desc = get_video_filter_desc(scale_width=16, scale_height=16, pad_color="#ff8000")
     rgb = run(desc, picture("yuv420p", 32, 16, 0))[0].to_ndarray()
     np.testing.assert_array_equal(rgb[0, 0], [255, 128, 0])
 
@@ -495,7 +496,7 @@ def test_every_name_that_ffmpeg_has_is_taken(pix_fmt: str) -> None:
 @each("color", ["White", "#ff8000", "#ff800080", "0xff8000", "red@0.5", "red@0x80", "random"])
 def test_every_colour_that_ffmpeg_has_is_taken(color: str) -> None:
     size: dict[str, Any] = {"scale_width": 8, "scale_height": 8}
-    assert f":color={color}," in (get_video_filter_desc(**size, pad_mode=color) or "")
+    assert f":color={color}," in (get_video_filter_desc(**size, pad_color=color) or "")
     assert f":color={color}," in (get_video_filter_desc(num_frames=2, pad_mode=color) or "")
 
 
@@ -507,7 +508,7 @@ def test_formats_that_frames_enter_by_must_exist() -> None:
 
 
 def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments: dict[str, Any] = {"scale_width": 8, "scale_height": 8, "pad_mode": "#123456"}
+    arguments: dict[str, Any] = {"scale_width": 8, "scale_height": 8, "pad_color": "#123456"}
     desc = get_video_filter_desc(**arguments)
     monkeypatch.setattr(av, "VideoFormat", None)
     monkeypatch.setattr(av.filter, "Graph", None)
@@ -560,7 +561,7 @@ def test_one_side_of_a_thin_image(given: str, wanted: tuple[int, int]) -> None:
     [
         {},
         {"scale_width": 8, "quality": "accurate", "scale_algo": "area"},
-        {"scale_width": 8, "scale_height": 6, "pad_mode": "red", "filter_desc": "hflip"},
+        {"scale_width": 8, "scale_height": 6, "pad_color": "red", "filter_desc": "hflip"},
         {"frame_rate": "30000/1001", "timestamp": (Fraction(1, 3), None), "num_frames": 3},
         {"pix_fmt": "nv12", "color_matrix": "bt709", "color_range": "pc", "crop_width": 5},
     ],
@@ -581,7 +582,7 @@ def test_descriptions_carry_their_values(arguments: dict[str, Any]) -> None:
 
 def test_values_without_effect_are_not_in_the_text() -> None:
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({}, {"quality": "fast", "scale_algo": "area", "scale_mode": "crop", "pad_mode": "red"}),
+        ({}, {"quality": "fast", "scale_algo": "area", "scale_mode": "crop", "pad_color": "red"}),
         ({"pix_fmt": None, "num_frames": 1}, {"pix_fmt": None, "num_frames": 1, "quality": "fast"}),
         ({"scale_width": 8}, {"scale_width": 8, "quality": "accurate", "pad_mode": "red"}),
         ({"timestamp": (Fraction(1, 3), 1)}, {"timestamp": ("0.333333", 1.0)}),
