@@ -193,14 +193,14 @@ def _regrouped(states: Sequence[State], own: State, source: object) -> State:
                 "this source; make it of the same data"
             )
         # Modulo, because padding repeats the first places.
-        had = np.asarray(old.places_of_rank(current[0].before), np.int64) % sampler.num_draws
+        had = old.places_of_rank(current[0].before) % sampler.num_draws
         for start, stop in state.done if state.epoch == epoch else ((0, len(had)),):
             is_done[had[start:stop]] = True
         partly |= {int(had[position]): offsets for position, offsets in state.partly_done}
     # Even entries begin an interval of done places, odd entries end it.
     bounds = np.flatnonzero(np.diff(is_done, prepend=False, append=False)).tolist()
     before = tuple(zip(bounds[::2], bounds[1::2], strict=True))
-    mine = np.asarray(sampler.places_of_rank(before), np.int64) % sampler.num_draws
+    mine = sampler.places_of_rank(before) % sampler.num_draws
     # Converted to a list only if needed: it may have millions of numbers.
     places_left = enumerate(mine.tolist() if partly else ())
     return replace(
@@ -302,10 +302,6 @@ class Ledger:
         # A snapshot is needed until all items before the next snapshot's position are done.
         self._snapshots = deque([start.snapshot] if start.snapshot else [])
         self.is_closed = self.has_delivered = False
-
-    def done_offsets(self, position: int) -> Positions:
-        """Return the offsets of an item's samples that were done when the ledger was made."""
-        return Positions(dict(self.start.partly_done).get(position, ()))
 
     def settle(self, tags: Iterable[Tag]) -> None:
         """Mark samples as done: handed out, dropped, or failed."""

@@ -221,11 +221,12 @@ def place_maker(source: object, before: Pairs) -> Callable[[int], int]:
     if not hasattr(sampler, "places_of_rank"):
         rank, world_size = place_of(source)
         return lambda position: rank + world_size * position
-    places = sampler.places_of_rank(before)
     if before:
+        places = sampler.places_of_rank(before)
         return lambda position: int(places[position])
-    # Not places[position]: a subclass may give more items than it has places.
-    return lambda position: places.start + places.step * position
+    share = sampler.share(sampler.num_draws)
+    # Not share[position]: a subclass may give more items than it has places.
+    return lambda position: share.start + share.step * position
 
 
 def order_of(source: object) -> dict[str, Any] | None:

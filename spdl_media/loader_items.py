@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from spdl_media._checks import check_int
-from spdl_media._resume import Ledger, Tag
+from spdl_media._resume import Ledger, Positions, Tag
 from spdl_media.epochs import Purpose, random_bits
 from spdl_media.pipeline.executors import kind_of
 from spdl_media.pipeline.failures import PoolBroken, short_repr
@@ -79,7 +79,8 @@ class SeveralSamples(OneResult):
     def __init__(self, ledger: Ledger, tagged: Tagged) -> None:
         super().__init__(ledger, tagged)
         ((self.position, _),) = tagged.tags
-        self.done, self.count = ledger.done_offsets(self.position), 0
+        self.done = Positions(dict(ledger.start.partly_done).get(self.position, ()))
+        self.count = 0
 
     def tag(self, value: Any) -> Tagged | None:
         """Tag a sample. It is counted even if it is dropped, so that a resumed epoch has the same offsets."""

@@ -101,7 +101,7 @@ class DistributedSampler(Ranked):
 
     def __len__(self) -> int:
         """Return the number of indices of this rank in an epoch."""
-        return len(self._share(self.num_draws))
+        return len(self.share(self.num_draws))
 
     def begin_by_position(self, epoch: int, before: Pairs = ()) -> Sequence[Any]:
         """Begin an epoch. Return its indices as a sequence, in the order of an iteration.
@@ -116,19 +116,24 @@ class DistributedSampler(Ranked):
         """
         # The same state as after beginning an iteration.
         self.set_epoch(epoch + 1)
-        # Converted to int on access, because tolist() would create all int objects at once.
-        return Mapped(int, self._order_of_rank(epoch, before))
+        places = self.places_of_rank(before)
+        if self._place is None and (world_size := int_in_environment("WORLD_SIZE")) is not None:
+            # Lightning sets it before it makes the process group, but an epoch begins after that.
+            _checked_place(_VARIABLES, None, world_size)
+        # Modulo, because padding repeats the order from its start. Converted to int on access, because
+        # tolist() would create all int objects at once.
+        return Mapped(int, self._draw(epoch, places % self.num_draws))
 
-    def places_of_rank(self, before: Pairs = ()) -> range | npt.NDArray[np.int64]:
+    def places_of_rank(self, before: Pairs = ()) -> npt.NDArray[np.int64]:
         """Return the rank's positions in the order of all ranks; positions of padding are beyond its end."""
         if not before:
-            return self._share(self.num_draws)
+            return _numbers(self.share(self.num_draws))
         is_left = np.ones(self.num_draws, bool)
         for start, stop in before:
             is_left[start:stop] = False
         (left,) = is_left.nonzero()
         # Padding repeats the remaining positions from their start, shifted beyond the end.
-        rounds, which = np.divmod(_array(self._share(len(left))), max(1, len(left)))
+        rounds, which = np.divmod(_numbers(self.share(len(left))), max(1, len(left)))
         places: npt.NDArray[np.int64] = left[which] + self.num_draws * rounds
         return places
 
@@ -139,7 +144,7 @@ class DistributedSampler(Ranked):
         other._place = rank, world_size
         return other
 
-    def _share(self, count: int) -> range:
+    def share(self, count: int) -> range:
         """Return the rank's positions among ``count``; those of padding are beyond ``count``."""
         # Round-robin, so that the order of training is the same with any number of ranks.
         rounds, rest = divmod(count, self.world_size)
@@ -148,14 +153,6 @@ class DistributedSampler(Ranked):
         # With padding, the incomplete last round counts.
         rounds += rest > 0 and self._uneven == "pad"
         return range(self.rank, rounds * self.world_size, self.world_size)
-
-    def _order_of_rank(self, epoch: int, before: Pairs) -> npt.NDArray[np.int64]:
-        places = _array(self.places_of_rank(before))
-        if self._place is None and (world_size := int_in_environment("WORLD_SIZE")) is not None:
-            # Lightning sets it before it makes the process group, but an epoch begins after that.
-            _checked_place(_VARIABLES, None, world_size)
-        # Modulo, because padding repeats the order from its start.
-        return self._draw(epoch, places % self.num_draws)
 
     def _draw(self, epoch: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """Return the indices at these positions of the order of all ranks."""
@@ -384,11 +381,9 @@ class BatchByLength(DistributedRandomSampler):
             yield from (mixed[start : start + count] for start in range(0, len(mixed), count))
 
 
-def _array(places: range | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    # np.arange, because NumPy would iterate over a range.
-    if isinstance(places, range):
-        return np.arange(places.start, places.stop, places.step)
-    return places
+def _numbers(places: range) -> npt.NDArray[np.int64]:
+    # Not np.array, which would iterate over the range.
+    return np.arange(places.start, places.stop, places.step)
 
 
 def _place_of_process() -> tuple[int, int] | None:

@@ -402,7 +402,8 @@ class _ShardOrder(DistributedSampler):
     shuffle_shards: bool
     shuffle_buffer: int
 
-    def _share(self, count: int) -> range:
+    def share(self, count: int) -> range:
+        """Return the rank's positions among ``count``."""
         # Contiguous, so that a rank reads few shards.
         if self._uneven == "drop":
             count -= count % self.world_size
