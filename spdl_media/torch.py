@@ -141,7 +141,8 @@ class _ThreadedIterator(_TorchIterator):  # type: ignore[misc]  # as above
             )
             thread.start()
             self._pool.threads.append(thread)
-        _pools.add(self._pool)
+        # Daemon threads that still run when the interpreter ends may crash it.
+        atexit.register(self._pool.close)
         # Begins the sampler a second time, as torch's iterator with workers does: it may draw random numbers.
         self._reset(loader, first_iter=True)
 
@@ -220,7 +221,7 @@ class _Pool:
 
     def close(self) -> None:
         """End the threads."""
-        _pools.discard(self)
+        atexit.unregister(self.close)
         threads, self.threads = self.threads, []
         # Each thread ends at the first None that it gets.
         for _ in threads:
@@ -228,16 +229,6 @@ class _Pool:
         if threads and not wait(self.abandon(), STOP_SECONDS).not_done:
             for thread in threads:
                 thread.join()
-
-
-_pools: set[_Pool] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    # Daemon threads that still run when the interpreter ends may crash it.
-    for pool in list(_pools):
-        pool.close()
 
 
 def _work(tasks: SimpleQueue[Any], info: WorkerInfo) -> None:
