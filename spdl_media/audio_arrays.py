@@ -240,9 +240,8 @@ def _load_found(
 ) -> TimedAudio | None:
     """Return the samples; ``None`` if a frame does not give the expected ones, or a filter fails."""
     codec, rate = found.codec, found.codec.sample_rate
-    zero = Fraction(found.delay, rate) if found.delay else _ZERO
-    metadata = PacketMetadata(name, zero, window)
-    rows = request.rows(metadata.zero, found.window[1] / rate)
+    metadata = PacketMetadata(name, _ZERO, window)
+    rows = request.rows(_ZERO, found.window[1] / rate)
     try:
         if isinstance(found, CodedFrames):
             # Decode many frames per packet.
@@ -290,9 +289,7 @@ _SYNC_WORDS = tuple(map(bytes.fromhex, _SYNC_HEX.split()))
 class _WAVSamples(NamedTuple):
     codec: AudioCodec
     read: Callable[[int, int], Array]  # from a position to another
-    # Positions of the window, and the number of samples before second 0, as in CodedFrames.
-    window: tuple[int, int]
-    delay: int = 0
+    window: tuple[int, int]  # positions, as in CodedFrames
 
 
 def _find_wav(input: Input, head: bytes, window: Window, limit: int | None) -> _WAVSamples | None:

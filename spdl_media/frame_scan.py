@@ -41,14 +41,12 @@ class CodedFrames(NamedTuple):
 
     Attributes:
         codec: Codec of the stream.
-        delay: Samples of the stream before second 0.
         window: First sample of the window, and the one after its last.
         positions: Position of the first sample of each packet, and last that after the frames.
         packets: The packets, each with padding or another packet after it.
     """
 
     codec: AudioCodec
-    delay: int
     window: tuple[int, int]
     positions: Sequence[int]
     packets: Sequence[memoryview]
@@ -140,7 +138,7 @@ def find_mp3(input: Input, head: bytes, window: Window, limit: int | None) -> Co
         return None
     codec = sample_codec("mp3", rate, 2 - is_mono)
     found = packet_positions(first * samples - delay, number * samples - delay, step * samples)
-    return CodedFrames(codec, delay, (start, stop), found, split(data, cuts))
+    return CodedFrames(codec, (start, stop), found, split(data, cuts))
 
 
 def _read_info_tag(top: bytes, place: int) -> tuple[int, int, int, int] | None:
@@ -320,7 +318,7 @@ def find_flac(input: Input, head: bytes, window: Window, limit: int | None) -> C
         return None
     data, cuts = frames
     found = packet_positions(first * block, min(last * block, total), step * block)
-    return CodedFrames(codec, 0, (start, stop), found, split(data, cuts))
+    return CodedFrames(codec, (start, stop), found, split(data, cuts))
 
 
 def begins_at_0(input: Input) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import av
@@ -285,6 +285,7 @@ def cut_chunks(chunks: Sequence[AudioChunk], start: int, stop: int | None) -> It
         position += len(chunk)
 
 
+@lru_cache(maxsize=16)  # because fractions are slow to make
 def sample_time_base(sample_rate: int, zero: Fraction) -> Fraction:
     """Return a time base in which each sample of the container's clock has an integer timestamp.
 

@@ -84,7 +84,7 @@ def find_aac(input: Input, _head: bytes, window: Window, limit: int | None) -> C
     span = first * AAC_FRAME_SIZE - hidden, last * AAC_FRAME_SIZE - hidden
     packets = _read_frames(input, samples, first, last)
     positions = frame_scan.packet_positions(*span, frame_scan.PACKET_SAMPLES)
-    return CodedFrames(codec, 0, (start, stop), positions, packets)
+    return CodedFrames(codec, (start, stop), positions, packets)
 
 
 def _read_index(input: Input) -> memoryview:

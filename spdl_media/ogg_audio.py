@@ -68,13 +68,11 @@ class OggAudio(NamedTuple):
         codec: Codec of the stream.
         window: First sample, and the one after the last.
         content: The whole file.
-        delay: Samples of the stream before second 0.
     """
 
     codec: AudioCodec
     window: tuple[int, int]
     content: bytes | memoryview
-    delay: int = 0
 
 
 class _Page(NamedTuple):
@@ -138,7 +136,7 @@ def find_ogg(
         positions[0] = positions[1]  # its decoder gives nothing for the first packet
     else:
         packets, positions = _joined(packets, positions)
-    return CodedFrames(codec, 0, (start, stop), positions, [*map(padded, packets)])
+    return CodedFrames(codec, (start, stop), positions, [*map(padded, packets)])
 
 
 def _read_ends(read: Read, size: int) -> tuple[bytes, _Page, _Page, _Page]:

@@ -130,8 +130,6 @@ class SampleChunks:
         if filter_desc is not None and ops != SoundOps(sample_fmt=None):
             self._graph = _SoundFilter(filter_desc, kind="audio", time_base=codec.time_base)
         self.has_graph = self._graph is not None
-        # Cache of (sample rate, zero, time base), because fractions are slow to make.
-        self._unit = (0, zero, zero)
 
     def put(self, frame: av.AudioFrame, start: int, stop: int, position: int) -> bool:
         """Take samples of a frame. Return whether the sink is full.
@@ -144,12 +142,9 @@ class SampleChunks:
             self.chunks.append(chunk)
             self.count += stop - start
             return self.count >= self._limit
-        unit = self._unit
-        if unit[:2] != (frame.sample_rate, self.zero):
-            time_base = sample_time_base(frame.sample_rate, self.zero)
-            unit = self._unit = (frame.sample_rate, self.zero, time_base)
         # frame_of may set the frame's time, because nothing else refers to a frame just decoded.
-        return self._append(self._graph.push(frame_of(chunk, unit[2], self.zero)))
+        time_base = sample_time_base(frame.sample_rate, self.zero)
+        return self._append(self._graph.push(frame_of(chunk, time_base, self.zero)))
 
     def flush(self) -> None:
         """Flush the filter graph.
