@@ -80,10 +80,6 @@ class _HeaderError(ValueError):
     """A header is damaged, or of an unknown form."""
 
 
-class _ChecksumError(_HeaderError):
-    """The checksum of a header is wrong: it is damaged, or not a header."""
-
-
 class Archive:
     """An archive that is read from beginning to end.
 
@@ -163,9 +159,11 @@ class Archive:
 
     def _next_header(self, block: bytes) -> tuple[int, bytes]:
         """Parse a header and set the name of the member; return size and kind."""
-        if len(block) < _BLOCK:
-            self._fail_end(block)
         try:
+            if not block:
+                raise _HeaderError("is missing: the archive is cut short, without an end mark")
+            if len(block) < _BLOCK:
+                raise _HeaderError(f"is cut short after {len(block)} bytes")
             name, size, kind = _parse_header(block)
             if kind in _SPECIAL:
                 return size, kind
@@ -173,9 +171,13 @@ class Archive:
                 records, self._next_records = {**self._global_records, **self._next_records}, {}
                 name, size, kind = _with_pax(records, name, size, kind)
         except _HeaderError as error:
-            if self.offset == 0 and isinstance(error, _ChecksumError):
-                self._check_uncompressed(block)
-                self.fail(f"is not a tar archive: it begins with {block[:16]!r}", error)
+            if self.offset == 0:
+                for magic, packer in _PACKED.items():
+                    if block.startswith(magic):
+                        text = f"is packed by {packer}; unpack it on the way in, as with {packer}.open(...)"
+                        self.fail(text)
+                text = f"is not a tar archive: its header {error}; it begins with {block[:16]!r}"
+                self.fail(text, error)
             self._fail_at_header(str(error), error)
         self._member = str(name, "utf-8", "surrogateescape")
         if kind in _REFUSED:
@@ -224,25 +226,12 @@ class Archive:
         """Raise an error about the header that is being read. The message names the member before it."""
         self.fail(f"the header behind it {message}" if self._member is not None else message, cause)
 
-    def _fail_end(self, block: bytes) -> NoReturn:
-        self._check_uncompressed(block)
-        if self.offset == 0:
-            self.fail(f"is not a tar archive: it has {len(block)} bytes, less than a header")
-        where = "within the header behind it" if block else "behind it: there is no end mark"
-        self.fail(f"the archive is cut short {where}")
-
-    def _check_uncompressed(self, block: bytes) -> None:
-        for magic, name in _PACKED.items():
-            if self.offset == 0 and block.startswith(magic):
-                self.fail(f"is packed by {name}; unpack it on the way in, as with {name}.open(...)")
-
 
 def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     """Parse name, size and kind of a header of ustar, GNU tar or the older V7 tar.
 
     Raises:
-        _ChecksumError: The checksum is wrong.
-        _HeaderError: The size cannot be read.
+        _HeaderError: The checksum is wrong, or the size cannot be read.
     """
     name, size_field, checksum_field, kind, magic, prefix = _FIELDS.unpack(block)
     # The lower half of Adler-32 is 1 + the sum of the bytes, exact for 256 bytes. It takes 0.3 us for both
@@ -253,7 +242,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     except _HeaderError:
         stored = -1  # never equal to a sum
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored:
-        raise _ChecksumError("is not a tar header, or a damaged one: its checksum is wrong")
+        raise _HeaderError("has a wrong checksum: it is damaged, or not one of tar")
     name = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name

@@ -336,15 +336,31 @@ CUT = tar_member(b"first", b"x" * 700) + tar_member(b"second", b"y" * 10) + END
 @each(
     "size, match, member",
     [
-        (0, "is not a tar archive: it has 0 bytes", None),
-        (511, "is not a tar archive: it has 511 bytes", None),
+        (0, "is not a tar archive: its header is missing: the archive is cut short", None),
+        (
+            511,
+            "is not a tar archive: its header is cut short after 511 bytes; it begins with b'first",
+            None,
+        ),
         (512, "member 'first': is cut short: 0 of 700 bytes", "first"),
         (1211, "member 'first': is cut short: 699 of 700 bytes", "first"),
-        (1212, "member 'first': the archive is cut short behind it: there is no end mark", "first"),
-        (1536, "member 'first': the archive is cut short behind it: there is no end mark", "first"),
-        (1540, "member 'first': the archive is cut short within the header behind it", "first"),
+        (
+            1212,
+            "member 'first': the header behind it is missing: .* cut short, without an end mark",
+            "first",
+        ),
+        (
+            1536,
+            "member 'first': the header behind it is missing: .* cut short, without an end mark",
+            "first",
+        ),
+        (1540, "member 'first': the header behind it is cut short after 4 bytes", "first"),
         (2048, "member 'second': is cut short: 0 of 10 bytes", "second"),
-        (2560, "member 'second': the archive is cut short behind it", "second"),
+        (
+            2560,
+            "member 'second': the header behind it is missing: the archive is cut short",
+            "second",
+        ),
     ],
 )
 def test_every_cut_is_noticed_and_named(
@@ -414,12 +430,12 @@ GOOD = tar_member(b"good", b"abc")
 
 
 @each("data, match", [
-        (b"garbage" * 1000, "is not a tar archive: it begins with b'garbage"),
+        (b"garbage" * 1000, "is not a tar archive: its header has a wrong.*; it begins with b'garbage"),
         (gzip.compress(CUT) + END, r"is packed by gzip; unpack it on the way in, as with gzip.open"),
         (bz2.compress(CUT) + END, "is packed by bz2"),
         (lzma.compress(CUT) + END, "is packed by lzma"),
-        (GOOD + b"garbage" * 1000, "member 'good': the header behind it is not a tar header"),
-        (GOOD + CUT[:100] + b"?" + CUT[101:], "its checksum is wrong"),
+        (GOOD + b"garbage" * 1000, "member 'good': the header behind it has a wrong checksum: it"),
+        (GOOD + CUT[:100] + b"?" + CUT[101:], "has a wrong checksum"),
         (GOOD + with_field(124, b"00000000009\0"), "where a number of octal digits is due"),
         (GOOD + with_field(124, b"-0000000001\0"), "where a number of octal digits is due"),
         (GOOD + with_field(124, b"\xff" * 12), "where a number of octal digits is due"),
@@ -428,7 +444,7 @@ GOOD = tar_member(b"good", b"abc")
         (GOOD + with_field(124, b"\x80" + b"\xff" * 11, b"Z"), "0 of 309485009821345068724781055 "),
         (GOOD + with_field(124, b"77777777777\0", b"L"), "a pax header or long name of 8589934591"),
         (GOOD + with_field(124, b"00000000777\0", b"x"), "0 of 511 bytes of a pax header or long"),
-        (with_field(124, b"-0000000001\0"), "^[^:]*: has b'-0000000001.x00' where a number of octal"),
+        (with_field(124, b"-0000000001\0"), "its header has b'-0000000001.x00' where a number of octal"),
         (GOOD + with_field(156, b"S"), "member 'name': is a sparse file"),
         (GOOD + with_field(156, b"M"), "member 'name': goes on from another volume"),
         (GOOD + tar_member(b"p", b"13 path=long\n", b"x") + END,
