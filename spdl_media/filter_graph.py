@@ -43,7 +43,6 @@ from spdl_media.graph import (
     wire,
 )
 from spdl_media.image_frames import ImageFrames, VideoFrames, av_frames, frame_metadata
-from spdl_media.operations import ratio
 from spdl_media.packets import AudioPackets, FrameMetadata, VideoPackets
 
 __all__ = ("FilterGraph", "get_abuffer_desc", "get_buffer_desc")
@@ -382,10 +381,10 @@ def get_buffer_desc(
     # Turning the image by a quarter swaps the sides of its pixels, too.
     if swaps_sides(orientation):
         width, height, aspect = height, width, 1 / aspect
-    rate = f":frame_rate={ratio(codec.frame_rate)}" if codec.frame_rate else ""
+    rate = f":frame_rate={codec.frame_rate}" if codec.frame_rate else ""
     return (
         f"buffer{_label(label)}=video_size={width}x{height}:pix_fmt={pix_fmt}:"
-        f"time_base={ratio(codec.time_base)}:pixel_aspect={ratio(aspect)}{rate}"
+        f"time_base={codec.time_base}:pixel_aspect={aspect}{rate}"
     )
 
 

@@ -288,7 +288,7 @@ def filter_text(ops: PictureOps | SoundOps) -> list[str]:
     added = f"add:color={ops.pad_mode}" if ops.pad_mode else "clone"
     return [
         *_cut(ops.box, mirror=ops.mirror),
-        *([f"fps={ratio(parse_rate(ops.frame_rate))}:round=up"] if ops.frame_rate else []),
+        *([f"fps={parse_rate(ops.frame_rate)}:round=up"] if ops.frame_rate else []),
         *_trim("trim", ops.window),
         *_scale(ops, formats),
         *_crop(ops.crop_width, ops.crop_height, exact=not formats),
@@ -418,7 +418,3 @@ def _seconds(value: Fraction) -> str:
     # a frame at 1/3 s in the window that begins at 1/3 s.
     count = math.floor(value * 1_000_000 + Fraction(1, 2))
     return f"{'-' if count < 0 else ''}{abs(count) // 1_000_000}.{abs(count) % 1_000_000:06d}"
-
-
-def ratio(value: Fraction) -> str:
-    return f"{value.numerator}/{value.denominator}"

@@ -481,7 +481,7 @@ def test_filter_desc_refuses_a_mixture() -> None:
 def test_buffer_desc() -> None:
     common = "pix_fmt=yuv420p:time_base=1/90000"
     assert get_buffer_desc(Codec(), "a") == (
-        f"buffer@a=video_size=64x48:{common}:pixel_aspect=1/1:frame_rate=25/1"
+        f"buffer@a=video_size=64x48:{common}:pixel_aspect=1:frame_rate=25"
     )
     turned = Packets(Codec(sample_aspect_ratio=Fraction(4, 3), frame_rate=None), orientation=6)
     assert get_buffer_desc(turned) == f"buffer=video_size=48x64:{common}:pixel_aspect=3/4"
