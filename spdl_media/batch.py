@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from spdl_media._checks import abridged
-from spdl_media._ffmpeg import naming
 from spdl_media._threads import in_threads
 from spdl_media.arguments import OnError, VideoDecoder
 from spdl_media.buffer import Buffer, CPUBuffer, Failure
@@ -26,11 +25,10 @@ from spdl_media.errors import (
     with_message,
 )
 from spdl_media.formats import is_yuv, pixel_layout
-from spdl_media.geometry import swaps_sides
-from spdl_media.image_decoder import decode_image, filtered
+from spdl_media.image_decoder import decode_image
 from spdl_media.inputs import Source
 from spdl_media.operations import ColorMatrix, ColorRange, Desc, PictureOps
-from spdl_media.packets import ImagePackets, metadata_of
+from spdl_media.packets import ImagePackets
 from spdl_media.rows import FrameRows, RowOptions, why_no_array
 from spdl_media.storage import new_array
 from spdl_media.transfer import on_its_way
@@ -190,24 +188,11 @@ def decode_cut(
     packets = src
     if not isinstance(packets, ImagePackets):
         packets = demux_image(packets, demux_config=request.demux_config, name=request.name)
-    config, cuts, source = request.decode_config, request.cuts, packets.source
-    if cuts is None:
-        return decode_image(packets, request.desc, config).frame, source
-    head = metadata_of(packets).jpeg
-
-    def cut(width: int, height: int, orientation: int) -> PictureOps:
-        swaps = config.orient and swaps_sides(orientation)
-        size = (height, width) if swaps else (width, height)
-        return cuts.filter(position, size, request.desc, source)
-
-    if config.downscale is not None and head is not None and head.is_ycc:
-        # The crop must be known first, because the scale of DCT decoding depends on it.
-        ops = cut(head.width, head.height, head.orientation)
-        return decode_image(packets, ops, config).frame, source
-    whole = decode_image(packets, None, config)
-    ops = cut(whole.frame.width, whole.frame.height, whole.orientation)
-    with naming(source):
-        return filtered(whole, packets, ops, config).frame, source
+    filter: Any = request.desc
+    if request.cuts is not None:
+        cut = request.cuts.filter
+        filter = partial(cut, position, filter=request.desc, source=packets.source)
+    return decode_image(packets, filter, request.decode_config).frame, packets.source
 
 
 def none_loaded(

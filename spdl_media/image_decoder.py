@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import av
 import numpy as np
@@ -23,9 +24,9 @@ from spdl_media.fast_images import FULL_RANGE, GBR, FastChain, fast_chain, witho
 from spdl_media.filters import PictureFilter
 from spdl_media.formats import has_limited_gray
 from spdl_media.frames import FrameList
-from spdl_media.geometry import Box, Placement, fits, stored_box, stored_flips, swaps_sides
+from spdl_media.geometry import Box, Placement, Size, fits, stored_box, stored_flips, swaps_sides
 from spdl_media.image_frames import ImageFrames
-from spdl_media.operations import Desc, picture_ops
+from spdl_media.operations import Desc, PictureOps, picture_ops
 from spdl_media.packets import (
     FrameMetadata,
     ImagePackets,
@@ -61,12 +62,16 @@ class DecodedImage(NamedTuple):
         return ImageFrames((self.frame,), metadata)
 
 
-def decode_image(packets: ImagePackets, filter_desc: Desc, config: DecodeConfig) -> DecodedImage:
+Filter: TypeAlias = Desc | Callable[[Size], Desc]
+"""The filters of an image, or a function that returns them for the size of the image as it is filtered."""
+
+
+def decode_image(packets: ImagePackets, filter: Filter, config: DecodeConfig) -> DecodedImage:
     """Decode an image, turn it upright, and filter it.
 
     Args:
         packets: The image.
-        filter_desc: The filters as text or operations; ``None`` returns the image as decoded.
+        filter: The filters as text or operations; ``None`` returns the image as decoded.
         config: How to decode.
 
     Raises:
@@ -79,13 +84,22 @@ def decode_image(packets: ImagePackets, filter_desc: Desc, config: DecodeConfig)
     keep_freed_memory()
     try:
         if config.downscale is not None:
-            small = _decode_downscaled(packets, filter_desc, config)
+            small = _decode_downscaled(packets, filter, config)
             if small is not None:
                 return DecodedImage(small, 1 if config.orient else metadata_of(packets).orientation)
-        return filtered(_decode_whole(packets, config), packets, filter_desc, config)
+        image = _decode_whole(packets, config)
+        size = image.frame.width, image.frame.height
+        desc = _filter_of(size, image.orientation, filter, config)
+        return image if desc is None else _filtered(image, packets, desc, config)
     except FilterError as error:
         error.source = error.source or packets.source
         raise
+
+
+def _filter_of(stored: Size, orientation: int, filter: Filter, config: DecodeConfig) -> Desc:
+    if not callable(filter):
+        return filter
+    return filter(stored[::-1] if config.orient and swaps_sides(orientation) else stored)
 
 
 def _decode_whole(packets: ImagePackets, config: DecodeConfig) -> DecodedImage:
@@ -127,8 +141,8 @@ def _decode_by_ffmpeg(packets: ImagePackets, config: DecodeConfig) -> DecodedIma
     return image._replace(is_corrupt=metadata_of(packets).incomplete is not None)
 
 
-def filtered(
-    image: DecodedImage, packets: ImagePackets, filter_desc: Desc, config: DecodeConfig
+def _filtered(
+    image: DecodedImage, packets: ImagePackets, filter_desc: str | PictureOps, config: DecodeConfig
 ) -> DecodedImage:
     """Turn a decoded image upright, and filter it.
 
@@ -136,8 +150,6 @@ def filtered(
         FilterError: The filters do not take the image.
         DecodeError: The filters output no frame.
     """
-    if filter_desc is None:
-        return image
     frame, orientation, is_corrupt = image
     ops = picture_ops(filter_desc)
     is_turned = config.orient and orientation != 1
@@ -229,17 +241,8 @@ _MARGIN = 1.2
 _MAX_SHIFT = 0.125
 
 
-class _Part(NamedTuple):
-    """A box of the reduced image in stored orientation, the factor of the reduction, and what follows."""
-
-    eighths: int
-    columns: slice
-    rows: slice
-    placement: Placement
-
-
 def _decode_downscaled(
-    packets: ImagePackets, filter: Desc, config: DecodeConfig
+    packets: ImagePackets, filter: Filter, config: DecodeConfig
 ) -> av.VideoFrame | None:
     """Decode a JPEG at a reduced size, turn it upright, and filter it.
 
@@ -251,48 +254,57 @@ def _decode_downscaled(
         MissingDependencyError: simplejpeg is not installed.
     """
     simplejpeg = require("simplejpeg", "decode_config(downscale='dct')")
-    metadata, ops = metadata_of(packets), picture_ops(filter)
+    metadata = metadata_of(packets)
     head = metadata.jpeg
     if head is None or not head.is_ycc or metadata.incomplete is not None or len(packets) != 1:
         return None
+    # The crop is chosen before the scale, which depends on it.
+    size = head.width, head.height
+    ops = picture_ops(_filter_of(size, metadata.orientation, filter, config))
     if ops is None or config.decoder is not None or config.decoder_options:
         return None
     chain = fast_chain(ops.uncut)
     if chain is None or not chain.scales_first:
         return None
     orientation = metadata.orientation if config.orient else 1
-    part = _smallest_part(head.width, head.height, orientation, chain, ops.box)
+    part = _smallest_part(size, orientation, chain, ops.box)
     if part is None:
         return None
     # libjpeg rounds the reduced size up.
-    small = [-(-side * part.eighths // 8) for side in (head.width, head.height)]
+    eighths, box, placement = part
+    small = [-(-side * eighths // 8) for side in size]
     pixels = _decode_small(simplejpeg, packets, *small)
     if pixels is None:
         return None
-    frame = av.VideoFrame.from_numpy_buffer(_upright(pixels, part, orientation), "rgb24")
+    frame = av.VideoFrame.from_numpy_buffer(_upright(pixels[box], orientation), "rgb24")
     # PyAV does not set these for an array.
     frame.colorspace, frame.color_range = GBR, FULL_RANGE
     # Mirroring comes last, because the result is the smaller image.
-    return chain.from_rgb().run(frame, part.placement, mirror=ops.mirror)
+    return chain.from_rgb().run(frame, placement, mirror=ops.mirror)
 
 
 def _smallest_part(
-    width: int, height: int, orientation: int, chain: FastChain, box: Box | None
-) -> _Part | None:
-    """Return the box in the smallest reduced image that has enough pixels for the result."""
+    size: Size, orientation: int, chain: FastChain, box: Box | None
+) -> tuple[int, tuple[slice, slice], Placement] | None:
+    """Choose the smallest reduced image that has enough pixels for the result.
+
+    Returns:
+        The factor of the reduction in eighths, the rows and columns of the box in stored orientation, and
+        what follows.
+    """
     swaps = swaps_sides(orientation)
-    upright = (height, width) if swaps else (width, height)
+    upright = size[::-1] if swaps else size
     box = box or (0, 0, *upright)
     placement = chain.plan(box[2:]) if fits(box, *upright) else None
     if placement is None:
         return None
     # From here on, coordinates are those of the stored image.
     across, down = placement.scaled[::-1] if swaps else placement.scaled
-    x, y, w, h = stored_box(box, orientation, width, height)
+    x, y, w, h = stored_box(box, orientation, *size)
     for eighths in _EIGHTHS:
         columns, rows = _shrunk_span(x, w, eighths, across), _shrunk_span(y, h, eighths, down)
         if columns is not None and rows is not None:
-            return _Part(eighths, columns, rows, placement)
+            return eighths, (rows, columns), placement
     return None
 
 
@@ -319,8 +331,7 @@ def _decode_small(
     return pixels if pixels.shape == (height, width, 3) else None
 
 
-def _upright(pixels: npt.NDArray[np.uint8], part: _Part, orientation: int) -> npt.NDArray[np.uint8]:
-    view = pixels[part.rows, part.columns]
+def _upright(view: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
     backwards, upwards = stored_flips(orientation)
     view = view[:: -1 if upwards else 1, :: -1 if backwards else 1]
     if swaps_sides(orientation):
