@@ -12,7 +12,6 @@ import av
 
 from spdl_media._container import Container
 from spdl_media._ffmpeg import as_fraction
-from spdl_media.array_formats.wav import find_chunks
 from spdl_media.audio_arrays import WAV_HEAD_SIZE, read_wav_info
 from spdl_media.audio_clock import opus_delay
 from spdl_media.codec import (
@@ -132,7 +131,6 @@ class MediaInfo:
         best_audio: Index of the audio stream that :func:`~spdl_media.demux_audio` takes, or
             ``None``.
         is_still: Whether the source is one image.
-        metadata: The container's tags, such as title and artist, as pairs of key and value.
 
     Thread safety: safe; it and the streams are immutable.
     """
@@ -143,7 +141,6 @@ class MediaInfo:
     best_video: int | None = None
     best_audio: int | None = None
     is_still: bool = False
-    metadata: tuple[tuple[str, str], ...] = ()
 
     @property
     def video(self) -> VideoStreamInfo | None:
@@ -162,7 +159,7 @@ class MediaInfo:
 def probe(
     src: Source, *, demux_config: DemuxConfig | None = None, name: str | None = None
 ) -> MediaInfo:
-    """Read container format, streams and tags of a source.
+    """Read container format and streams of a source.
 
     For a JPEG, PNG, WebP, BMP or single-image GIF the header is read, and the end of the image searched for.
     Values that the header does not state, such as the pixel format of a CMYK JPEG, are ``None``. Of other
@@ -174,7 +171,7 @@ def probe(
         name: Name of the source in messages.
 
     Returns:
-        Container, streams and tags as plain values. The source is closed.
+        Container and streams as plain values. The source is closed.
 
     Raises:
         SourceError: The source cannot be opened or read.
@@ -224,16 +221,10 @@ def _probe_input(input: Input) -> MediaInfo:
 
 # Files with longer chunks after the samples are left to FFmpeg.
 _WAV_TAIL_SIZE = 8 * 1024
-# FFmpeg's names of the tags in a LIST chunk of type INFO.
-_INFO_NAMES = dict(
-    pair.encode().split(b":")
-    for pair in "IART:artist ICMT:comment ICOP:copyright ICRD:date IGNR:genre ILNG:language INAM:title "
-    "IPRD:album IPRT:track ISFT:encoder ISMP:timecode ITCH:encoded_by ITRK:track".split()
-)
 
 
 def _wav_info(input: Input, head: bytes) -> MediaInfo | None:
-    """Return stream and tags of a WAV file; ``None`` if the file must be read by FFmpeg."""
+    """Return the stream of a WAV file; ``None`` if the file must be read by FFmpeg."""
     wav = read_wav_info(input, head)
     if wav is None:
         return None
@@ -241,37 +232,22 @@ def _wav_info(input: Input, head: bytes) -> MediaInfo | None:
     end = header.data_offset + header.data_size + header.data_size % 2
     if input.size() - end > _WAV_TAIL_SIZE:
         return None
-    metadata: dict[str, str] = {}
-    # The chunks after RIFF, size and WAVE (12 bytes), up to name and size of the "data" chunk (8 bytes).
-    parts = (input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_TAIL_SIZE))
-    for part in map(bytes, parts):
-        for name, start, size in find_chunks(part, 0):
-            content = part[start : start + size]
-            if name == b"LIST" and content[:4] == b"INFO":
-                for key, place, length in find_chunks(content, 4):
-                    text = content[place : place + length]
-                    # The encoding of non-ASCII text is unknown, so FFmpeg decides.
-                    if key not in _INFO_NAMES or not text.isascii():
-                        return None
-                    metadata[_INFO_NAMES[key].decode()] = text.partition(b"\0")[0].decode()
-            elif name == b"fact" and content == header.num_samples.to_bytes(4, "little"):
-                continue
-            # FFmpeg may find metadata in other chunks.
-            elif name != b"fmt ":
-                return None
+    # Before and after the samples: an ID3 tag may hold a cover, which is a stream of its own.
+    parts = input.read_at(12, header.data_offset - 20), input.read_at(end, _WAV_TAIL_SIZE)
+    if any(b"id3 " in bytes(part).lower() for part in parts):
+        return None
     rate, count = header.sample_rate, header.num_samples
     # Rounded to microseconds, as FFmpeg rounds the duration of a container.
     duration = (2 * count * 1_000_000 + rate) // (2 * rate) / 1_000_000
     stream = _audio_stream(codec, 0, count / rate)
-    return MediaInfo("wav", duration, (stream,), best_audio=0, metadata=tuple(metadata.items()))
+    return MediaInfo("wav", duration, (stream,), best_audio=0)
 
 
 def _probe_container(container: Container) -> MediaInfo:
-    metadata = tuple(container.av.metadata.items())
     # Listed first: reading an orientation may reopen the container.
     streams = tuple(_stream_info(container, stream) for stream in list(container.av.streams))
     best = container.best_index("video"), container.best_index("audio")
-    return MediaInfo(container.format, container.duration, streams, *best, metadata=metadata)
+    return MediaInfo(container.format, container.duration, streams, *best)
 
 
 def _stream_info(container: Container, stream: av.stream.Stream) -> StreamInfo:

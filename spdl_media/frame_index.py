@@ -248,8 +248,6 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
         return False
     if codec.pix_fmt == "pal8":
         return False  # only the first packet has the palette
-    if codec.name == "mpeg4" and b"DivX" in (codec.extradata or b""):
-        return False  # there may be two frames in a packet
     if format in _WITHOUT_PACKETS and may_have_fields(codec):
         return False  # FFmpeg's parser may make each field of a frame a packet
     if _goes_back(table) or _is_joined(table):

@@ -132,10 +132,8 @@ class Muxer(ClosedByWith):
             self._container.options.setdefault("movie_timescale", "1000000")
             # Without write_colr, FFmpeg omits the matrix if primaries or transfer function are unknown.
             self._container.options["movflags"] = options.get("movflags", "") + "+write_colr"
-        if self._container.format.no_file:
-            raise ValueError(f"{self._format!r} does not write one file; save_image writes images")
-        if self._format in _REFUSED:
-            remedy = "Take MP4, Matroska, MPEG-TS or AVI"
+        if self._format in _REFUSED or self._container.format.no_file:
+            remedy = "Take MP4, Matroska, MPEG-TS or AVI; save_image writes images"
             raise ValueError(f"{self._name}: the format {self._format!r} is not written. {remedy}")
 
     @property

@@ -226,7 +226,11 @@ def read_samples(read: Read, size: int, track_id: int) -> Samples | None:
                 moov = memoryview(read(start, end - start))
                 if next(boxes_at(moov, "mvex"), None) is None:
                     break  # no fragments follow, so the rest of the file is not walked
-                defaults = _track_defaults(moov, track_id)
+                settings = {
+                    bytes(one[4:8]): bytes(one[12:24]) for one in boxes_at(moov, "mvex/trex")
+                }
+                # Default duration, size and flags of a sample.
+                defaults = settings.get(track_id.to_bytes(4, "big"), b"")
             elif kind == b"moof":
                 view = memoryview(read(start, end - start))
                 runs += _fragment(view, start - 8, track_id, defaults, size)
@@ -342,14 +346,6 @@ def _starts(lengths: Ticks, starts: Ticks, counts: Ticks) -> Ticks:
     gaps = starts - closed[np.cumsum(counts) - counts]
     places: Ticks = closed + np.repeat(gaps, counts)
     return places
-
-
-def _track_defaults(moov: memoryview, track_id: int) -> bytes:
-    """Return the default duration, size and flags of samples in fragments, as raw bytes."""
-    for content in boxes_at(moov, "mvex/trex"):
-        if struct.unpack_from(">I", content, 4)[0] == track_id:
-            return bytes(content[12:24])
-    return b""
 
 
 # Stated decode timestamp of the first sample; duration, size, flags and offset of each sample; file offset.

@@ -1,4 +1,4 @@
-"""probe: streams and metadata of a source, without decoding it."""
+"""probe: streams of a source, without decoding it."""
 
 from __future__ import annotations
 
@@ -281,12 +281,6 @@ def test_data_behind_the_first_frame_do_not_matter() -> None:
     noise = np.random.default_rng(1).integers(0, 256, len(data) * 3 // 5, np.uint8)
     data[-len(noise) :] = noise.tobytes()
     assert sm.probe(bytes(data)).streams == info.streams
-
-
-def test_metadata_are_kept() -> None:
-    info = sm.probe(make_video(index_planes(3, 64, 48), format="matroska"))
-    assert isinstance(info.metadata, tuple)
-    assert all(isinstance(key, str) for pair in info.metadata for key in pair)
 
 
 @pytest.mark.parametrize(("channels", "sample_fmt"), [(0, None), (1, "s16p")])

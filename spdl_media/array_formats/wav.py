@@ -207,7 +207,7 @@ def parse_file(content: Content) -> tuple[WAVHeader, int, int, int]:
     if head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:] != b"WAVE":
         raise ArrayFormatError(f"is not a WAV file: it begins with {head!r}", offset=0)
     chunks: dict[bytes, tuple[int, int]] = {}
-    for name, start, size in find_chunks(content, 12):
+    for name, start, size in _find_chunks(content, 12):
         if name in _WANTED:
             chunks.setdefault(name, (start, size))
         # Chunks after the samples are not needed.
@@ -242,7 +242,7 @@ def parse_file(content: Content) -> tuple[WAVHeader, int, int, int]:
     return WAVHeader(*fields, size, offset, code), bits, mask, stated
 
 
-def find_chunks(data: Content, offset: int) -> Iterator[tuple[bytes, int, int]]:
+def _find_chunks(data: Content, offset: int) -> Iterator[tuple[bytes, int, int]]:
     """Iterate over name, offset and size of the chunks from a byte on."""
     while offset + _CHUNK.size <= len(data):
         name, size = _CHUNK.unpack_from(data, offset)

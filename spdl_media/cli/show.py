@@ -69,8 +69,7 @@ def probe_command(files: Sequence[str], *, as_json: bool) -> int:
 
 def _as_object(path: str, info: MediaInfo) -> dict[str, Any]:
     streams = [{**dataclasses.asdict(one), "kind": _kind(one)} for one in info.streams]
-    values = dataclasses.asdict(info)
-    return {"file": path, **values, "streams": streams, "metadata": dict(info.metadata)}
+    return {"file": path, **dataclasses.asdict(info), "streams": streams}
 
 
 def _kind(stream: StreamInfo) -> str:
