@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spdl_media.arrays import to_numpy
-from spdl_media.errors import ConvertError, MediaError, MissingDependencyError
+from spdl_media.errors import ConvertError, MediaError, SourceError
 from spdl_media.formats import Array
 from spdl_media.image_files import encode_image
 from spdl_media.load import load_audio, load_image, load_image_batch, load_video
@@ -24,8 +24,8 @@ from spdl_media.timing import parse_window
 
 __all__ = ("DecodeAudio", "DecodeImages", "DecodeVideo")
 
-# Errors of a single row: TypeError and ValueError if the input is missing, or an option does not suit it.
-_ROW_ERRORS = (MediaError, TypeError, ValueError)
+# Errors of a single row. Those of damaged media are ValueErrors; a missing package concerns all rows.
+_ROW_ERRORS = (SourceError, TypeError, ValueError)
 
 # Options that the decoders set themselves. Not cuda, because Ray takes only host memory.
 _RESERVED = {"cuda", "cuda_config", "name", "on_error", "storage"}
@@ -142,9 +142,6 @@ class _Decoder:
                         f"it gives {_kind(array)}, which does not fit among {_kind(self._blank)}"
                     )
                 arrays[row] = array
-            # Also a MediaError, but not of the row: all rows would fail.
-            except MissingDependencyError:
-                raise
             except _ROW_ERRORS as error:
                 errors[row] = _described(error)
         return arrays
@@ -193,8 +190,6 @@ class DecodeImages(_Decoder):
         options: Any = {**self._options, "storage": self._storage(len(inputs) * self._blank.nbytes)}
         try:
             batch = load_image_batch(inputs, on_error="fill", **options)
-        except MissingDependencyError:
-            raise
         # None could be decoded, or they do not fit into one array: load them one by one for each error.
         except _ROW_ERRORS:
             return super()._rows(inputs, errors)
