@@ -19,7 +19,7 @@ from spdl_media._threads import when_dropped
 from spdl_media.arrays import to_jax, to_numpy, to_torch
 from spdl_media.datasets import ImageFolder
 from spdl_media.epochs import HasEpochs, Stateful, begin_by_position, iterator_in
-from spdl_media.loader_items import Tagged, tag_result, tags_of, value_of
+from spdl_media.loader_items import Tagged, tags_of, value_of
 from spdl_media.pipeline import Pipeline, PipelineFailure, PipelineStopped, SourceConfig
 from spdl_media.pipeline.executors import name_of
 from spdl_media.pipeline.stages import OwnSource, source_length
@@ -151,22 +151,18 @@ class SharedSource:
         # Copied, because a source may return a dictionary that it changes later.
         return Snapshot(position, copy.deepcopy(self.source.state_dict()))
 
-    def feed(
-        self, start: State, ledger: Ledger, given: Sequence[Any] | None, *, drops_none: bool
-    ) -> AnySource:
+    def feed(self, start: State, ledger: Ledger, given: Sequence[Any] | None) -> AnySource:
         """Return the source of a run: the items that are not done, tagged with their positions.
 
         Args:
             start: Where the run begins.
             ledger: The ledger of the run.
             given: The items, if :meth:`begin_by_position` has begun the epoch.
-            drops_none: Whether to drop items that are ``None`` here, because no stage does.
 
         Raises:
             RuntimeError: On iteration, if a later run reads the source, which is shared.
         """
         done, turn = Positions(start.done), self._turn
-        tagged: Callable[..., Any] = partial(tag_result, ledger=ledger) if drops_none else Tagged
 
         def numbered() -> Iterator[tuple[int, Any]]:
             items: Any = given
@@ -181,8 +177,8 @@ class SharedSource:
 
         def read() -> Iterator[Tagged]:
             for position, value in numbered():
-                if position not in done and (item := tagged(value, ((position, None),))):
-                    yield item
+                if position not in done:
+                    yield Tagged(value, ((position, None),))
 
         async def read_async() -> AsyncIterator[Tagged]:
             first, values = self._begin(start, ledger, turn)
@@ -193,8 +189,8 @@ class SharedSource:
                     if (value := await anext(values, _END)) is _END:
                         return
                     self._keep_snapshot(position + 1, ledger)
-                if position not in done and (item := tagged(value, ((position, None),))):
-                    yield item
+                if position not in done:
+                    yield Tagged(value, ((position, None),))
 
         if self.is_async:
             return read_async()

@@ -240,8 +240,7 @@ class LoaderStages:
         loader, ledger = self._loader, self._ledger
         stages: list[StageConfig] = [*self._item_stages()]
         items = None if self._stand_ins is None else self._stand_ins.items
-        # Without a stage for items, the source has to drop items that are None.
-        feed = loader._source.feed(self._start, ledger, items, drops_none=not stages)
+        feed = loader._source.feed(self._start, ledger, items)
         if loader.batch_size is not None:
             stages.append(AggregateConfig(loader.batch_size, drop_last=loader.drop_last))
         aggregator = loader.aggregator

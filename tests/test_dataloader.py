@@ -168,7 +168,10 @@ def test_generators_give_several_samples(preprocessor: Callable[[int], Any]) -> 
 
 
 def test_without_preprocessor() -> None:
-    assert list(DataLoader([3, None, 5], batch_size=2)) == [[3, 5]]
+    # As in a pipeline, only a result is dropped if it is None.
+    assert list(DataLoader([3, None, 5], batch_size=2)) == [[3, None], [5]]
+    dataset = MapIterator([3, None, 5])
+    assert list(DataLoader(dataset, batch_size=2, output_order="input")) == [[3, 5]]
     assert list(DataLoader(range(3), aggregator=str)) == ["0", "1", "2"]
 
 
