@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 Load: TypeAlias = Callable[[Any, int], Awaitable[Any]]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tagged:
     """An item, sample or batch in the pipeline, with the tags of the samples it is made of."""
 
-    __slots__ = ("tags", "value")
-
-    def __init__(self, value: Any, tags: Sequence[Tag]) -> None:
-        self.value = value
-        self.tags = tags
+    value: Any
+    tags: Sequence[Tag]
 
     def __repr__(self) -> str:
         # Failure records show the user's value.
