@@ -44,7 +44,7 @@ def make_sink(buffer_size: int = 2, slack: int = 3, *, continuous: bool = False)
     hub: Any = FakeHub()
     sink = Sink(hub, buffer_size, continuous=continuous)
     sink.slack = slack
-    sink.upstream = hub
+    sink.before.append(hub)
     return sink
 
 
@@ -121,7 +121,7 @@ def test_a_consumer_that_was_not_woken_just_leaves() -> None:
 
 def test_the_end_of_an_epoch_is_seen_by_all() -> None:
     sink = make_sink()
-    sink.end_epoch()
+    sink.end()
 
     assert [sink.take(), sink.take()] == [END_OF_EPOCH, END_OF_EPOCH]
     sink.begin_epoch()
@@ -131,9 +131,9 @@ def test_the_end_of_an_epoch_is_seen_by_all() -> None:
 
 def test_ends_of_continuous_epochs_do_not_pile_up() -> None:
     sink = make_sink(continuous=True)
-    sink.end_epoch()
+    sink.end()
     assert sink.room() > 0
-    sink.end_epoch()
+    sink.end()
     assert sink.room() == 0
     assert sink.take() is END_OF_EPOCH
     assert sink.room() > 0

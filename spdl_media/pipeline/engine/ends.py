@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from spdl_media.pipeline.engine.hub import Hub, Pace, Slot, wake
+from spdl_media.pipeline.engine.hub import Hub, Inlet, Pace, Slot, wake
 from spdl_media.pipeline.engine.nodes import FanOut, FanOutSlot
 from spdl_media.pipeline.engine.workers import TurnRunner, WorkerThreads
 from spdl_media.pipeline.failures import FailureRecord
@@ -55,7 +55,7 @@ class Source(FanOut):
         self._last: Any = None
         self.threads.at_end = lambda: self.close(self._last)
         # The source has no node before it: it accepts epochs from itself.
-        self.upstream = self
+        self.before.append(self)
         self.borrowed = config.source
         self.number_wanted = 0
         self._is_continuous = config.continuous
@@ -78,7 +78,7 @@ class Source(FanOut):
             # The count of a continuous source stays, so the next epoch begins by itself.
             self.number_wanted -= not self._is_continuous
             self.accept(self.borrowed)
-            self.end_epoch()
+            self.end()
 
     def hand_on(self) -> None:
         """Pass items to the next node, and update the pace, which is that of the consumer."""
@@ -104,7 +104,7 @@ class Source(FanOut):
             self.settle(slot)
 
 
-class Sink:
+class Sink(Inlet):
     """The last node, a buffer. The engine fills it; any number of threads and tasks may take from it.
 
     A consumer that finds an item takes it without waking the loop, unless the pipeline has stalled because
@@ -126,8 +126,8 @@ class Sink:
     """
 
     def __init__(self, hub: Hub, buffer_size: int, *, continuous: bool) -> None:
+        super().__init__()
         self.hub = hub
-        self.upstream: Any
         self.quiet_since = perf_counter()
         self.look_out: Callable[[], float] = lambda: math.inf
         self.delivered = 0
@@ -190,9 +190,11 @@ class Sink:
     def accept_all(self) -> None:
         """Lift the limit of the buffer, and take all results that the nodes before hold already."""
         self._has_no_limit = True
-        self.upstream.hand_on()
+        for node in self.before:
+            if not node.has_ended:
+                node.hand_on()
 
-    def end_epoch(self) -> None:
+    def end(self) -> None:
         """Report the end of the epoch to the run and to the consumers."""
         self.hub.events.epoch_ended()
         if self.hub.closed:
@@ -330,7 +332,7 @@ class Sink:
 
     def _make_room(self, num_ends: int) -> None:
         self._ends_waiting -= num_ends
-        self.upstream.retry()
+        self.retry_before()
 
     def _end_wait(self, start: float) -> None:
         self._waiting_since.remove(start)

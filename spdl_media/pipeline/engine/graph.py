@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,7 +14,7 @@ from spdl_media.pipeline.engine.hub import QUICK_ITEMS, Hub, Node, Slot
 from spdl_media.pipeline.engine.joints import (
     Aggregate,
     CustomAggregate,
-    Join,
+    EmptyPath,
     Switch,
     routed,
 )
@@ -55,8 +55,6 @@ TaskHookFactory = Callable[[str], TaskHook | None]
 
 # Seconds without an item after which the log names the running calls.
 SILENCE = 60.0
-
-Outlet: TypeAlias = Node | Join
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class Graph:
         # The nodes that get no groups. Groups may be large, so other nodes have no slack.
         self._quick: list[Node | Sink] = []
         try:
-            tail = self._chain(config)
+            tails = self._chain(config)
         except BaseException:
             # Otherwise the processes of the stages before would be left running.
             self.close_pools()
@@ -135,8 +133,9 @@ class Graph:
         self._shared.size = min(options.num_threads, self._shared.size)
         continuous = isinstance(config.src, SourceConfig) and config.src.continuous
         self.sink = Sink(hub, (config.sink or SinkConfig()).buffer_size, continuous=continuous)
-        tail.connect(self.sink)
-        if not tail.depth:
+        for tail in tails:
+            tail.connect(self.sink)
+        if not self.sink.depth:
             self._quick.append(self.sink)
         # Minus one, because one item is the one that the source is just making.
         share = (QUICK_ITEMS - 1) // (len(self.sources) + len(self.stages) + 1)
@@ -209,34 +208,44 @@ class Graph:
             if isinstance(stage, FanOut):
                 stage.close_generators()
 
-    def _chain(self, config: PipelineConfig, *, gets_all: bool = True) -> Outlet:
-        """Make the nodes of a pipeline without its sink; return the last node."""
+    def _chain(self, config: PipelineConfig, *, gets_all: bool = True) -> list[Node]:
+        """Make the nodes of a pipeline without its sink; return the last ones."""
         if isinstance(config.src, SourceConfig):
             source = Source(self._hub, config.src)
             self.sources.append(source)
             self._quick.append(source)
             self._threads.append(source.threads)
-            return self._stages(config.pipes, source, gets_all=gets_all)
-        join = Join(self._chain(part, gets_all=False) for part in config.src.pipeline_configs)
-        return self._stages(config.pipes, join, gets_all=gets_all)
+            return self._stages(config.pipes, [source], gets_all=gets_all)
+        parts = config.src.pipeline_configs
+        tails = [tail for part in parts for tail in self._chain(part, gets_all=False)]
+        return self._stages(config.pipes, tails, gets_all=gets_all)
 
-    def _stages(self, stages: Iterable[StageConfig], tail: Outlet, *, gets_all: bool) -> Outlet:
+    def _stages(
+        self, stages: Iterable[StageConfig], tails: list[Node], *, gets_all: bool
+    ) -> list[Node]:
         for config in stages:
             node = self._stage(config)
-            tail.connect(node)
             self.stages.append(node)
+            for tail in tails:
+                tail.connect(node)
             # One level less after Disaggregate. That is an assumption: a function in between may have
             # replaced the groups.
-            depth = max(0, tail.depth - isinstance(config, DisaggregateConfig))
-            if not depth:
+            node.depth = max(0, node.depth - isinstance(config, DisaggregateConfig))
+            if not node.depth:
                 self._quick.append(node)
-            node.depth = depth + isinstance(config, AggregateConfig)
+            node.depth += isinstance(config, AggregateConfig)
             limit = config.max_failures if isinstance(config, PipeConfig) else None
             self._log.watch(node.name, node.counters, limit, gets_all=gets_all)
-            tail = node
+            tails = [node]
             if isinstance(config, PathVariantsConfig):
-                tail = Join(self._stages(path, node, gets_all=False) for path in config.paths)
-        return tail
+                tails = [tail for path in config.paths for tail in self._path(path, node)]
+        return tails
+
+    def _path(self, stages: Sequence[StageConfig], router: Node) -> list[Node]:
+        if stages:
+            return self._stages(stages, [router], gets_all=False)
+        router.connect(path := EmptyPath(self._hub, ""))
+        return [path]
 
     def _stage(self, config: StageConfig) -> Node:
         if isinstance(config, PipeConfig):

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spdl_media.pipeline.failures import FailureRecord, describe, record_failure
 from spdl_media.pipeline.stats import StageCounters
@@ -226,19 +226,41 @@ def wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Inlet(Protocol):
-    """Where a node puts its results."""
+class Inlet:
+    """Where nodes put their results: another node, or the sink. Used only within turns.
 
-    upstream: Any
+    The items of several nodes before it come in the order of arrival. A node whose epoch has ended passes
+    nothing on until the epochs of all of them have ended.
 
-    def room(self) -> int:
-        """Return how many more items are accepted now."""
+    Attributes:
+        before: The nodes before.
+        depth: Number of aggregates that its items have passed; for a node, its results.
+        room: Returns how many more items are accepted now.
+        accept: Takes an item, for which there must be room.
+        end: Called at the end of the epoch. No item comes before ``room`` is called again.
+    """
 
-    def accept(self, item: Any) -> None:
-        """Take an item. There must be room for it."""
+    room: Callable[[], int]
+    accept: Callable[[Any], None]
+    end: Callable[[], None]
 
-    def end_epoch(self) -> None:
-        """Note that the epoch has ended. No item comes before ``room`` is called again."""
+    def __init__(self) -> None:
+        self.before: deque[Node] = deque()
+        self.depth = 0
+
+    def end_epoch(self, node: Node) -> None:
+        """Note that the epoch of a node before has ended."""
+        node.has_ended = True
+        if all(one.has_ended for one in self.before):
+            for one in self.before:
+                one.has_ended = False
+            self.end()
+
+    def retry_before(self) -> None:
+        """Have the nodes before retry, each time in another order, so that none is starved."""
+        self.before.rotate()
+        for node in self.before:
+            node.retry()
 
 
 class Node(Inlet):
@@ -252,32 +274,34 @@ class Node(Inlet):
         held: Number of items and results in the node.
         capacity: Maximum of ``held``.
         slack: Additional capacity while items pass quickly.
-        depth: Number of aggregates that its results have passed.
         out: The results that wait for the next node.
-        next: The next node; the last one if there are several.
-        upstream: The node before, whose ``retry`` is called when there is room again.
+        outlets: The next nodes. Only a :class:`Switch` has several.
+        next: The last of them.
+        has_ended: Whether it has reported the end of its epoch, and the next node waits for others.
     """
 
     def __init__(self, hub: Hub, name: str, concurrency: int = 1) -> None:
+        super().__init__()
         self.hub = hub
         self.name = name
         self.touched = False
         self.ending = False
+        self.has_ended = False
         self.held = 0
         self.capacity = concurrency
         self.slack = 0
-        self.depth = 0
         self.out: deque[Any] = deque()
         self.counters = StageCounters(concurrency)
         self.outlets: list[Inlet] = []
         self.next: Inlet
-        self.upstream: Any
 
     def connect(self, inlet: Inlet) -> None:
         """Link the next node."""
         self.outlets.append(inlet)
         self.next = inlet
-        inlet.upstream = self
+        inlet.before.append(self)
+        # Items of any node may be groups, so the deepest nesting counts.
+        inlet.depth = max(inlet.depth, self.depth)
 
     def room(self) -> int:
         """Return how many more items fit, which may be negative; 0 while the epoch is ending."""
@@ -285,27 +309,29 @@ class Node(Inlet):
             return 0
         return self.capacity - self.held + (self.slack if self.hub.is_quick else 0)
 
-    def end_epoch(self) -> None:
+    def end(self) -> None:
         """Note that no more items of this epoch come."""
         self.ending = True
         self.hub.touch(self)
 
     def advance(self) -> None:
         """Pass on results, start calls, end the epoch: everything that is possible now."""
-        self.hand_on()
+        if not self.has_ended:
+            self.hand_on()
         self.dispatch()
         if (
             self.ending
+            and not self.has_ended
             and not self.held
             and all(inlet.room() > 0 for inlet in self.outlets)
             and self.is_drained()
         ):
             self.ending = False
             for inlet in self.outlets:
-                inlet.end_epoch()
-        # The node before may hold results that it could not pass on.
+                inlet.end_epoch(self)
+        # The nodes before may hold results that they could not pass on.
         if self.room() > 0:
-            self.upstream.retry()
+            self.retry_before()
 
     def retry(self) -> None:
         """Pass on results that the next node had no room for, if there are any."""

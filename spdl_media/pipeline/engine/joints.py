@@ -1,13 +1,13 @@
-"""Nodes that build groups of items, and nodes at which the chain splits and joins."""
+"""Nodes that build groups of items, and nodes at which the chain splits."""
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from spdl_media.pipeline.engine.hub import Hub, Inlet, Node, Slot
+from spdl_media.pipeline.engine.hub import Hub, Node, Slot
 from spdl_media.pipeline.engine.nodes import Stage
 from spdl_media.pipeline.engine.workers import WorkerThreads
 from spdl_media.pipeline.failures import PipelineError, describe, short_repr
@@ -167,62 +167,26 @@ def routed(
     return call
 
 
-class Join:
-    """Passes on the items of several inlets, in the order of arrival.
-
-    An inlet whose epoch has ended has no room until the epochs of all inlets have ended.
-
-    Args:
-        nodes: The nodes whose results arrive. Each is linked before the next one is made, because the order
-            of a switch's links is that of its paths.
-    """
-
-    def __init__(self, nodes: Iterable[Node | Join]) -> None:
-        self.next: Inlet
-        self.depth = 0
-        self.inlets: list[_JoinInlet] = []
-        for node in nodes:
-            self.inlets.append(inlet := _JoinInlet(self))
-            node.connect(inlet)
-            # Items of any node may be groups, so the deepest nesting counts.
-            self.depth = max(self.depth, node.depth)
-
-    def connect(self, inlet: Inlet) -> None:
-        """Link the next node."""
-        self.next = inlet
-        inlet.upstream = self
-
-    def retry(self) -> None:
-        """Have the nodes before retry, each time in another order, so that none is starved."""
-        # Only the order changes: an inlet that has ended still waits for the others.
-        self.inlets.append(self.inlets.pop(0))
-        for inlet in self.inlets:
-            inlet.upstream.retry()
-
-    def hand_on(self) -> None:
-        """Have the nodes before all inlets pass on their results at once."""
-        for inlet in self.inlets:
-            inlet.upstream.hand_on()
-
-
-class _JoinInlet:
-    """One of the inlets of a join."""
-
-    def __init__(self, join: Join) -> None:
-        self.upstream: Any
-        self.ended = False
-        self._join = join
+class EmptyPath(Node):
+    """A path without stages, which holds no items."""
 
     def room(self) -> int:
-        return 0 if self.ended else self._join.next.room()
+        """Return how many more items the next node accepts from this one."""
+        return 0 if self.has_ended else self.next.room()
 
     def accept(self, item: Any) -> None:
-        self._join.next.accept(item)
+        """Pass an item on."""
+        self.next.accept(item)
 
-    def end_epoch(self) -> None:
-        self.ended = True
-        inlets = self._join.inlets
-        if all(inlet.ended for inlet in inlets):
-            for inlet in inlets:
-                inlet.ended = False
-            self._join.next.end_epoch()
+    def end(self) -> None:
+        """Report the end of the epoch."""
+        self.next.end_epoch(self)
+
+    def retry(self) -> None:
+        """Have the router retry."""
+        self.retry_before()
+
+    def hand_on(self) -> None:
+        """Have the router pass on its results at once."""
+        for node in self.before:
+            node.hand_on()
