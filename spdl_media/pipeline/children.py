@@ -77,6 +77,9 @@ class Child:
         seeds: Seeds of its random generators.
         **ring_options: Options of the :class:`Ring` in which it sends. The ring is closed with the process.
 
+    Attributes:
+        is_ready: Whether it has sent its first message, by which it tells that it has started.
+
     Raises:
         PipelineError: There are no descriptors or no memory left, or an argument cannot be pickled.
     """
@@ -100,6 +103,7 @@ class Child:
         self._pid = os.getpid()
         self._code: int | None = None
         self._is_asked_to_end = False
+        self.is_ready = False
         # Without a lock, only one of several threads would get the exit code of the process.
         self._lock = threading.Lock()
         theirs: list[Connection] = []
@@ -189,7 +193,9 @@ class Child:
                 if time.monotonic() >= deadline:
                     break
             if pipe.poll():
-                return pipe.recv_bytes()
+                data = pipe.recv_bytes()
+                self.is_ready = True
+                return data
         if time.monotonic() >= deadline and self.is_alive():
             self.end(0)
             raise TimeoutError(f"the call took longer than timeout={timeout} s")
@@ -228,6 +234,11 @@ class Child:
         return kind(
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
             "or os._exit() is called."
+            + (
+                ""
+                if self.is_ready
+                else f" This one ended before its first item. {WHERE_TO_WRITE_IT}"
+            )
         )
 
     def ask_to_end(self, *, in_call: bool = False) -> None:

@@ -25,7 +25,6 @@ from spdl_media._optional import require
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, end_soon, failure
 from spdl_media.pipeline.engine.hub import Hub, wake
 from spdl_media.pipeline.executors import (
-    WHERE_TO_WRITE_IT,
     InterpreterPoolExecutorConfig,
     ProcessPoolExecutorConfig,
     name_of,
@@ -115,21 +114,18 @@ class WorkerProcesses:
         # Other threads with the same process wait here for the new child, too.
         with process.lock:
             self._check()
-            # A child that was ready and is not alive any more has died.
-            has_died = process.is_ready
-            while not (process.is_ready and process.child.is_alive()):
+            while not ((child := process.child).is_ready and child.is_alive()):
                 try:
-                    if has_died:
-                        process.child.end()
-                        process.is_ready, process.child = False, self._start()
+                    if not child.is_alive():
+                        child.end()
+                        child = process.child = self._start()
                     # shutdown() may have run before this child was started.
                     if self._closed:
-                        process.child.end(0)
-                    answer = process.child.receive(process.child.pipes[0])
+                        child.end(0)
+                    answer = child.receive(child.pipes[0])
                 except PipelineError as error:
                     self._check()
                     self._count_failed_start(error)
-                    has_died = True
                     continue
                 succeeded, problem, text = unpack(answer, None)
                 if not succeeded:
@@ -138,8 +134,8 @@ class WorkerProcesses:
                         f"initializer failed: {describe(problem)}"
                     )
                     raise self._broken from RemoteTraceback(text)
-                process.is_ready, self._failed_starts = True, 0
-            return process.child
+                self._failed_starts = 0
+            return child
 
     def _check(self) -> None:
         # Every item fails with the first error of the pool.
@@ -170,21 +166,16 @@ class WorkerProcesses:
         if is_exiting or self._failed_starts >= _MAX_FAILED_STARTS:
             self._broken = PoolBroken(
                 f"{self._failed_starts} worker processes of stage {self._stage.name!r} ended before "
-                f"they took an item. {WHERE_TO_WRITE_IT} The last one: {error}"
+                f"they took an item. The last one: {error}"
             )
             raise self._broken from error
 
 
 @dataclass(eq=False)
 class _Process:
-    """A place for a worker process. Its child is replaced when it dies.
-
-    Attributes:
-        is_ready: Whether the child is ready to take items.
-    """
+    """A place for a worker process. Its child is replaced when it dies."""
 
     child: Child
-    is_ready: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

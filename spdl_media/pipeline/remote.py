@@ -16,8 +16,8 @@ from typing import Any, Final, Generic, TypeVar, Unpack
 from spdl_media._checks import check_callable, check_choice, check_int, check_seconds
 from spdl_media._threads import ClosedByWith, when_dropped
 from spdl_media.pipeline.children import Child, RemoteTraceback, draw_seeds, failure
-from spdl_media.pipeline.executors import WHERE_TO_WRITE_IT, name_of
-from spdl_media.pipeline.failures import PipelineError, WorkerDied, describe
+from spdl_media.pipeline.executors import name_of
+from spdl_media.pipeline.failures import PipelineError, describe
 from spdl_media.pipeline.pipeline import Pipeline, PipelineOptions, shows_run_options
 from spdl_media.pipeline.stages import PipelineConfig, SourceConfig
 from spdl_media.ring import dumps, pack, unpack
@@ -223,7 +223,6 @@ class SubprocessIterable(ClosedByWith, Generic[T]):
             **self._ring_options,
         )
         self._at_drop = when_dropped(child.end)
-        self._has_answered = False
         return child
 
     def _end(self) -> None:
@@ -274,23 +273,13 @@ class SubprocessIterable(ClosedByWith, Generic[T]):
 
     def _receive(self, child: Child) -> bytes:
         # The start of the process does not count.
-        timeout = self._timeout if self._has_answered else None
+        timeout = self._timeout if child.is_ready else None
         try:
-            data = child.receive(child.pipes[0], timeout)
-        except WorkerDied as error:
-            self._end()
-            if self._has_answered:
-                raise
-            raise WorkerDied(
-                f"{error} This one ended before its first item. {WHERE_TO_WRITE_IT}"
-            ) from error
+            return child.receive(child.pipes[0], timeout)
         except TimeoutError:
-            self._end()
             raise TimeoutError(
                 f"the process of {self._name} gave no item for timeout={self._timeout} s, and was ended"
             ) from None
-        self._has_answered = True
-        return data
 
 
 def _serve(
