@@ -175,19 +175,25 @@ class FanOutSlot(Slot):
         is_announced: Whether a message about new values is under way.
         is_out: Whether the slot is in ``out`` of the stage.
         opened_at: When the generator first ran.
-        spent: Total seconds for which the generator has run.
-        stepped_since: When the current step of the generator began; 0.0 while it is not stepped.
+        spent: Total seconds for which the generator has run, without the current step, which began at
+            ``started_at``.
         woken: Future that the slot's task awaits while it is paused.
     """
 
     generator: Iterator[Any] | None = None
     is_announced = is_out = paused = settled = False
-    opened_at = spent = stepped_since = 0.0
+    opened_at = spent = 0.0
     woken: asyncio.Future[None] | None = None
 
     def __init__(self, stage: Node, item: Any) -> None:
         super().__init__(stage, item)
         self.values: deque[Any] = deque()
+
+    def end_step(self) -> None:
+        """Count the time of a step that has ended, and begin the next one."""
+        now = perf_counter()
+        self.spent += now - self.started_at
+        self.started_at = now
 
 
 class FanOut(Stage):
@@ -244,11 +250,11 @@ class FanOut(Stage):
         # Read once: another thread sets it to None when the slot is given up.
         if (generator := slot.generator) is None:
             slot.opened_at = slot.started_at
-            generator = slot.generator = self._stepped(slot, lambda: iter(self.fn(slot.item)))
+            generator = slot.generator = iter(self.fn(slot.item))
         while len(values) < ahead:
-            value = self._stepped(slot, next, generator, END)
-            if value is END:
+            if (value := next(generator, END)) is END:
                 return self.settle
+            slot.end_step()
             values.append(value)
             self._announce(slot)
             if hub.closed or slot.settled:
@@ -256,15 +262,6 @@ class FanOut(Stage):
                 self.close(generator)
                 break
         return self._pause
-
-    def _stepped(self, slot: FanOutSlot, step: Callable[..., Any], *args: Any) -> Any:
-        # The time that the engine spends between two values does not count as the generator's.
-        slot.started_at = slot.stepped_since = perf_counter()
-        try:
-            return step(*args)
-        finally:
-            slot.stepped_since = 0.0
-            slot.spent += perf_counter() - slot.started_at
 
     async def call_async(self, slot: FanOutSlot) -> None:
         """Step an asynchronous generator to its end, in a task.
@@ -277,7 +274,8 @@ class FanOut(Stage):
         iterator = aiter(self.fn(slot.item))
         try:
             # Not "async for", because each value has its own timeout.
-            while (value := await self._next(slot, iterator)) is not END:
+            while (value := await self._next(iterator)) is not END:
+                slot.end_step()
                 slot.values.append(value)
                 self._announce(slot)
                 if self.hub.closed or slot.settled:
@@ -286,26 +284,18 @@ class FanOut(Stage):
                     slot.woken = self.hub.loop.create_future()
                     self.hub.deliver(self._pause, slot)
                     await slot.woken
+                    slot.started_at = perf_counter()
         finally:
             if iterator is not self.borrowed and (close := getattr(iterator, "aclose", None)):
                 await close()
 
-    async def _next(self, slot: FanOutSlot, iterator: Any) -> Any:
-        slot.started_at = slot.stepped_since = perf_counter()
-        try:
-            value = anext(iterator, END)
-            return await (limited(value, self.timeout, "the next value") if self.timeout else value)
-        finally:
-            slot.stepped_since = 0.0
-            slot.spent += perf_counter() - slot.started_at
+    def _next(self, iterator: Any) -> Awaitable[Any]:
+        value: Awaitable[Any] = anext(iterator, END)
+        return limited(value, self.timeout, "the next value") if self.timeout else value
 
     def running_seconds(self, now: float) -> float:
         """Return for how many seconds the open generators have run, in total. From any thread."""
-        return sum(
-            # Read stepped_since once: a thread may pause the generator meanwhile.
-            slot.spent + (now - since if (since := slot.stepped_since) else 0.0)
-            for slot in list(self._open)
-        )
+        return super().running_seconds(now) + sum(slot.spent for slot in list(self._open))
 
     def _announce(self, slot: FanOutSlot) -> None:
         if not slot.is_announced:
@@ -365,7 +355,9 @@ class FanOut(Stage):
         slot.values = slot.values.copy()
         # Count only the time in which the generator ran: its pauses are neither running nor waiting.
         opened_at = slot.opened_at or slot.queued_at
-        self.counters.count_call(slot.queued_at, opened_at, opened_at + slot.spent)
+        # With the last step, unless it still runs.
+        spent = slot.spent + max(0.0, slot.ended_at - slot.started_at)
+        self.counters.count_call(slot.queued_at, opened_at, opened_at + spent)
         self.report(slot)
 
     def release(self, slot: FanOutSlot) -> None:
