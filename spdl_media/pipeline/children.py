@@ -29,7 +29,7 @@ import numpy.random  # here, because a Ctrl-C in an import of compiled modules m
 
 from spdl_media._threads import interrupts_delayed
 from spdl_media.pipeline.executors import WHAT_PICKLES, WHERE_TO_WRITE_IT
-from spdl_media.pipeline.failures import PipelineError, WorkerDied, WorkerEnded, describe
+from spdl_media.pipeline.failures import PipelineError, PoolBroken, WorkerDied, describe
 from spdl_media.ring import Ring, begin_to_send, dumps, unpack
 from spdl_media.shared_memory import CAN_SHARE
 
@@ -223,14 +223,14 @@ class Child:
         with self._lock:
             return self._code is None and self._process.is_alive()
 
-    def death(self) -> WorkerDied:
+    def death(self) -> WorkerDied | PoolBroken:
         """End the process, and return an error that tells how it ended."""
         self.end()
         code = self._code
         how = f"exit code {code}"
         if code is not None and code < 0:
             how = f"signal {-code}, {signal.strsignal(-code)}"
-        kind = WorkerEnded if self._is_asked_to_end else WorkerDied
+        kind = PoolBroken if self._is_asked_to_end else WorkerDied
         return kind(
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
             "or os._exit() is called."

@@ -7,7 +7,7 @@ import numbers
 import reprlib
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -40,11 +40,7 @@ class WorkerDied(PipelineError):  # noqa: N818  # says what happened
 
 
 class PoolBroken(PipelineError):  # noqa: N818  # says what happened
-    """A pool takes no more items and cannot be rebuilt. This ends the run."""
-
-
-class WorkerEnded(WorkerDied, PoolBroken):
-    """The pool was shut down and has ended the worker process that had the item."""
+    """A pool takes no more items: it cannot be rebuilt, which ends the run, or was shut down."""
 
 
 class MissingPackageError(PipelineError, ImportError):
@@ -290,14 +286,15 @@ class _StageFailures:
         return self.failures / max(1, self.calls)
 
 
-# The failure that exceeded a limit, and the message that tells the number of failures and the limit.
-Excess: TypeAlias = tuple[FailureRecord, str]
+# Ends the run: called with the stage, a message, the exception and the lines of its traceback.
+Fail: TypeAlias = Callable[[str, str, BaseException, str], object]
 
 
 class FailureLog:
-    """Keeps the last failures and detects when there are too many. Written in turns of the engine only.
+    """Keeps the last failures, and ends the run when there are too many. Written in turns of the engine only.
 
     Args:
+        fail: Called when a limit is exceeded.
         limit: Limit for the stages without a limit of their own: a number of failures of all of them, or the
             part of its calls in an epoch that each may fail.
 
@@ -306,7 +303,8 @@ class FailureLog:
         ValueError: The limit is out of range.
     """
 
-    def __init__(self, limit: FailureLimit | None = None) -> None:
+    def __init__(self, fail: Fail, limit: FailureLimit | None = None) -> None:
+        self._fail = fail
         checked = failure_limit("max_failures", limit)
         self.limit = DEFAULT_MAX_FAILURES if checked is None else checked
         self.records: deque[FailureRecord] = deque(maxlen=KEPT_RECORDS)
@@ -337,8 +335,8 @@ class FailureLog:
         # The copy is one step in C: another thread may be starting the run, which adds stages.
         return {name: stage.counters.failures for name, stage in self._stages.copy().items()}
 
-    def note(self, record: FailureRecord) -> Excess | None:
-        """Keep the record of a failure that was counted. Return the excess if a limit is exceeded."""
+    def note(self, record: FailureRecord) -> None:
+        """Keep the record of a failure that was counted, and check the limits."""
         self.records.append(record)
         self._last[record.stage] = record
         stage = self._stages[record.stage]
@@ -346,7 +344,7 @@ class FailureLog:
             stage.calls, MIN_CALLS_IF_ALL_FAIL
         )
         min_calls = MIN_CALLS_IF_ALL_FAIL if fails_always else MIN_CALLS_FOR_RATE
-        return self._excess(record.stage, min_calls)
+        self._check(record.stage, min_calls)
 
     def summary(self) -> str:
         """Describe how many calls failed in this epoch, by stage; an empty string if none failed."""
@@ -354,7 +352,7 @@ class FailureLog:
             f"{one.failures} of {one.calls} in {name!r}" for name, one in self._by_rate()
         )
 
-    def end_epoch(self, num_items: int, num_delivered: int) -> Excess | None:
+    def end_epoch(self, num_items: int, num_delivered: int) -> None:
         """Check the rates of the epoch that has ended, and reset the counts.
 
         Args:
@@ -369,16 +367,14 @@ class FailureLog:
         lost = sum(one.failures for one in stages if not one.counts_early)
         busiest = max([items, *(one.calls for one in stages)]) if given else 1
         number = max(given + lost, busiest)
-        judged = [
-            name for name, one in self._by_rate() if one.counts_early or lost / number > self.limit
-        ]
-        excess = next(filter(None, (self._excess(name, 0) for name in judged)), None)
+        for name, one in self._by_rate():
+            if one.counts_early or lost / number > self.limit:
+                self._check(name, 0)
         for stage in stages:
             # Losing a whole epoch is an error, however good the epochs before were.
             stage.before = stage.counters.copy()
-        return excess
 
-    def _excess(self, name: str, min_calls: int) -> Excess | None:
+    def _check(self, name: str, min_calls: int) -> None:
         stage = self._stages[name]
         limit, counted = stage.limit, [stage]
         if limit is None:
@@ -387,20 +383,21 @@ class FailureLog:
         if isinstance(limit, int) or math.isinf(limit):
             number = sum(one.counters.failures for one in counted)
             if number <= limit:
-                return None
+                return
             rule = f"{number} failed, and max_failures={limit} allows {limit}"
         else:
             if stage.calls < min_calls or stage.rate <= limit:
-                return None
+                return
             rule = (
                 f"{stage.failures} of {stage.calls} calls failed, and max_failures={limit} allows "
                 f"{limit:.0%}"
             )
         last = self._last[name]
-        return last, (
+        message = (
             f"Stage {name!r} failed too often: {rule}. "
             f"The last was {describe(last.exception)} (input {last.input})"
         )
+        self._fail(name, message, last.exception, last.raised_at)
 
     def _by_rate(self) -> list[tuple[str, _StageFailures]]:
         """Return the stages that failed in this epoch, the highest rate first."""

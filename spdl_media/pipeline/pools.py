@@ -315,37 +315,30 @@ class AwaitedPool:
             future.cancel()
         if future.cancelled():
             # The executor was shut down.
-            raise self._broken(CancelledError())
+            raise self._broken(CancelledError()) from None
         # Not result(), which raises: the frames in the traceback would keep the item alive.
         if (error := future.exception()) is None:
             return future.result()
         if isinstance(error, BrokenExecutor):
             # Raises if the executor is broken; otherwise the function itself has raised the error.
             self._submit(int)
-        raise self._translated(error)
+        # By name as well, because only CPython 3.14 has the class.
+        is_refusal = isinstance(error, ImportError) or type(error).__name__ == "NotShareableError"
+        if self._is_own and is_refusal:
+            raise PipelineError(
+                f"Stage {self._stage.name!r} cannot run in a sub-interpreter: {_reason(error)}. Only "
+                "pure Python can: NumPy, PyAV and most other extension modules cannot be imported "
+                "there, nor can modules that import them. Use ProcessPoolExecutorConfig, or threads."
+            ) from error
+        raise error
 
     def _broken(self, error: BaseException) -> PoolBroken:
         own = "Its initializer must work in each sub-interpreter."
         remedy = own if self._is_own else self.remedy
-        broken = PoolBroken(
+        return PoolBroken(
             f"The {type(self._executor).__name__} of stage {self._stage.name!r} takes no more items: "
             f"{str(error) or type(error).__name__}. {remedy}"
         )
-        broken.__cause__ = error
-        return broken
-
-    def _translated(self, error: BaseException) -> BaseException:
-        # By name as well, because only CPython 3.14 has the class.
-        is_refusal = isinstance(error, ImportError) or type(error).__name__ == "NotShareableError"
-        if not (self._is_own and is_refusal):
-            return error
-        translated = PipelineError(
-            f"Stage {self._stage.name!r} cannot run in a sub-interpreter: {_reason(error)}. Only "
-            "pure Python can: NumPy, PyAV and most other extension modules cannot be imported "
-            "there, nor can modules that import them. Use ProcessPoolExecutorConfig, or threads."
-        )
-        translated.__cause__ = error
-        return translated
 
 
 def _reason(error: BaseException) -> str:

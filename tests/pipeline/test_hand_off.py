@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -581,7 +582,7 @@ def test_a_stage_whose_first_items_are_quick_uses_all_of_its_threads(num_quick: 
 
 
 def test_all_threads_are_told_to_end_although_some_end_meanwhile() -> None:
-    hub: Any = None
+    hub: Any = SimpleNamespace(threads=[])
     threads = WorkerThreads(hub, "pool", 4)
     workers: Any = threads.workers
     workers += range(4)

@@ -17,6 +17,9 @@ WAIT = 60
 class FakeHub:
     closed = False
 
+    def __init__(self) -> None:
+        self.threads: list[WorkerThreads] = []
+
 
 @pytest.fixture
 def executor() -> Iterator[LoopExecutor]:

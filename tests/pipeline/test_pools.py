@@ -256,7 +256,7 @@ def test_shutdown_ends_a_worker_in_a_call_without_waiting(
     start = time.monotonic()
     pool.shutdown()
     assert time.monotonic() - start < 15
-    with pytest.raises(WorkerDied, match="signal 15, Terminated"):
+    with pytest.raises(PoolBroken, match="signal 15, Terminated"):
         futures[0].result(WAIT)
     with pytest.raises(PoolBroken, match="processes of stage 'work' were shut down"):
         futures[1].result(WAIT)

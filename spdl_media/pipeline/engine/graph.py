@@ -99,22 +99,15 @@ class Graph:
         config: Definition of the pipeline.
         options: Options of the run.
         log: Failure log of the run, to which the stages are added.
-        threads: Threads of the run that serve no stage.
     """
 
     def __init__(
-        self,
-        hub: Hub,
-        config: PipelineConfig,
-        options: RunOptions,
-        log: FailureLog,
-        threads: Iterable[WorkerThreads],
+        self, hub: Hub, config: PipelineConfig, options: RunOptions, log: FailureLog
     ) -> None:
         self.sources: list[Source] = []
         self.stages: list[Node] = []
         self.hooks: list[TaskHook] = []
         self._shared = WorkerThreads(hub, "spdl_media worker")
-        self._threads = [self._shared, *threads]
         self._pools: list[AwaitedPool | WorkerProcesses] = []
         self._hub = hub
         self._log = log
@@ -144,7 +137,7 @@ class Graph:
 
     def stop(self) -> None:
         """Ask all threads to end after their current call. From any thread, any number of times."""
-        for threads in self._threads:
+        for threads in self._hub.threads:
             threads.stop()
 
     def close_pools(self) -> None:
@@ -154,7 +147,7 @@ class Graph:
 
     def all_threads(self) -> list[Worker]:
         """Return all threads of the run except the loop's."""
-        return [worker for threads in self._threads for worker in threads.workers.copy()]
+        return [worker for threads in self._hub.threads for worker in threads.workers.copy()]
 
     def running_calls(self) -> Iterator[str]:
         """Describe all running calls of functions and sources. From any thread."""
@@ -214,7 +207,6 @@ class Graph:
             source = Source(self._hub, config.src)
             self.sources.append(source)
             self._quick.append(source)
-            self._threads.append(source.threads)
             return self._stages(config.pipes, [source], gets_all=gets_all)
         parts = config.src.pipeline_configs
         tails = [tail for part in parts for tail in self._chain(part, gets_all=False)]
@@ -272,14 +264,15 @@ class Graph:
             # Each thread waits for a process. At the end of the run the processes are killed, which ends the
             # wait. The pool handles the timeout, because it can kill a process, unlike a call in a thread.
             fn, timeout = pool.call, None
-            threads = self._own_threads(name, pool.size)
+            threads = WorkerThreads(self._hub, f"spdl_media {name}", pool.size)
         elif isinstance(executor, Executor | InterpreterPoolExecutorConfig):
             awaited = (DaskPool if is_dask(executor) else AwaitedPool)(self._hub, config)
             self._pools.append(awaited)
             # The event loop awaits the calls in the pool.
             fn = awaited.generate if kind == "generator" else awaited.call
         elif isinstance(executor, ThreadPoolExecutorConfig):
-            threads = self._own_threads(name, executor.max_workers or config.concurrency)
+            size = executor.max_workers or config.concurrency
+            threads = WorkerThreads(self._hub, f"spdl_media {name}", size)
         elif kind in ("function", "generator"):
             threads = self._share_threads(config.concurrency)
         node = (FanOut if kind in ("generator", "async_generator") else Stage)(
@@ -294,11 +287,6 @@ class Graph:
         if config.around is not None:
             node.fn = config.around(node.fn, node)
         return node
-
-    def _own_threads(self, name: str, size: int) -> WorkerThreads:
-        threads = WorkerThreads(self._hub, f"spdl_media {name}", size)
-        self._threads.append(threads)
-        return threads
 
     def _share_threads(self, concurrency: int) -> WorkerThreads:
         # The sum over all stages: they cannot use more threads.

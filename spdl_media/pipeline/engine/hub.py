@@ -16,6 +16,7 @@ from spdl_media.pipeline.stats import StageCounters
 
 if TYPE_CHECKING:
     from spdl_media.pipeline.engine.run import Run
+    from spdl_media.pipeline.engine.workers import WorkerThreads
 
 
 # Items are quick if they pass at more than one per QUICK_SECONDS. A turn per item takes about 7 us more than
@@ -66,6 +67,7 @@ class Hub:
         loop: The event loop of the run, which sets it.
         turn: Lock that is held by the thread that takes a turn.
         taker: Identifier of that thread.
+        threads: All pools of threads of the run, which add themselves.
         loop_thread: Identifier of the loop's thread, once it runs.
         closed: Whether the run is over. Threads read it before each item.
         is_quick: Whether items pass so quickly that a turn per item would cost more than the items. Only then
@@ -82,6 +84,7 @@ class Hub:
         self.quick_until = 0.0
         self.turn = threading.Lock()
         self.taker: int | None = None
+        self.threads: list[WorkerThreads] = []
         self.loop_thread: int | None = None
         self._messages: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._for_loop: deque[tuple[Callable[[Any], object], Any]] = deque()

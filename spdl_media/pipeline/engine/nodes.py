@@ -137,7 +137,7 @@ class Stage(Node):
             return
         error = slot.record.exception
         # No item can be processed any more, so the whole run fails.
-        if type(error) is PoolBroken:
+        if isinstance(error, PoolBroken):
             self.hub.events.fail(self.name, str(error), error)
         self.hub.events.item_failed(slot, self.release)
 

@@ -20,7 +20,6 @@ from spdl_media.pipeline.engine.hub import Hub, Slot, wake
 from spdl_media.pipeline.engine.workers import LoopExecutor, Worker, WorkerThreads
 from spdl_media.pipeline.executors import TaskHook
 from spdl_media.pipeline.failures import (
-    Excess,
     FailureLog,
     FailureRecord,
     PipelineError,
@@ -60,7 +59,7 @@ class Run:
     """
 
     def __init__(self, config: PipelineConfig, options: RunOptions) -> None:
-        self.log = FailureLog(options.max_failures)
+        self.log = FailureLog(self.fail, options.max_failures)
         self.graph: Graph
         self.was_stopped = False
         self.has_reported = False
@@ -97,12 +96,11 @@ class Run:
         Raises:
             PipelineStopped: Another thread stopped the run while it was starting.
         """
-        threads = [self._to_thread, self._reporter]
         try:
             # A Ctrl-C would leave a half-made loop, and collecting that raises an error.
             with interrupts_delayed():
                 self._loop = self._hub.loop = asyncio.new_event_loop()
-            self.graph = Graph(self._hub, self._config, self._options, self.log, threads)
+            self.graph = Graph(self._hub, self._config, self._options, self.log)
             self._start_thread()
         except BaseException:
             # A thread that has begun ends everything itself.
@@ -217,16 +215,11 @@ class Run:
         # Not of workers that the stop itself has ended.
         if counters.failures == 1 and not self.was_stopped:
             LOG.warning("first failure of stage %s", record)
-        self._end_after(self.log.note(record))
+        self.log.note(record)
         if self._options.on_failure is None:
             release(slot)
         else:
             self._reporter.issue(functools.partial(self._report, record, slot, release))
-
-    def _end_after(self, excess: Excess | None) -> None:
-        if excess is not None:
-            record, message = excess
-            self.fail(record.stage, message, record.exception, record.raised_at)
 
     def _report(self, record: FailureRecord, slot: Slot, release: Release, worker: Worker) -> bool:
         worker.slot = slot
@@ -251,7 +244,7 @@ class Run:
         if summary := self.log.summary():
             LOG.warning("failures of this epoch: %s", summary)
         num_items = sum(source.counters.outputs for source in self.graph.sources)
-        self._end_after(self.log.end_epoch(num_items, self.graph.sink.delivered))
+        self.log.end_epoch(num_items, self.graph.sink.delivered)
         if (error := self._source_error) is not None:
             self.fail("source", f"The source failed: {describe(error)}", error)
 

@@ -86,6 +86,7 @@ class WorkerThreads:
         self._tickets: SimpleQueue[Serve | None] = SimpleQueue()
         # A counter of idle threads: one entry each, because append and pop of a list are atomic.
         self._idle: list[None] = []
+        hub.threads.append(self)
 
     def issue(self, serve: Serve) -> None:
         """Have one thread call ``serve``, as soon as a thread is free."""
