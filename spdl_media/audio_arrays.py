@@ -34,7 +34,7 @@ from spdl_media.packets import AudioPackets, PacketMetadata, metadata_of
 from spdl_media.rows import OnShort, check_enough, fill_up
 from spdl_media.sample_rows import SampleRows, ops_on_samples
 from spdl_media.storage import Storage, lease_memory, new_array
-from spdl_media.timing import Window, ticks_to_seconds
+from spdl_media.timing import Window
 from spdl_media.window import audio_packets, read_audio
 
 TimedAudio: TypeAlias = tuple[CPUBuffer, float]
@@ -180,7 +180,10 @@ def _decode_while_reading(
                 return None
             with container.reading():
                 index, codec, packets = audio_packets(container, stream_index, window, keep=False)
-                rows = request.rows(container.zero, _stated_end(container, index, codec, window))
+                # FFmpeg rounds the duration to microseconds. One sample too many would move all channels.
+                stated = container.duration and container.duration - 1e-6
+                end = min((end for end in (window.end, stated) if end), default=None)
+                rows = request.rows(container.zero, end)
                 metadata = PacketMetadata(container.name, container.zero, window)
                 decoder = SampleDecoder(codec, metadata, request.config)
                 most = READ_FIRST if not window and request.num_samples is None else 0
@@ -191,17 +194,6 @@ def _decode_while_reading(
     except (DemuxError, DecodeError, FilterError):
         return None
     return _finished(rows, request, metadata, codec)
-
-
-def _stated_end(
-    container: Container, index: int, codec: AudioCodec, window: Window
-) -> Fraction | None:
-    """Return the end of the stream that the header states, or that of the window if it is earlier."""
-    ends, stream = [] if window.end is None else [window.end], container.av.streams[index]
-    if stream.duration is not None:
-        ticks = (stream.start_time or 0) + stream.duration
-        ends.append(ticks_to_seconds(ticks, codec.time_base, container.zero))
-    return min(ends, default=None)
 
 
 _ZERO = Fraction(0)
