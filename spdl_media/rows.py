@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -166,8 +165,9 @@ class FrameKind(NamedTuple):
     @classmethod
     def of(cls, frame: Any) -> FrameKind:
         """Return the kind of a frame."""
-        colors = matrix_and_range(frame) if is_yuv(frame.format.name) else (None, None)
-        return cls(frame.width, frame.height, frame.format.name, colors)
+        pix_fmt = frame.format.name
+        colors = matrix_and_range(frame) if is_yuv(pix_fmt) else (None, None)
+        return cls(frame.width, frame.height, pix_fmt, colors)
 
 
 def kinds_differ(
@@ -202,10 +202,6 @@ def matrix_and_range(frame: Any) -> tuple[str, str]:
     return "bt601" if name in ("bt470bg", "smpte170m") else name, "pc" if full else "tv"
 
 
-# Properties compared first. Different values of the last two may still mean the same colours.
-_seen = attrgetter("width", "height", "format.name", "colorspace", "color_range")
-
-
 class RowPlan:
     """Layout of frames of one size and format in an array with a row per frame.
 
@@ -234,7 +230,7 @@ class RowPlan:
         options: RowOptions | None,
         name: Callable[[int, str], str],
     ) -> None:
-        self._seen, self._first, self._name = _seen(frame), (row, source), name
+        self._first, self._name = (row, source), name
         self._kind = width, height, pix_fmt, _ = FrameKind.of(frame)
         if not (width and height):
             raise ConvertError(
@@ -266,10 +262,6 @@ class RowPlan:
         Raises:
             ConvertError: The frame differs.
         """
-        seen = _seen(frame)
-        if seen == self._seen:  # fast path for nearly all frames
-            return
-        # Different values of matrix or range may still mean the same colours.
         if (kind := FrameKind.of(frame)) != self._kind:
             # Sorted by row, so that the message does not depend on which thread was first.
             pair = sorted([(*self._first, self._kind), (row, source, kind)])
