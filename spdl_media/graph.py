@@ -253,7 +253,8 @@ def wire(desc: str) -> Wiring:
     nodes = tuple(node for chain in chains for node in chain)
     # The number of pads can depend on arguments (split=3), so each filter is created in a scratch graph.
     scratch = AvGraph()
-    labels = [_pad_labels(scratch, desc, node) for node in nodes]
+    contexts = [add_filter(scratch, desc, node) for node in nodes]
+    labels = [_pad_labels(desc, *pair) for pair in zip(nodes, contexts, strict=True)]
     # The last filter of a chain has no follower.
     last = {end - 1 for end in accumulate(map(len, chains))}
     named = {
@@ -274,7 +275,7 @@ def wire(desc: str) -> Wiring:
                 links.append((position, output, follower, input))
     ends = [
         tuple(
-            Pad(position, index, label, _kind(desc, nodes[position], side, index))
+            Pad(position, index, label, _kind(scratch, contexts[position], side, index))
             for position, of_node in enumerate(labels)
             for index, label in enumerate(of_node[side])
             if (position, index) not in taken
@@ -310,9 +311,8 @@ def wire_simple(desc: str, kind: Kind) -> Wiring:
 _Labels: TypeAlias = tuple[str | None, ...]
 
 
-def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labels]:
+def _pad_labels(desc: str, node: Node, context: FilterContext) -> tuple[_Labels, _Labels]:
     """Return the labels of all inputs and all outputs of a filter, ``None`` for unlabelled ones."""
-    context = add_filter(scratch, desc, node)
     counts = len(context.inputs), len(context.outputs)  # type: ignore[attr-defined] # not in PyAV's stubs
     for labels, count, side in zip(
         (node.inputs, node.outputs), counts, ("input", "output"), strict=True
@@ -325,17 +325,15 @@ def _pad_labels(scratch: AvGraph, desc: str, node: Node) -> tuple[_Labels, _Labe
     return inputs, (*node.outputs, *[None] * (counts[1] - len(node.outputs)))
 
 
-def _kind(desc: str, node: Node, side: int, index: int) -> Kind:
-    """Return the media kind of an input (side 0) or output (side 1)."""
+def _kind(scratch: AvGraph, context: FilterContext, side: int, index: int) -> Kind:
+    """Return the media kind of an open input (side 0) or output (side 1), which is linked here."""
     # PyAV 18 does not expose a pad's media type (19 does), but FFmpeg refuses to link pads of two types.
-    graph = AvGraph()
-    context = add_filter(graph, desc, node)
     with av.logging.Capture():  # a refusal is expected here and must not be logged
         try:
             if side == 0:
-                graph.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
+                scratch.add("buffer", _ANY_VIDEO).link_to(context, 0, index)
             else:
-                context.link_to(graph.add("buffersink"), index, 0)
+                context.link_to(scratch.add("buffersink"), index, 0)
         except av.FFmpegError:
             return "audio"
     return "video"
