@@ -209,6 +209,11 @@ def test_damage_is_for_the_whole_decode_to_judge(kind: str, used: list[tuple[int
     np.testing.assert_array_equal(small, whole)
 
 
+def test_a_truncated_image_is_called_so_also_if_its_crop_does_not_fit() -> None:
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        sm.load_image(LARGE[:-2], width=32, height=32, crops=(0, 0, 9999, 5), decode_config=DCT)
+
+
 def test_a_header_that_lies_about_the_size(used: list[tuple[int, int]]) -> None:
     data = bytearray(LARGE)
     data[data.index(b"\xff\xc0") + 5] = 3  # 768 rows instead of 512
