@@ -330,26 +330,22 @@ def load(path: str | os.PathLike[str], source: str, identity: Identity) -> Frame
     Raises:
         SourceError: The file cannot be read, is not an index, is damaged, or belongs to another video.
     """
-    name, anew = os.fspath(path), "Write it again: VideoFile(src).save_index(path)"
+
+    def refused(text: str) -> SourceError:
+        remedy = "Write it again: VideoFile(src).save_index(path)"
+        return SourceError(f"{text}. {remedy}", source=os.fspath(path))
+
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        text = f"the index cannot be read: {error.strerror or error}"
-        raise SourceError(text, source=name) from error
-    if not data.startswith(_MAGIC):
-        raise SourceError(f"this is not an index of a video. {anew}", source=name)
+        raise refused(f"the index cannot be read: {error.strerror or error}") from error
     body = memoryview(data)[16:]
-    if not body or zlib.crc32(body) != int.from_bytes(data[8:16], "little"):
-        raise SourceError(f"the index is damaged: its checksum is wrong. {anew}", source=name)
+    if data[:16] != _MAGIC + zlib.crc32(body).to_bytes(8, "little") or not body:
+        raise refused("this is not an index of a video, or it is damaged")
     values = np.frombuffer(body, "<i8").astype(np.int64)
-    for (field, found), stated in zip(identity.items(), values.tolist(), strict=False):
-        if stated != found:
-            raise SourceError(
-                f"the index is not that of {source}: it was made for {field} {stated}, "
-                f"and that is {found}. If the video has changed, write the index again: "
-                "VideoFile(src).save_index(path)",
-                source=name,
-            )
+    stated = dict(zip(identity, values.tolist(), strict=False))
+    if stated != identity:
+        raise refused(f"the index is not that of {source}: it is for {stated}, not {identity}")
     end, is_exact, is_counted, *lengths = values[3:11].tolist()
     arrays = np.split(values[11:], np.cumsum(lengths)[:-1])
     fields: dict[str, Any] = dict(zip(_ARRAYS, arrays, strict=True))

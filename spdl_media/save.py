@@ -154,11 +154,7 @@ def save_audio(
         >>> sm.save_audio("out.flac", np.zeros(16000, np.float32), 16000)
     """
     check_target(dst)
-    if sample_rate is not None:
-        waveform = waveform, sample_rate
-    elif not isinstance(waveform, AudioFrames) and getattr(waveform, "sample_rate", None) is None:
-        raise TypeError("an array has no sample rate: pass sample_rate=")
-    sound = _as_audio(waveform)
+    sound = _as_audio(waveform, sample_rate)
     with Muxer(dst, format=format) as muxer:
         index = _add_audio(muxer, sound, encoder, encoder_options, bit_rate)
         muxer.write(index, sound)
@@ -408,16 +404,15 @@ def _as_video(
     return VideoFrames(av_frames(item), frame_metadata(item))
 
 
-def _as_audio(waveform: Any) -> AudioFrames:
-    if isinstance(waveform, AudioFrames):
+def _as_audio(waveform: Any, sample_rate: int | None = None) -> AudioFrames:
+    if isinstance(waveform, AudioFrames) and sample_rate is None:
         return waveform
-    if isinstance(waveform, Buffer) and waveform.sample_rate is not None:
-        waveform = waveform, waveform.sample_rate
-    if not isinstance(waveform, tuple) or len(waveform) != 2:
-        raise TypeError("audio= must be AudioFrames, or a pair of a waveform and its sample rate")
-    if isinstance(waveform[0], AudioFrames):
-        raise TypeError(f"{waveform[0]!r} has a sample rate; pass it without {waveform[1]!r}")
-    return frames_from_array(waveform[0], sample_rate=waveform[1])  # type: ignore[return-value]
+    if isinstance(waveform, tuple) and len(waveform) == 2 and sample_rate is None:
+        waveform, sample_rate = waveform
+    rate = getattr(waveform, "sample_rate", None) if sample_rate is None else sample_rate
+    if rate is None:
+        raise TypeError("an array has no sample rate: pass sample_rate=, or audio=(array, rate)")
+    return frames_from_array(waveform, sample_rate=rate)  # type: ignore[return-value]
 
 
 def _write(muxer: Muxer, index: int, runs: Iterable[Any], zero: Fraction) -> None:

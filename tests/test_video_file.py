@@ -926,20 +926,20 @@ def test_an_index_is_saved_and_serves_its_own_file_alone(tmp_path: Path) -> None
             assert found == [frame_index(decoded(kind)[k].planes[0]) for k in (9, 2)]
     data = clip("avi/libx264/3/open")
     for other, what in (
-        (data + b"\0", f"size {len(data)}, and that is {len(data) + 1}"),
+        (data + b"\0", f"'size': {len(data)}, .* not .*'size': {len(data) + 1}"),
         (data[:40] + b"\1" + data[41:], "checksum of header"),
     ):
         with pytest.raises(sm.SourceError, match=rf"the index is not that of bytes.*{what}"):
             sm.VideoFile(other, index=path)
     saved = path.read_bytes()
-    for wrong, match in (
-        (b"frames", "this is not an index of a video"),
-        (saved[:-8], "the index is damaged: its checksum is wrong"),
-        (saved[:8], "the index is damaged: its checksum is wrong"),
-        (saved[:-1] + b"\7", "the index is damaged: its checksum is wrong"),
+    for wrong in (
+        b"frames",
+        saved[:-8],
+        saved[:8],
+        saved[:-1] + b"\7",
     ):
         path.write_bytes(wrong)
-        with pytest.raises(sm.SourceError, match=match):
+        with pytest.raises(sm.SourceError, match="not an index of a video, or it is damaged"):
             sm.VideoFile(data, index=path)
     with pytest.raises(sm.SourceError, match="the index cannot be read: No such file"):
         sm.VideoFile(data, index=tmp_path / "none")
