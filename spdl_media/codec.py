@@ -150,12 +150,14 @@ def usual_duration(codec: VideoCodec) -> int:
 
 
 def needs_first_packet(codec: VideoCodec) -> bool:
-    """Whether all packets of a stream need the first one: it has the palette, or the version of x264.
+    """Whether a stream has to be decoded from its first packet on.
 
-    Versions of x264 before 151 coded 4:4:4 differently.
+    That has the palette, or states the version of x264: those before 151 coded 4:4:4 differently. H.261
+    does not tell key frames.
     """
     pix_fmt = codec.pix_fmt or ""
-    return pix_fmt == "pal8" or (codec.name == "h264" and "444" in pix_fmt)
+    is_444 = codec.name == "h264" and "444" in pix_fmt
+    return is_444 or pix_fmt == "pal8" or codec.name == "h261"
 
 
 _colors_of = attrgetter(*COLOR_TABLES)

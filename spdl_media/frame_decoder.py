@@ -17,7 +17,7 @@ import numpy as np
 from spdl_media._container import Container
 from spdl_media._ffmpeg import AvPacket
 from spdl_media._picture_decoder import PictureDecoder
-from spdl_media.codec import VideoCodec
+from spdl_media.codec import VideoCodec, needs_first_packet
 from spdl_media.coded_units import is_gradual
 from spdl_media.config import DecodeConfig, DemuxConfig
 from spdl_media.errors import DecodeError, DemuxError, FilterError, SourceError
@@ -175,7 +175,8 @@ class VideoSource:
         """
         container, index = self.opened(), self.index
         key = int(np.searchsorted(index.keys, number))
-        target = None if index.is_counted else self._place_of(key)
+        from_start = index.is_counted or needs_first_packet(self.codec)
+        target = None if from_start else self._place_of(key)
         tests = {self._stream: partial(self._begins, key)}
         packets, is_sought = container.packets_from(target, tests, keep=False)
         keeps = self._config.on_corrupt == "keep" or container.format.startswith("mpeg")

@@ -214,10 +214,10 @@ def make_index(
                     break
         return found
 
+    if needs_first_packet(codec):
+        table.is_key[1:] = False
     if not _is_one_each(table, codec, format):
         return _decoded_index(table, codec, decoded())
-    if needs_first_packet(codec):
-        table.is_key[np.argmax(table.is_key) + 1 :] = False
     shown = table.is_shown.copy()
     first_key = int(np.argmax(table.is_key))
     start, *second = table.pts[first_key : first_key + 2].tolist()
@@ -246,8 +246,6 @@ def _is_one_each(table: PacketTable, codec: VideoCodec, format: str) -> bool:
     """Whether each packet is the frame of its own timestamp."""
     if codec.name not in _ONE_EACH or table.repeats or not table.is_key.any():
         return False
-    if codec.pix_fmt == "pal8":
-        return False  # only the first packet has the palette
     if format in _WITHOUT_PACKETS and may_have_fields(codec):
         return False  # FFmpeg's parser may make each field of a frame a packet
     if _goes_back(table) or _is_joined(table):
@@ -286,8 +284,7 @@ def _decoded_index(table: PacketTable, codec: VideoCodec, found: list[int]) -> F
     stated, first = np.unique(table.pts, return_index=True)
     # If two fields of H.264 are two packets, the second one has no timestamp.
     has_times &= codec.name == "h264" or bool((table.pts != NO_TIME).all())
-    # Only the first packet has the palette.
-    has_times &= codec.pix_fmt != "pal8" and not _goes_back(table)
+    has_times &= not _goes_back(table)
     if has_times and np.isin(pts, stated).all():
         packets = first[np.searchsorted(stated, pts)]
         return _with_keys(table, pts, packets, end, is_exact=False, counted=False)

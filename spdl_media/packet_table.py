@@ -81,9 +81,6 @@ def read_table(codec: VideoCodec, packets: Iterable[AvPacket]) -> PacketTable:
         rows.append((pts, dts, packet.duration or 0, packet.size, packet.is_keyframe, is_shown))
     all_pts, all_dts, durations, sizes, *columns = np.array(rows, np.int64).reshape(-1, 6).T
     is_key, shown = (column.astype(np.bool_) for column in columns)
-    # FFmpeg's parser marks every packet of H.261 as a key frame.
-    if codec.name == "h261":
-        is_key[1:] = False
     repeats = codec.name == "mpeg4" and bool((sizes < _REPEATS).any())
     duration = int(durations[_last(all_pts, shown)]) if rows else 0
     return PacketTable(all_pts, all_dts, is_key, shown, duration, repeats)

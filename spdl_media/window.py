@@ -342,9 +342,8 @@ def _at_or_before(packet: AvPacket, pts: int | None) -> bool:
 
 def _video_start(container: Container, codec: VideoCodec, window: Window) -> int | None:
     """Return the timestamp at or before which a key frame is needed; ``None``: read from the file's start."""
-    # In ASF, FFmpeg derives other times after a seek than from the start. H.261 packets do not tell whether
-    # they are key frames.
-    is_known = (container.format, codec.name) != ("asf", "h264") and codec.name != "h261"
+    # In ASF, FFmpeg derives other times after a seek than from the start.
+    is_known = (container.format, codec.name) != ("asf", "h264")
     if not is_known or needs_first_packet(codec) or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
