@@ -75,22 +75,20 @@ def _walk(folder: bytes, prefix: bytes, roots: list[bytes]) -> Iterator[Entry]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.name.startswith(b"."):
-                    yield from _entries(entry, os.path.join(prefix, entry.name), roots)
+                if entry.name.startswith(b"."):
+                    continue
+                path = os.path.join(prefix, entry.name)
+                try:
+                    if not entry.is_dir():
+                        yield _file(path, entry)
+                    elif not entry.is_symlink() or _leads_out(entry.path, roots):
+                        yield from _walk(entry.path, path, roots)
+                    elif _is_loop(entry.path):
+                        yield Entry(path, kind="odd", reason=_LOOP)
+                except OSError as error:
+                    yield _unreadable(path, error)
     except OSError as error:
         yield _unreadable(prefix, error)
-
-
-def _entries(entry: os.DirEntry[bytes], path: bytes, roots: list[bytes]) -> Iterator[Entry]:
-    try:
-        if not entry.is_dir():
-            yield _file(path, entry)
-        elif not entry.is_symlink() or _leads_out(entry.path, roots):
-            yield from _walk(entry.path, path, roots)
-        elif _is_loop(entry.path):
-            yield Entry(path, kind="odd", reason=_LOOP)
-    except OSError as error:
-        yield _unreadable(path, error)
 
 
 def _file(path: bytes, entry: os.DirEntry[bytes]) -> Entry:
