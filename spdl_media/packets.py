@@ -181,12 +181,8 @@ class _Packets(Generic[C]):
 
     def __getitem__(self, key: slice) -> Self:
         """Slice the packets in decoding order; the result shares their memory."""
-        if not isinstance(key, slice):
-            raise TypeError(f"packets are cut by a slice, such as [10:20], not {key!r}")
-        if key.step not in (None, 1):
-            raise TypeError(
-                f"packets need those before them, so a slice has step 1, not {key.step}"
-            )
+        if not isinstance(key, slice) or key.step not in (None, 1):
+            raise TypeError(f"packets are cut by a slice of step 1, such as [10:20], not {key!r}")
         start, stop, _ = key.indices(len(self))
         return self._with(
             self._packets[key],

@@ -63,7 +63,7 @@ def test_slices_share_packets(video: bytes) -> None:
     assert len(sm.decode_packets(head)) == 5
     with pytest.raises(sm.DecodeError, match=r"continue a stream.*VideoDecoder"):
         sm.decode_packets(packets[3:])
-    with pytest.raises(TypeError, match=r"cut by a slice, such as \[10:20\], not 3"):
+    with pytest.raises(TypeError, match=r"a slice of step 1, such as \[10:20\], not 3"):
         packets[3]  # type: ignore[index]
 
 
