@@ -373,8 +373,7 @@ def _by_time(
         chunks.setdefault(reached[index], {}).setdefault(index, []).append(packet)
         while max(chunks) > current and (
             # A stream without a packet for so long has paused or ended.
-            (time - slack) // size > current
-            or all(reached[i] > current or clocks[i].end <= (current + 1) * size for i in indices)
+            (time - slack) // size > current or min(reached.values()) > current
         ):
             if current in chunks:
                 yield chunks.pop(current)
@@ -384,19 +383,13 @@ def _by_time(
 
 
 class _Clock:
-    """Converts the timestamps of a stream to the container's clock, in integer units.
-
-    Attributes:
-        end: End of the stream that the header states, or infinity.
-    """
+    """Converts the timestamps of a stream to the container's clock, in integer units."""
 
     def __init__(self, stream: Any, zero: Fraction, units: int) -> None:
         base: Fraction = as_fraction(stream.time_base)
         self._step, self._zero = int(base * units), int(zero * units)
         # Raw streams have no timestamps, so count from second 0.
         self._next = math.ceil(zero / base)
-        end = (stream.start_time or 0) + (stream.duration or 0)
-        self.end = end * self._step - self._zero if stream.duration else math.inf
 
     def time(self, packet: AvPacket) -> int:
         """Return the presentation time of a packet, or its decoding time if it has none."""
