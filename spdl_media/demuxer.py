@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 from av.stream import Disposition
 
@@ -351,17 +351,19 @@ def _by_time(
     packets: Iterator[AvPacket], container: Container, indices: Sequence[int], duration: Fraction
 ) -> Iterator[_Chunk]:
     """Split packets into chunks of ``duration`` seconds."""
-    streams = {index: container.av.streams[index] for index in indices}
-    bases = [as_fraction(stream.time_base) for stream in streams.values()]
+    bases = {index: as_fraction(container.av.streams[index].time_base) for index in indices}
     # A common unit of time in which all times are integers, which are faster than fractions.
-    units = math.lcm(*(each.denominator for each in (*bases, container.zero, duration)))
-    size, slack = int(duration * units), int(_MAX_INTERLEAVE * units)
-    clocks = {i: _Clock(stream, container.zero, units) for i, stream in streams.items()}
+    units = math.lcm(*(each.denominator for each in (*bases.values(), container.zero, duration)))
+    size, slack, zero = (int(each * units) for each in (duration, _MAX_INTERLEAVE, container.zero))
+    steps = {index: int(base * units) for index, base in bases.items()}
+    ends = dict.fromkeys(indices, 0)
     chunks: dict[int, _Chunk] = {}  # incomplete chunks by number
     current, reached = 0, dict.fromkeys(indices, 0)
     for packet in packets:
-        index = packet.stream_index
-        time = clocks[index].time(packet)
+        index, ticks = packet.stream_index, packet.dts if packet.pts is None else packet.pts
+        # A packet without timestamps follows the one before it. Raw streams have none at all.
+        time = ends[index] if ticks is None else ticks * steps[index] - zero
+        ends[index] = time + (packet.duration or 0) * steps[index]
         number = time // size
         if (time + slack) // size < current:
             # Timestamps jump back, such as in joined recordings. No packet would be after the chunk's end.
@@ -380,25 +382,6 @@ def _by_time(
             # Not current + 1, because timestamps may jump by days.
             current = min(chunks)
     yield from (chunks[number] for number in sorted(chunks))
-
-
-class _Clock:
-    """Converts the timestamps of a stream to the container's clock, in integer units."""
-
-    def __init__(self, stream: Any, zero: Fraction, units: int) -> None:
-        base: Fraction = as_fraction(stream.time_base)
-        self._step, self._zero = int(base * units), int(zero * units)
-        # Raw streams have no timestamps, so count from second 0.
-        self._next = math.ceil(zero / base)
-
-    def time(self, packet: AvPacket) -> int:
-        """Return the presentation time of a packet, or its decoding time if it has none."""
-        ticks = packet.dts if packet.pts is None else packet.pts
-        if ticks is None:
-            ticks = self._next
-        # A packet without timestamps follows the one before it.
-        self._next = ticks + (packet.duration or 0)
-        return ticks * self._step - self._zero
 
 
 def has_video(demuxer: Demuxer) -> bool:
