@@ -178,17 +178,18 @@ class Paths:
 
     def add(self, builder: PipelineBuilder[Any], callers: Executor) -> None:
         used["paths"] += 1
-        paths = [PipelineBuilder[Any](), PipelineBuilder[Any]()]
+        # The last path stays empty.
+        paths = [PipelineBuilder[Any]() for _ in range(3)]
         self.first.add(paths[0], callers)
         self.second.add(paths[1], callers)
         builder.path_variants(self.route, paths)
 
     @staticmethod
     def route(item: Any) -> int:
-        return 0 if isinstance(item, list) else item % 2
+        return 0 if isinstance(item, list) else item % 3
 
     def run(self, model: Model) -> None:
-        results: list[Any] = []
+        results = [item for item in model.items if self.route(item) == 2]
         for index, path in enumerate((self.first, self.second)):
             part = Model([item for item in model.items if self.route(item) == index])
             path.run(part)
