@@ -267,37 +267,34 @@ class Demuxer(ClosedByWith):
         _check_limits(duration, num_packets)
         # A collection of indices gives dictionaries, even a collection of one.
         single = indices is None or hasattr(indices, "__index__")
-        chunks = self._chunks(self._stream_indices(indices), duration, num_packets)
+        chunks = self._chunks(self._codecs(indices), duration, num_packets)
         return (next(iter(chunk.values())) for chunk in chunks) if single else chunks
 
-    def _stream_indices(self, indices: int | Collection[int] | None) -> list[int]:
+    def _codecs(self, indices: int | Collection[int] | None) -> dict[int, Codec]:
         with self._opened() as container:
             if indices is None:
                 video = container.best_index("video")
-                return [container.audio()[0] if video is None else container.video()[0]]
+                return dict([container.audio() if video is None else container.video()])
             # Sorted and without duplicates.
             given = indices if isinstance(indices, Collection) else [indices]
             numbers = sorted({check_int("a stream index", i, at_least=None) for i in given})
             if not numbers:
                 raise ValueError("streaming_demux needs at least one stream index")
-            # Raise for wrong indices in this call, not in the first step of the iteration.
-            for number in numbers:
-                container.codec(number)
-            return numbers
+            # Wrong indices raise in this call, not in the first step of the iteration.
+            return {number: container.codec(number) for number in numbers}
 
     def _chunks(
-        self, indices: list[int], duration: Duration, num_packets: int | None
+        self, codecs: dict[int, Codec], duration: Duration, num_packets: int | None
     ) -> Iterator[dict[int, Packets]]:
         # Guard and log are held only while FFmpeg reads, not over a yield: the log belongs to one thread, and
         # an unfinished iteration must not lock the Demuxer.
         with self._opened() as container:
             container.rewind()
-            codecs = {index: container.codec(index) for index in indices}
-            packets, turn = container.packets(indices), container.turn
+            packets, turn = container.packets([*codecs]), container.turn
         if num_packets is not None:
             chunks = _by_count(packets, num_packets)
         else:
-            chunks = _by_time(packets, container, indices, Fraction(str(duration)))
+            chunks = _by_time(packets, container, [*codecs], Fraction(str(duration)))
         begun: set[int] = set()
         while True:
             with self._opened():
@@ -313,7 +310,7 @@ class Demuxer(ClosedByWith):
                     for i, part in chunk.items()
                 }
                 # Packets carry the error of a truncated file, but here are none.
-                if not (found or begun) and (text := container.missing_end(indices[0])):
+                if not (found or begun) and (text := container.missing_end(min(codecs))):
                     raise container.error(f"it is cut short: {text}")
             if not found:
                 return
