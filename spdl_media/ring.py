@@ -172,7 +172,7 @@ class Sender:
             if is_alone and landed:
                 box.clear()
                 for index, place in enumerate(places):
-                    if place is not None:
+                    if place is not None and place[0] in landed:
                         # The same memory, but without keeping the lease alive.
                         block = self._blocks.block(place[0])
                         arrays[index] = block[place[1] :][: sizes[index]]

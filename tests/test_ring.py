@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,6 +244,26 @@ def test_what_a_function_keeps_is_not_what_the_other_process_gets(rig: Rig) -> N
     # Larger than a block, so it is pickled.
     np.testing.assert_array_equal(alone([big(shape=(2 * BLOCK,))]), 7)
     assert rig.num_free == free
+
+
+def test_a_block_that_the_other_process_lets_go_is_not_reused_before_it_is_copied(rig: Rig) -> None:
+    first, second = shared_empty(10_000), shared_empty(10_000)
+    first[:], second[:] = 1, 2
+    there, others = [rig.cross(first)], []
+
+    def reuse() -> None:
+        there.clear()
+        others.append(shared_empty(10_000))
+        others[0][:] = 9
+
+    # Called when the sender has given up its own arrays, and copies the one that was sent before.
+    weakref.finalize(second, reuse)
+    box = [(first, second)]
+    del first, second
+    found = unpack(bytes(_ring.pack(box, is_alone=True)), rig.ring)
+    assert others
+    np.testing.assert_array_equal(found[0], 1)
+    np.testing.assert_array_equal(found[1], 2)
 
 
 def test_one_array_may_be_sent_any_number_of_times(rig: Rig) -> None:
