@@ -294,7 +294,7 @@ class TestDamage:
                 at,
                 r"train-003.tar: member 's/0022.cls': the header behind it is missing",
             ),
-            (0, "train-003.tar: is not a tar archive: its header is missing"),
+            (0, "train-003.tar: is not a tar archive: its header is cut short after 0 bytes"),
         ]:
             path.write_bytes(data[:size])
             with pytest.raises(sm.ArrayFormatError, match=message):

@@ -180,7 +180,7 @@ class Archive:
     def _next_header(self, block: bytes) -> tuple[int, bytes]:
         """Parse a header and set the name of the member; return size and kind."""
         try:
-            if not block:
+            if not block and self.offset:
                 raise _HeaderError("is missing: the archive is cut short, without an end mark")
             if len(block) < _BLOCK:
                 raise _HeaderError(f"is cut short after {len(block)} bytes")
@@ -244,7 +244,8 @@ class Archive:
 
     def _fail_at_header(self, message: str, cause: Exception | None = None) -> NoReturn:
         """Raise an error about the header that is being read. The message names the member before it."""
-        self.fail(f"the header behind it {message}" if self._member is not None else message, cause)
+        what = "a header" if self._member is None else "the header behind it"
+        self.fail(f"{what} {message}", cause)
 
 
 def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
@@ -262,7 +263,7 @@ def _parse_header(block: bytes) -> tuple[bytes, int, bytes]:
     except _HeaderError:
         stored = -1  # never equal to a sum
     if total - sum(checksum_field) + _CHECKSUM_AT_SPACES != stored:
-        raise _HeaderError("has a wrong checksum: it is damaged, or not one of tar")
+        raise _HeaderError("has a wrong checksum, so it is damaged, or no header of tar")
     name = name.partition(b"\0")[0]
     if magic == b"ustar\0" and prefix[0]:
         name = prefix.partition(b"\0")[0] + b"/" + name

@@ -259,7 +259,7 @@ def test_a_command_that_fails_is_an_archive_cut_short(command: str) -> None:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
         assert process.stdout
         with pytest.raises(
-            sm.ArrayFormatError, match=r"is not a tar archive: its header is (missing|cut short)"
+            sm.ArrayFormatError, match=r"not a tar archive: its header is cut short"
         ):
             list(sm.iter_samples(process.stdout))
 

@@ -336,7 +336,7 @@ CUT = tar_member(b"first", b"x" * 700) + tar_member(b"second", b"y" * 10) + END
 @each(
     "size, match, member",
     [
-        (0, "is not a tar archive: its header is missing: the archive is cut short", None),
+        (0, "is not a tar archive: its header is cut short after 0 bytes", None),
         (
             511,
             "is not a tar archive: its header is cut short after 511 bytes; it begins with b'first",
@@ -396,12 +396,15 @@ def test_a_cut_in_what_stands_before_a_member_is_not_in_the_one_before(
     place = len(first) * 1024
     data = tar({**first, "n" * 150: b"long"}, FORMATS[format])
     size = int(data[place + 124 : place + 135], 8)
-    behind = "member 'whole.txt': the header behind it " if first else ""
+    behind = "member 'whole.txt': the header behind it " if first else "a header "
     for there in range(size):
         match = f"{behind}is cut short: {there} of {size} bytes of a pax header or long name"
         with pytest.raises(sm.ArrayFormatError, match=match) as caught:
             contents(data[: place + 512 + there])
         assert (caught.value.member, caught.value.offset) == (next(iter(first), None), place)
+    match = behind + "is missing: the archive is cut short, without an end mark"
+    with pytest.raises(sm.ArrayFormatError, match=match):
+        contents(data[: place + 512 + -(-size // 512) * 512])
 
 
 @pytest.mark.parametrize(("packer", "name"), [(gzip, "gzip"), (bz2, "bz2"), (lzma, "lzma")])
@@ -434,7 +437,7 @@ GOOD = tar_member(b"good", b"abc")
         (gzip.compress(CUT) + END, r"is packed by gzip; unpack it on the way in, as with gzip.open"),
         (bz2.compress(CUT) + END, "is packed by bz2"),
         (lzma.compress(CUT) + END, "is packed by lzma"),
-        (GOOD + b"garbage" * 1000, "member 'good': the header behind it has a wrong checksum: it"),
+        (GOOD + b"garbage" * 1000, "member 'good': the header behind it has a wrong checksum, so it"),
         (GOOD + CUT[:100] + b"?" + CUT[101:], "has a wrong checksum"),
         (GOOD + with_field(124, b"00000000009\0"), "where a number of octal digits is due"),
         (GOOD + with_field(124, b"-0000000001\0"), "where a number of octal digits is due"),
