@@ -221,12 +221,15 @@ class Container:
                 raise self.error(f"the container is damaged: {said}") from error
             self._checksum_failed |= _ffmpeg.says_damaged(self._log[self._log_start :])
 
-    def packets(self, indices: Sequence[int], *, keep: bool = True) -> Iterator[AvPacket]:
+    def packets(
+        self, indices: Sequence[int], *, keep: bool = True, mend: bool = True
+    ) -> Iterator[AvPacket]:
         """Return the packets of some streams from the current position on.
 
         Args:
             indices: Indices of the streams.
             keep: Whether the packets must outlive the container, which makes reading half as slow again.
+            mend: Whether to correct what FFmpeg states wrongly of packets.
         """
         self._select(indices)
         from_start, self._fresh = self._fresh, False
@@ -239,6 +242,8 @@ class Container:
         found = self._read(streams, keep=keep)
         if self.format == "avi" and not from_start:
             found = reindexed(found, self.av.streams)
+        if not mend:
+            return found
         found = corrected(found, self.format, streams)
         is_mov = self.format.startswith("mov")
         exact = {index: self.exact_times(index) for index in indices if is_mov}
@@ -368,7 +373,7 @@ class Container:
         return False
 
     def packets_from(
-        self, pts: int | None, tests: Mapping[int, Begins], *, keep: bool = True
+        self, pts: int | None, tests: Mapping[int, Begins], **options: bool
     ) -> tuple[Iterator[AvPacket], bool]:
         """Return packets from near a timestamp on, or earlier, where decoding of all streams can begin.
 
@@ -379,7 +384,7 @@ class Container:
             pts: Timestamp to seek to; ``None``: the start of the file.
             tests: By the index of each stream, whether decoding can begin at a packet. Seeks are made in the
                 first stream.
-            keep: As for :meth:`packets`.
+            **options: Those of :meth:`packets`.
 
         Returns:
             The packets, and whether they come from a seek, not from the start of the file.
@@ -387,14 +392,14 @@ class Container:
         indices = [*tests]
         back, base = 0, as_fraction(self.av.streams[indices[0]].time_base)
         while pts is not None and self.seek(pts - back, indices[0]):
-            packets = self.packets(indices, keep=keep)
+            packets = self.packets(indices, **options)
             if head := self._head(packets, tests):
                 return chain(head, packets), True
             if (pts - back) * base < self.zero:
                 break
             back = back * 2 or max(1, round(1 / base))
         self.rewind()
-        return self.packets(indices, keep=keep), False
+        return self.packets(indices, **options), False
 
     def _head(
         self, packets: Iterator[AvPacket], tests: Mapping[int, Begins]

@@ -178,7 +178,9 @@ class VideoSource:
         from_start = index.is_counted or needs_first_packet(self.codec)
         target = None if from_start else self._place_of(key)
         tests = {self._stream: partial(self._begins, key)}
-        packets, is_sought = container.packets_from(target, tests, keep=False)
+        # An exact index was made from packets that needed no repair.
+        mend = not index.is_exact
+        packets, is_sought = container.packets_from(target, tests, keep=False, mend=mend)
         keeps = self._config.on_corrupt == "keep" or container.format.startswith("mpeg")
         for packet in packets if is_sought else islice(packets, number, None):
             # The packet has fewer bytes than its header states: the file ends inside it.
