@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -153,7 +153,8 @@ def within(
 
     Args:
         begin: Makes the context manager for an item. Its value is a function of a result, or of each value of
-            a generator, that returns the item to pass on; ``None`` drops it.
+            a generator, that returns the item to pass on. ``None`` drops it; the stage counts it as dropped
+            only if the generator gave ``None`` itself.
         fn: The function.
         kind: How to call it. The wrapper is of the same kind, which decides whether a thread or the loop
             calls it.
@@ -168,16 +169,16 @@ def within(
             return result_of(await fn(item))
 
     def generate(item: Any) -> Iterator[Any]:
-        with begin(item) as result_of:
-            for value in fn(item):
-                if (result := result_of(value)) is not None:
+        with begin(item) as result_of, closing(fn(item)) as values:
+            for value in values:
+                if (result := result_of(value)) is not None or value is None:
                     yield result
 
     async def generate_async(item: Any) -> AsyncIterator[Any]:
         with begin(item) as result_of:
             async with aclosing(fn(item)) as values:
                 async for value in values:
-                    if (result := result_of(value)) is not None:
+                    if (result := result_of(value)) is not None or value is None:
                         yield result
 
     wrappers: dict[FunctionKind, Callable[..., Any]] = {

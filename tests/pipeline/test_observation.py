@@ -197,17 +197,22 @@ async def coroutine(item: int) -> int:
     return function(item)
 
 
-def generator(item: int) -> Iterator[int]:
+def generator(item: int) -> Iterator[int | None]:
     yield function(item)
+    yield None
 
 
-async def async_generator(item: int) -> AsyncIterator[int]:
+async def async_generator(item: int) -> AsyncIterator[int | None]:
     yield function(item)
+    yield None
 
 
 def endless(item: int) -> Iterator[int]:
-    while True:
-        yield item
+    try:
+        while True:
+            yield item
+    finally:
+        raise ValueError("left")
 
 
 @pytest.mark.parametrize("fn", [function, coroutine, generator, async_generator, "pool"])
@@ -226,6 +231,7 @@ def test_hooks_are_called_around_each_task(fn: Any) -> None:
         pipeline: Pipeline[int] = builder.build(task_hook_factory=make)
         assert list(pipeline) == [0, 2]
 
+    assert pipeline.statistics().stages[0].dropped == 2 * (fn in (generator, async_generator))
     (hook,) = hooks.values()
     where = "spdl_media worker" if fn in (function, generator) else "spdl_media pipeline 0"
     first, *calls, last = hook.calls
@@ -245,6 +251,7 @@ def test_the_call_of_a_generator_that_is_left_ends_before_its_stage() -> None:
         break
     wait_until(lambda: len(hook.calls) == 4)
     assert [call[0] for call in hook.calls] == ["stage start", "start", "end", "stage end"]
+    assert str(hook.calls[2][2]) == "left"
 
 
 def test_stages_may_go_without_a_hook() -> None:
