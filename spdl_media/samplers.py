@@ -114,12 +114,12 @@ class DistributedSampler(Ranked):
         Raises:
             ValueError: The epoch is negative.
         """
-        # The same state as after beginning an iteration.
-        self.set_epoch(epoch + 1)
         places = self.places_of_rank(before)
         if self._place is None and (world_size := int_in_environment("WORLD_SIZE")) is not None:
             # Lightning sets it before it makes the process group, but an epoch begins after that.
             _checked_place(_VARIABLES, None, world_size)
+        # The same state as after beginning an iteration.
+        self.set_epoch(epoch + 1)
         # Modulo, because padding repeats the order from its start. Converted to int on access, because
         # tolist() would create all int objects at once.
         return Mapped(int, self._draw(epoch, places % self.num_draws))

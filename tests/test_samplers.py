@@ -303,6 +303,7 @@ class TestWhereTheRankComesFrom:
         for begin in (iter, lambda one: one.begin_by_position(0)):
             with pytest.raises(ValueError, match="rank None and world size 4; set both variables"):
                 begin(sampler)
+        assert sampler.epoch == 0
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

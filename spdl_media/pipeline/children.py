@@ -231,15 +231,13 @@ class Child:
         if code is not None and code < 0:
             how = f"signal {-code}, {signal.strsignal(-code)}"
         kind = PoolBroken if self._is_asked_to_end else WorkerDied
-        return kind(
+        text = (
             f"{self._what} ended ({how}). Processes end this way when memory runs out, native code crashes "
             "or os._exit() is called."
-            + (
-                ""
-                if self.is_ready
-                else f" This one ended before its first item. {WHERE_TO_WRITE_IT}"
-            )
         )
+        if not self.is_ready:
+            text += f" This one ended before its first item. {WHERE_TO_WRITE_IT}"
+        return kind(text)
 
     def ask_to_end(self, *, in_call: bool = False) -> None:
         """Ask an idle process to end by closing its pipes, one in a call by a signal. Does not wait."""
