@@ -292,10 +292,11 @@ class Container:
         self._input.check()
         self._ended = True
 
-    def missing_end(self, index: int) -> str | None:
+    def missing_end(self, index: int, last: AvPacket | None = None) -> str | None:
         """Return what is missing at the end of a truncated source, as text; ``None``: nothing is known to be.
 
-        The end is examined only if reading reached it, and then also the last packet of this stream.
+        The end is examined only if reading reached it, and then also one packet of this stream: ``last``, or
+        the last one that was read.
 
         Raises:
             DemuxError: The source is an image in which FFmpeg finds no packet.
@@ -316,7 +317,8 @@ class Container:
             missing = parts.missing_packets(self.av.streams, self._input.size())
         if missing is None and self._empty and self.format == "flac" and self.av.duration:
             return "FFmpeg finds none of its frames"
-        return missing or (self._short_packet(self._last[index]) if index in self._last else None)
+        last = last or self._last.get(index)
+        return missing or (self._short_packet(last) if last else None)
 
     def _short_packet(self, last: AvPacket) -> str | None:
         # FFmpeg marks a packet that has fewer bytes than its header states, or than were read at once; in ADX

@@ -90,6 +90,7 @@ class SampleDecoder(OpenDecoder):
         self._is_reusable = is_flushed and config == DEFAULT_DECODE_CONFIG
         context = _spare.take(codec, config, metadata.source) if self._is_reusable else None
         super().__init__(codec, metadata, config, context)
+        self.last_packet: AvPacket | None = None
         self._position: int | None = None
         self._is_second = False
         self._fills = config.gaps == "fill"
@@ -139,6 +140,7 @@ class SampleDecoder(OpenDecoder):
             if packet is not None:
                 if self._finished:
                     continue
+                self.last_packet = packet
                 self._packet_index += 1
             said = len(lines)
             try:

@@ -188,8 +188,9 @@ def _decode_while_reading(
                 decoder = SampleDecoder(codec, metadata, request.config)
                 most = READ_FIRST if not window and request.num_samples is None else 0
                 decoder.run(packets, rows, in_memory=input.in_memory(most))
+            last = decoder.last_packet  # later ones may be cut: the window does not need them
             # The caller's other path raises the error.
-            if rows.mixed or not decoder.has_started or container.missing_end(index):
+            if rows.mixed or last is None or container.missing_end(index, last):
                 return None
     except (DemuxError, DecodeError, FilterError):
         return None

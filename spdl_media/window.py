@@ -72,6 +72,10 @@ class _VideoRun:
         pts, dts = packet.pts, packet.dts
         if self._restarts(packet):
             self._kept.clear()
+        # If the two timestamps of a key frame differ, decode timestamps are shifted so that no frame is shown
+        # before its own. In Matroska, the decode timestamps of fields are wrong.
+        if packet.is_keyframe and pts != dts and not self._splits:
+            self._depth = 0
         self._kept.append(packet)
         # After hidden packets, an edit list may go back in time, so they do not tell the end.
         if packet.is_discard:
@@ -82,7 +86,7 @@ class _VideoRun:
             return False
         self._late += 1
         self.goes_on = True
-        # Decode timestamps only increase. Frames may be shown before theirs, by as many as are reordered.
+        # Decode timestamps only increase.
         decoded_late = pts is not None and dts is not None and dts >= self._stop
         self.complete = self._late > (self._depth if decoded_late else _MAX_REORDER)
         # A second field may be a later packet. Without a pts, the frame may be shown before its position.

@@ -369,6 +369,23 @@ def test_audio_of_unknown_size_is_complete(name: str, num_samples: int, *, seeks
         load(bytes(data[:-1]))
 
 
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_a_window_before_the_packet_that_is_cut_is_complete(kind: str) -> None:
+    if kind == "audio":
+        load, data = sm.load_audio, make_audio(sound(), RATE, codec="aac", format="flv")
+        windows = [(0, 1.6), (0, 1.9), (1.5, 1.8)]
+    else:
+        load = sm.load_video
+        data = make_video(pictures(), codec="libx264", max_b_frames=3, gop_size=8)
+        windows = [(0.9, 1.6), (0.9, 1.8), (0.9, 2)]
+    last, _ = packet_spans(data, kind)[-1]
+    for window in windows:
+        whole, found = (np.asarray(load(file, window)) for file in (data, data[: last + 4]))
+        np.testing.assert_array_equal(found, whole)
+    with pytest.raises(sm.DecodeError, match="cut short"):
+        load(data[: last + 4])
+
+
 def test_adx_is_complete_although_ffmpeg_marks_its_last_packets_as_corrupt() -> None:
     silence = av.AudioFrame.from_ndarray(np.zeros((1, 320), np.int16), "s16p", "mono")
     silence.sample_rate = 8000
