@@ -59,7 +59,7 @@ class SharedBlocks:
         self._pinned: dict[int, tuple[int, weakref.finalize[..., Any]]] = {}
         self._fd = _nameless_file()
         try:
-            # Allocated at once, unlike the blocks before: writing without memory would kill the process.
+            # Allocated here, as reserve() does for blocks: writing without memory would kill the process.
             os.pwrite(self._fd, bytes(count), block_size * count)
             self._map()
         except BaseException:
