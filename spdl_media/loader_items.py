@@ -88,7 +88,8 @@ class SeveralSamples(OneResult):
         return tag_result(value, ((self.position, offset),), self.ledger)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is None or not is_final(error):
+        # A generator that was left has not given all, even if its cleanup raised an error.
+        if error is None or not (is_final(error) or isinstance(error.__context__, GeneratorExit)):
             self.ledger.count_samples(self.position, self.count)
 
 

@@ -511,6 +511,29 @@ def test_what_a_failed_run_cancels_is_made_again(is_generator: bool) -> None:
     assert 2 not in done
 
 
+def test_an_item_whose_generator_raised_when_it_was_left_is_not_done() -> None:
+    has_come = threading.Event()
+
+    def many(item: int) -> Iterator[int]:
+        if item == 1:
+            assert has_come.wait(20)
+            raise ValueError("one")
+        try:
+            yield from itertools.count()
+        finally:
+            raise LookupError("left")
+
+    loader = DataLoader(
+        range(2), preprocessor=many, output_order="completion", num_threads=2, max_failures=0
+    )
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    has_come.set()
+    with pytest.raises(PipelineFailure, match="one"):
+        list(iterator)
+    assert loader.state_dict()["done"] == [[1, 2]]
+
+
 def test_a_state_outlives_an_iteration_that_cannot_start() -> None:
     loader = DataLoader(range(6), preprocessor=str, output_order="input")
     assert list(itertools.islice(loader, 2)) == ["0", "1"]
