@@ -180,7 +180,8 @@ def _decode_while_reading(
                 return None
             with container.reading():
                 index, codec, packets = audio_packets(container, stream_index, window, keep=False)
-                # FFmpeg rounds the duration to microseconds. One sample too many would move all channels.
+                # FFmpeg rounds the duration to microseconds. If a sample is missing at the end, all channels
+                # but the first have to be moved in memory.
                 stated = container.duration and container.duration - 1e-6
                 end = min((end for end in (window.end, stated) if end), default=None)
                 rows = request.rows(container.zero, end)

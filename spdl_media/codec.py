@@ -152,8 +152,8 @@ def usual_duration(codec: VideoCodec) -> int:
 def needs_first_packet(codec: VideoCodec) -> bool:
     """Whether a stream has to be decoded from its first packet on.
 
-    That has the palette, or states the version of x264: those before 151 coded 4:4:4 differently. H.261
-    does not tell key frames.
+    The first packet has the palette, or states the version of x264: versions before 151 coded 4:4:4
+    differently. Packets of H.261 do not tell whether they are key frames.
     """
     pix_fmt = codec.pix_fmt or ""
     is_444 = codec.name == "h264" and "444" in pix_fmt
