@@ -49,6 +49,7 @@ class VideoCodec:
         bits_per_coded_sample: Bits of a coded pixel or sample; 0: not stated.
         reorder_depth: Number of frames that a decoder delays to put frames into display order.
         color: Range, matrix, primaries and transfer that the container states, as FFmpeg's numbers.
+        x264_build: Version of x264, for packets without the first one, which states it; else 0.
 
     Thread safety: safe; it is immutable.
     """
@@ -67,6 +68,7 @@ class VideoCodec:
     reorder_depth: int = field(default=0, repr=False)
     # FFmpeg's "unspecified" is 0 for the range and 2 for the others.
     color: tuple[int, int, int, int] = field(default=(0, 2, 2, 2), repr=False)
+    x264_build: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,9 @@ def usual_duration(codec: VideoCodec) -> int:
 def needs_first_packet(codec: VideoCodec) -> bool:
     """Whether a stream has to be decoded from its first packet on.
 
-    The first packet has the palette, or states the version of x264: versions before 151 coded 4:4:4
-    differently. Packets of H.261 do not tell whether they are key frames.
+    The first packet has the palette. Packets of H.261 do not tell whether they are key frames.
     """
-    pix_fmt = codec.pix_fmt or ""
-    is_444 = codec.name == "h264" and "444" in pix_fmt
-    return is_444 or pix_fmt == "pal8" or codec.name == "h261"
+    return codec.pix_fmt == "pal8" or codec.name == "h261"
 
 
 _colors_of = attrgetter(*COLOR_TABLES)
@@ -422,7 +421,8 @@ def _set_video(context: Any, codec: VideoCodec) -> dict[str, str]:
         setattr(context, name, number)
     if context.name == "mjpeg" and codec.frame_rate is None:
         return _STILL_JPEG_OPTIONS
-    return {}
+    has_build = context.name == "h264" and codec.x264_build
+    return {"x264_build": str(codec.x264_build)} if has_build else {}
 
 
 def _set_audio(context: Any, codec: AudioCodec) -> dict[str, str]:

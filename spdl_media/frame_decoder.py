@@ -30,6 +30,7 @@ from spdl_media.packet_table import NO_TIME, mp4_table, read_table
 from spdl_media.packets import FrameMetadata, PacketMetadata, VideoPackets, check_complete
 from spdl_media.stills import pillow_video_reason
 from spdl_media.timing import ticks_to_seconds
+from spdl_media.window import with_x264_build
 
 P = TypeVar("P")
 
@@ -75,8 +76,10 @@ class VideoSource:
         try:
             self._check_input()
             self.container = container = Container(self._input)
-            self._stream, self.codec = container.video(stream)
+            self._stream, codec = container.video(stream)
             orientation = container.orientation(self._stream)
+            with container.reading():
+                self.codec = with_x264_build(container, self._stream, codec, 0)
             self.metadata = PacketMetadata(container.name, container.zero, orientation=orientation)
             # Read now, because the source may have changed by the time the index is saved.
             self.identity = self._read_identity()

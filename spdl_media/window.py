@@ -8,7 +8,9 @@ Times are integer timestamps of the streams, which are fast to compare.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -48,8 +50,9 @@ class _VideoRun:
     complete = goes_on = False
 
     def __init__(self, container: Container, stream_index: int | None, window: Window) -> None:
-        self.index, self.codec = container.video(stream_index)
-        self.start = _video_start(container, self.codec, window)
+        self.index, codec = container.video(stream_index)
+        self.start = _video_start(container, codec, window)
+        self.codec = with_x264_build(container, self.index, codec, self.start)
         self._first, self._stop = window.ticks(self.codec.time_base, container.zero)
         self._kept: list[AvPacket] = []
         self._splits = may_have_fields(self.codec)
@@ -351,6 +354,28 @@ def _video_start(container: Container, codec: VideoCodec, window: Window) -> int
     if not is_known or needs_first_packet(codec) or window.start is None or window.start <= 0:
         return None
     return tick_at(window.start, codec.time_base, container.zero)
+
+
+_X264 = re.compile(rb"x264 - core (\d+)")
+
+
+def with_x264_build(
+    container: Container, index: int, codec: VideoCodec, start: int | None
+) -> VideoCodec:
+    """Add the build number of x264 to the codec, because 4:4:4 of builds before 151 is coded differently.
+
+    Only the first packet of the stream states it, so it is read if a window starts later.
+
+    Raises:
+        SourceError: The source cannot be read.
+    """
+    if start is None or codec.name != "h264" or "444" not in (codec.pix_fmt or ""):
+        return codec
+    if not container.seek(tick_at(Fraction(0), codec.time_base, container.zero), index):
+        return codec  # not seekable, so it is read from its start
+    first = next(container.packets([index]), None)
+    found = None if first is None else _X264.search(bytes(first))
+    return codec if found is None else replace(codec, x264_build=int(found[1]))
 
 
 PILLOW_TIME_BASE = Fraction(1, 1000)

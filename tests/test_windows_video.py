@@ -588,6 +588,10 @@ def test_windows_of_h264_444_of_old_x264_are_decoded_as_such() -> None:
         sm.decode_packets(sm.demux_video(file, timestamp=(0.8, 1.6)), None, keep)
         for file in (old, data)
     )
+    # Only that packet is read before the window.
+    assert len(sm.demux_video(old, timestamp=(0.8, 1.6))) < 16
+    with sm.VideoFile(old) as video:
+        assert video.keyframes == (0, 8, 16)
     assert len(found) == len(whole) == len(new)
     for one, other, unlike in zip(found, whole, new, strict=True):
         assert all(map(np.array_equal, one.planes, other.planes))
