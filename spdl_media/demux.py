@@ -19,7 +19,7 @@ from av.bitstream import BitStreamFilterContext
 
 from spdl_media import stills
 from spdl_media._container import Container
-from spdl_media._ffmpeg import AvPacket, TranslatedErrors
+from spdl_media._ffmpeg import AvPacket, TranslatedErrors, describe
 from spdl_media.codec import Codec, VideoCodec
 from spdl_media.config import DemuxConfig
 from spdl_media.demuxer import Demuxer, first_image
@@ -286,9 +286,8 @@ def make_filter(bsf: str, codec: Codec) -> tuple[BitStreamFilterContext, Codec]:
         context = BitStreamFilterContext(bsf, before, after)
         return context, replace(codec, extradata=after.codec_context.extradata)
     except (av.FFmpegError, ValueError) as error:
-        raise ValueError(
-            f"bitstream filter {bsf!r} cannot be used on {codec.name} packets: {error}"
-        ) from error
+        what = f"bitstream filter {bsf!r} cannot be used on {codec.name} packets"
+        raise ValueError(f"{what}: {describe(error, [])}") from error
 
 
 # Codecs whose raw streams are an FFmpeg format of the same name.
