@@ -58,8 +58,7 @@ class Stateful(Protocol):
         """Return the state of the iteration after the last item that it gave.
 
         Raises:
-            Exception: Any exception of the source; it ends the iteration, or is raised by the loader's
-                ``state_dict``.
+            Exception: Any exception of the source; the iteration, or the loader's ``state_dict``, raises it.
         """
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
@@ -91,8 +90,7 @@ class Epochs:
 class Ranked(Epochs):
     """Base of samplers that give each process its part, which is read by position."""
 
-    # Begins an epoch, and returns its items.
-    begin_by_position: Callable[[int], Sequence[Any]]
+    begin_by_position: Callable[[int], Sequence[Any]]  # begins an epoch, and returns its items
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.begin_by_position(self.epoch))
@@ -167,8 +165,7 @@ class Mapped(Sequence[T_co]):
     """A sequence of the results of a function for the items of another sequence, computed on access."""
 
     def __init__(self, fn: Callable[[Any], T_co], items: Any) -> None:
-        self._fn = fn
-        self._items = items
+        self._fn, self._items = fn, items
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:2]))
@@ -433,8 +430,7 @@ def compare_ranks(loader: Any, source: Any, epoch: int, key: str) -> None:
     if (rank, world_size) != (torch.get_rank(), torch.get_world_size()):
         return
     store = torch.distributed_c10d._get_default_store()
-    # The MPI backend has no store.
-    if store is None:
+    if store is None:  # the MPI backend has none
         return
     ours = {**order_of_ranks(source), "epoch": epoch}
     # If all ranks have equally many items, their batches must have the same size, too: otherwise one rank
