@@ -209,9 +209,12 @@ def test_damage_is_for_the_whole_decode_to_judge(kind: str, used: list[tuple[int
     np.testing.assert_array_equal(small, whole)
 
 
-def test_a_truncated_image_is_called_so_also_if_its_crop_does_not_fit() -> None:
+def test_a_truncated_image_is_called_so_also_if_its_crop_does_not_fit(
+    used: list[tuple[int, int]],
+) -> None:
     with pytest.raises(sm.DecodeError, match="cut short"):
         sm.load_image(LARGE[:-2], width=32, height=32, crops=(0, 0, 9999, 5), decode_config=DCT)
+    assert used == []
 
 
 def test_a_header_that_lies_about_the_size(used: list[tuple[int, int]]) -> None:
