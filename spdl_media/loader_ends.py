@@ -93,7 +93,8 @@ class SharedSource:
         self.is_shared = self.is_stateful or iterator_in(source) is not None
         # Number of the run that may read a shared source.
         self._turn = 0
-        # Held when an epoch begins, and during each read of a shared source.
+        # Held when an epoch begins, and during each read of a shared source. Reentrant, because the beginning
+        # of an epoch may read.
         self._lock = threading.RLock()
         # Value of the source's `epoch` after the latest epoch began.
         self._epoch_left = epoch_left

@@ -354,3 +354,5 @@ def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
+    # Each `await` above is of a coroutine of this package, or of a result that is ready.
+    raise AssertionError("it waited")

@@ -85,8 +85,8 @@ class Ring:
         blocks: dict[int, Bytes] = {}
         for number in {place[0] for place in places}:
             self._views.append(None)
-            end = (self.blocks.sent, number, os.getpid(), self._views)
-            blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *end))
+            lease = self.blocks.sent, number, os.getpid(), self._views
+            blocks[number] = np.asarray(Lease(self.blocks.block(number), _give_back, *lease))
         for number, start, nbytes in places if self._pin_memory else ():
             self.blocks.pin(number, start + nbytes)
         buffers = [blocks[number][start : start + nbytes] for number, start, nbytes in places]

@@ -66,7 +66,7 @@ def find_files(folder: Path) -> Iterator[Entry]:
         OSError: The folder itself cannot be read.
     """
     top = os.fsencode(folder)
-    os.scandir(top).close()
+    os.scandir(top).close()  # raises here if the folder cannot be read; folders in it are reported
     yield from _walk(top, b"", [os.path.realpath(top)])
 
 

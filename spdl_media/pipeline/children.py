@@ -111,13 +111,7 @@ class Child:
             # On other systems, arrays are pickled.
             if CAN_SHARE:
                 self.ring = _make_ring(**ring_options)
-            for _ in range(num_pipes):
-                ours, other = context.Pipe()
-                self.pipes.append(ours)
-                self._open.append(ours)
-                theirs.append(other)
-                # Not a WeakSet, whose Python code would lose a Ctrl-C when the connection is dropped.
-                _parent_ends.add(weakref.ref(ours, _parent_ends.discard))
+            theirs.extend(self._add_pipe(context) for _ in range(num_pipes))
             # mypy knows Process of each start method's context, but not of their base class.
             process: BaseProcess = context.Process(  # type: ignore[attr-defined]
                 target=_run,
@@ -146,6 +140,15 @@ class Child:
         self._process = process
         self._sentinel = process.sentinel
         _children.add(self)
+
+    def _add_pipe(self, context: BaseContext) -> Connection:
+        """Make a pipe, keep our end, and return that of the process."""
+        ours, theirs = context.Pipe()
+        self.pipes.append(ours)
+        self._open.append(ours)
+        # Not a WeakSet, whose Python code would lose a Ctrl-C when the connection is dropped.
+        _parent_ends.add(weakref.ref(ours, _parent_ends.discard))
+        return theirs
 
     def call(self, number: int, item: Any, timeout: float | None) -> Any:
         """Send an item through pipe ``number``, and wait for its result.
