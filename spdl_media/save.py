@@ -405,10 +405,12 @@ def _as_video(
 
 
 def _as_audio(waveform: Any, sample_rate: int | None = None) -> AudioFrames:
-    if isinstance(waveform, AudioFrames) and sample_rate is None:
-        return waveform
     if isinstance(waveform, tuple) and len(waveform) == 2 and sample_rate is None:
         waveform, sample_rate = waveform
+    if isinstance(waveform, AudioFrames):
+        if sample_rate is not None:
+            raise TypeError(f"{waveform!r} has a sample rate; pass it without {sample_rate!r}")
+        return waveform
     rate = getattr(waveform, "sample_rate", None) if sample_rate is None else sample_rate
     if rate is None:
         raise TypeError("an array has no sample rate: pass sample_rate=, or audio=(array, rate)")
