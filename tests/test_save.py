@@ -372,7 +372,7 @@ def test_what_cannot_be_saved_is_reported(tmp_path: Path) -> None:
         sm.save_audio(tmp_path / "out.wav", on_device)
     sound = sm.frames_from_array(samples, sample_rate=8000)
     for wrong in ((), (samples,), (samples, 8000, 1), (sound, 8000)):
-        with pytest.raises(TypeError, match="no sample rate|has a sample rate; pass it without 8000"):
+        with pytest.raises(TypeError, match=r"no sample rate|has a sample rate; pass it"):
             saved(VIDEO, audio=wrong)
     with pytest.raises(TypeError, match="has a sample rate; pass it without 8000"):
         sm.save_audio(tmp_path / "out.wav", sound, 8000)
